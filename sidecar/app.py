@@ -240,7 +240,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     redact = Redactor(
         wanted.patterns,
         wanted.keys,
-        # A model that reads config.toml sees them, the log does not.
+        # A model that reads config.toml sees these URLs. The log must not contain them.
         literals={**wanted.literals, **{f"notify-{n}": url for n, url in enumerate(config.notify.urls, 1)}},
         disable=wanted.disable,
         allow=wanted.allow,
@@ -288,7 +288,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         metrics=metrics.text,
     )
     durable.links = lambda: server.links
-    # They stop in the opposite order: nobody is served, spools rest, all that was taken is durable, then a snapshot.
+    # They stop in the opposite order: serve no peer, read no spool, make all accepted items durable, save a snapshot.
     door = _Door(home, sidecar, server)
     components = (nats, upkeep, ingest, services, spools, worker, _Consumers(nats, worker), door, durable)
     return _Running(sidecar, ingest, spools, server, store, components)

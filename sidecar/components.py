@@ -1,4 +1,4 @@
-"""What the parts of a running sidecar have in common, so that ``app.py`` can start and stop them as a list."""
+"""What the parts of a running sidecar have in common, so that ``app.py`` can start and stop a list of them."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class LinkConfig(_Section):
     """Largest frame accepted; a larger one closes its link."""
 
     max_connections: Annotated[int, Field(ge=1, le=10_000)] = 256
-    """Most authenticated connections; as many unauthenticated ones may exist in addition."""
+    """Most authenticated connections. The same number of unauthenticated connections may exist in addition."""
 
     handshake_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
     """How long a peer may take to open a connection, and then again to prove itself."""
@@ -79,7 +79,7 @@ class LinkConfig(_Section):
     """How long a sidecar started by a shim keeps running without a link and without work."""
 
     hold_seconds: Annotated[float, Field(ge=0, le=60)] = 2.0
-    """How long a hook waits for its pair or its parent before it is written without it."""
+    """How long a hook waits for its pair or its parent. After that it is written alone."""
 
 
 class RedactConfig(_Section):
@@ -180,10 +180,10 @@ class PullConfig(_Section):
     """How long the first answer to a request may take after connecting."""
 
     heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
-    """How often the server shows that a request is alive; three missing signs make a new one."""
+    """How often the server shows that a request is alive; after three missing signs a new request is made."""
 
     ack_wait_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 30.0
-    """After how long without a sign from this sidecar the server delivers a command again."""
+    """After this long without a sign from this sidecar, the server delivers a command again."""
 
 
 class NatsConfig(_Section):
@@ -267,7 +267,7 @@ class NatsConfig(_Section):
         secure = self.tls_enabled or any(server.startswith("tls://") for server in self.servers)
         for name in ("cert_dir", "tls_hostname", "tls_handshake_first"):
             if getattr(self, name) and not secure:
-                raise ValueError(f"{name} is set, but tls_enabled is not: nothing would be checked")
+                raise ValueError(f"{name} is set, but it has no effect without tls_enabled")
         return self
 
 
@@ -278,13 +278,13 @@ class WorkerConfig(_Section):
     """Agents as ``module:attribute`` or ``path/to/file.py:attribute``; a path is relative to the home."""
 
     effects: dict[str, str] = Field(default_factory=dict)
-    """What agents may do to the outside world: kind = the function that does it, named as an agent is."""
+    """What agents may do to the outside world: kind = the function that does it, in the form used for agents."""
 
     max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
-    """How many steps away from a user a command or event may be and still reach an agent."""
+    """How many steps from a user's action a command or event still reaches agents."""
 
     policy: str | None = None
-    """How effects are retried: an object or class with the methods of ``EffectPolicy``, named as an agent is."""
+    """How effects are retried: an object or class with the methods of ``EffectPolicy``, in the form used for agents."""
 
 
 class PhantomConfig(_Section):
@@ -300,7 +300,7 @@ class PhantomConfig(_Section):
     """The same for one provider or model: ``"anthropic" = 2``, ``"anthropic/claude-x" = 1``."""
 
     max_depth: Annotated[int, Field(ge=0, le=1000)] = 20
-    """How many background agents may have started one another in a row; 0: any number."""
+    """The longest chain of background agents, each started by the one before it; 0: no limit."""
 
     max_children: Annotated[int, Field(ge=0, le=10_000)] = 50
     """How many unfinished background agents one session may have; 0: any number."""
@@ -309,23 +309,24 @@ class PhantomConfig(_Section):
     """How many background agents one session may start in all, with those that these start; 0: any number."""
 
     max_tokens: Annotated[int, Field(ge=0)] = 0
-    """How many tokens they may use together; 0: any number."""
+    """How many tokens these agents may use together; 0: any number."""
 
     max_cost: Annotated[float, Field(ge=0)] = 0.0
-    """How many dollars they may cost together, by OpenCode's prices; 0: any amount."""
+    """How many dollars these agents may cost together, by OpenCode's prices; 0: any amount."""
 
     silence_minutes: Annotated[float, Field(ge=0, le=1440)] = 20.0
     """A background session that does nothing for this long, and runs no tool, is stopped; 0: never."""
 
     isolation: Literal["auto", "worktree", "shared"] = "auto"
-    """Where background work edits: in a git worktree of its own, or in your files. ``auto``: in a worktree if the
-    project is a git repository and the agent is none of ``readers``."""
+    """Where background work edits: in a git worktree of its own, or in your files.
+    ``auto``: in a worktree if the project is a git repository and the agent is not one
+    of ``readers``."""
 
     readers: tuple[str, ...] = ("plan", "explore")
     """OpenCode's agents that change no files."""
 
     executable: Path | None = None
-    """The OpenCode that runs them; default: the one that asked, else ``opencode`` on the PATH."""
+    """The OpenCode that runs background work; default: the one that asked, else ``opencode`` on the PATH."""
 
     @field_validator("executable")
     @classmethod
@@ -343,16 +344,17 @@ class NotifyConfig(_Section):
     """Whether this machine's desktop shows a notification, before ``urls`` are used."""
 
     quiet_hours: Annotated[str, Field(pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$")] = ""
-    """When neither is used, in local time: ``22:00-07:00``. What comes then is sent afterwards."""
+    """When neither the desktop nor ``urls`` are used, in local time: ``22:00-07:00``. Messages from that
+    time are sent afterwards."""
 
     min_seconds: Annotated[float, Field(ge=0)] = 60.0
     """Background work that took less time tells only the model."""
 
     children: bool = False
-    """Whether the end of work that background work started is told to a person."""
+    """Whether a person also gets a message when work ends that background work started."""
 
     escalate_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 120.0
-    """How long nobody may have seen it before the next channel is used."""
+    """If nobody has seen a message for this long, the next channel is used."""
 
 
 class Config(_Section):
@@ -375,7 +377,7 @@ def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
     ``flags`` are sections: ``load_config(path, link={"port": 7000})``.
 
     Raises:
-        ConfigError: the file is not TOML (with its line), a key is unknown, or a value does not fit.
+        ConfigError: the file is not TOML (with its line), a key is unknown, or a value is invalid.
     """
     content = {} if path is None else _read(path)
 
@@ -417,7 +419,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8") from None
+        raise ConfigError(f"{path}: not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None  # "… (at line 3, column 7)"
 
@@ -463,7 +465,7 @@ _EXPECTED = {
     "dict": 'a table, such as { name = "value" }',
     "model": "a section of keys and values",
 }
-"""What the value must be, by the beginning of pydantic's error type."""
+"""What a value must be, by the first word of pydantic's error type."""
 
 
 def _reason(problem: Mapping[str, Any]) -> str:

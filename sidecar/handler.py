@@ -1,4 +1,4 @@
-"""The ``Handler`` of the link server: passes hooks on, and says how the sidecar is."""
+"""The ``Handler`` of the link server: passes hooks on, and reports the sidecar's status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger("sidecar")
 _VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
 
 MAX_VERSIONS: Final = 16
-"""Most OpenCode versions to remember; the one seen longest ago is dropped."""
+"""Most OpenCode versions to remember. The version seen longest ago is dropped first."""
 
 
 class Sidecar:
@@ -222,7 +222,7 @@ class Sidecar:
 
 
 def _content(path: Path) -> bytes:
-    """What is in a small file; empty if it cannot be read."""
+    """The content of a small file; empty if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Old sessions of OpenCode 1, read from a server of its own that is started for that and records nothing."""
+"""Reads old sessions of OpenCode 1 from an OpenCode server that is started for this and records nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def import_opencode_1(
 ) -> tuple[int, PlayResult | None]:
     """Record the sessions of OpenCode 1 that are not ``known``; return how many, and what the log gained.
 
-    They pass through a file, readable by this user alone, that is deleted at the end.
+    The sessions pass through a file that only this user can read, and that is deleted at the end.
 
     Raises:
         HistoryError: OpenCode's server does not start or answer.

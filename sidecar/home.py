@@ -73,7 +73,7 @@ class SidecarInfo(NamedTuple):
     protocol: int
     started_ms: int
     process: str = ""
-    """Tells its process from a later one with the same pid: ``mark_of``. Empty if the system does not say."""
+    """Distinguishes the process from a later one with the same pid: ``mark_of``. Empty if the system does not say."""
 
     @property
     def still_runs(self) -> bool:
@@ -119,7 +119,7 @@ class Home:
         """Refuse another user's home before anything is written there. A home that does not exist yet passes.
 
         Raises:
-            HomeError: it belongs to another user. Root is refused too: the owner could not write root's files.
+            HomeError: it belongs to another user. Root is refused too, because the owner could not write root's files.
         """
         try:
             owner = self.path.stat().st_uid
@@ -260,7 +260,7 @@ class Home:
             return None
         try:
             found = os.fstat(descriptor)
-            # The same rule as in the shim: another user who can write this file could redirect us to their port.
+            # The shim has the same rule, because another user who can write this file could redirect us to their port.
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 return None
             fields = json.loads(os.read(descriptor, 65536))
@@ -308,7 +308,7 @@ class Home:
     # --- files ---
 
     def _open_lock(self, create: bool = True) -> int:
-        # Read-only, so that a look also works on a read-only mount.
+        # Open it read-only, so that checking the lock also works on a read-only mount.
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
         try:
             descriptor = os.open(self.lock_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

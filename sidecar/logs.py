@@ -1,8 +1,7 @@
 """``sidecar.log``: the sidecar's own log. It is rotated, readable only by the user, and never holds payloads.
 
-Only the process that holds the home's lock rotates the file: two processes
-that rotate would overwrite each other's files. A sidecar that could not start
-only appends a line.
+Only the process that holds the home's lock rotates the file, because two processes would overwrite each
+other's files. A sidecar that could not start only appends a line.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class _Private:
 
 
 class OneLine(logging.Formatter):
-    """Escape unprintable characters: text from a peer must neither forge a line nor control a terminal."""
+    """Escape unprintable characters, because text from a peer must neither forge a line nor control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in super().format(record))

@@ -1,7 +1,7 @@
-"""Metrics in Prometheus' text format: what the parts counted, and at each scrape what ``status`` says.
+"""Metrics in Prometheus' text format: the counters of the parts, and the values that ``status`` has at each scrape.
 
-Labels cannot explode: the only ones are ``agent`` and ``kind``, and a value that is not configured becomes
-``other``. Nothing here is global: each sidecar has its own registry.
+The number of series is bounded: the only labels are ``agent`` and ``kind``, and a value that is not
+configured becomes ``other``. Nothing here is global: each sidecar has its own registry.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIRROR_STATES: Final = ("waiting", "resuming", "forgetting", "publishing", "rebu
 
 
 class Fact(NamedTuple):
-    """A metric that is read from ``status``: from the value at ``path``; absent where there is none."""
+    """A metric that is read from the value at ``path`` in ``status``. It is absent if there is no such value."""
 
     name: str
     path: tuple[str, ...]
@@ -154,11 +154,11 @@ class _StatusCollector(Collector):
         self._status, self._label = status, label
 
     def describe(self) -> Iterator[Metric]:
-        """The metrics without values: registering must not ask for the status."""
+        """The metrics without values, because registering must not ask for the status."""
         return self._families({})
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics with the values of now."""
+        """The metrics with their current values."""
         return self._families(self._status())
 
     def _families(self, status: Mapping[str, Any]) -> Iterator[Metric]:

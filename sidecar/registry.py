@@ -88,7 +88,7 @@ class Requests:
         try:
             checked = request.args.model_validate(args)
         except ValidationError as error:
-            # Names and reasons only: a value may be the user's text.
+            # Report names and reasons only, because a value may be the user's text.
             faults = "; ".join(
                 f"{'.'.join(map(str, each['loc']))[:80]}: {each['msg'][:200]}" for each in error.errors()
             )

@@ -120,7 +120,7 @@ def make_directory(path: Path) -> None:
 def refuse_link(path: Path) -> None:
     """Raise ``ForeignStore`` if ``path`` is a symbolic link."""
     if path.is_symlink():
-        raise ForeignStore(str(path), "it is a symbolic link, which is not followed: put what it leads to in its place")
+        raise ForeignStore(str(path), "it is a symbolic link, which is not followed: replace it with its target")
 
 
 def sync_directory(path: Path) -> None:

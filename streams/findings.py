@@ -76,7 +76,7 @@ class Summary:
 
 
 class Found:
-    """Findings that wait to be reported, in order. Its length is how many wait."""
+    """Findings that wait to be reported, in order. Its length is the number of waiting appends."""
 
     def __init__(self, summary: Summary) -> None:
         """``summary`` counts each finding as it is added."""

@@ -84,7 +84,7 @@ def normalise(value: Any, repairs: Repairs, depth: int = 0) -> Any:
             repairs.too_deep += 1
             return {_TOO_DEEP: type(value).__name__}
         if isinstance(value, dict):
-            # In a fixed order: if two keys become one, the same one always stays.
+            # Sort the keys: if two keys become equal, the same one always stays.
             entries = sorted(value.items(), key=lambda entry: str(entry[0]))
             return {_text(str(k), repairs): normalise(v, repairs, depth + 1) for k, v in entries}
         return [normalise(item, repairs, depth + 1) for item in value]
@@ -157,7 +157,7 @@ def _encode(event: StreamEvent, fields: dict[str, Any], repairs: Repairs | None)
     fields["payload"] = orjson.Fragment(payload)
     whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
     if repairs is None:
-        # orjson writes NaN as null, and nests deeper than we keep: look closer if that is possible.
+        # orjson writes NaN as null, and nests deeper than the limit. Look closer if the value may contain either.
         may_differ = b"null" in payload or whole.count(b"{") + whole.count(b"[") > MAX_DEPTH
         if may_differ and not _is_plain(event.fields(), 0):
             return None

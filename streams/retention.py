@@ -3,7 +3,7 @@
 *Pruning* removes the oldest records of a stream, a prefix and nothing else.
 *Forgetting* replaces payloads by their digests; the records stay in place.
 
-What stays of removed records: the ranges of their positions; for each stream
+What the log keeps of removed records: the ranges of their positions; for each stream
 its ``Base`` (first kept offset, hash of the last removed record), from which its
 chain continues; and for each record an ``Entry``, which identifies a late resend
 as a duplicate. For forgotten ones: the streams, and up to which offset.

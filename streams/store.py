@@ -5,8 +5,7 @@ Two numbers locate a record, and they are never interchangeable:
 * ``offset``   - place within one stream: 0, 1, 2, ...
 * ``position`` - place within the whole log: 0, 1, 2, ...
 
-Both are dense when assigned; pruning leaves holes and never renumbers, so
-compare, never subtract.
+Both are assigned without gaps. Pruning leaves gaps and never renumbers, so compare numbers, but never subtract them.
 
 ``StreamReader`` is the interface for readers, also in a process next to a
 running sidecar; ``StreamStore`` adds the one write and the live tail.
@@ -133,7 +132,7 @@ class StreamStore(StreamReader, Protocol):
 
         Raises:
             ValueError: the batch is empty or over ``MAX_BATCH``.
-            InvalidEvent: a payload is only a digest, as of a forgotten one.
+            InvalidEvent: a payload is only a digest, like a forgotten one.
             OffsetConflict: another writer moved a stream past its expected offset.
             IdempotencyConflict: ``on_known="conflict"`` and a key is stored with
                 another body or is twice in the batch, or only part of the batch is known.
@@ -210,6 +209,6 @@ class RetentionStore(StreamStore, Protocol):
         appends are kept. When this returns, no file of the store holds the
         payloads: not the log, its write-ahead file, the search index, snapshots,
         or what recovery set aside. A resend of the event is still a duplicate.
-        Unknown streams are not errors. All else as for ``prune``.
+        Unknown streams are not errors. Otherwise as ``prune``.
         """
         ...

@@ -41,7 +41,7 @@ class InTurn:
     def check(self) -> None:
         """Raise ``StoreClosed`` if the store is closing. Work calls this between steps that may be the last."""
         if self._closing.is_set():
-            raise StoreClosed("the store is closed", "open it again: what was begun is finished then")
+            raise StoreClosed("the store is closed", "open it again, which finishes what was begun")
 
     async def close(self) -> None:
         """Stop running work at its next step, and wait for that. Idempotent."""
@@ -66,7 +66,7 @@ async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable
     Closing a file or a database connection under a thread that uses it ends the process, or worse, writes into
     another file. ``interrupt`` makes long work end soon.
     """
-    # A future, not a task: ending the loop cancels every task, and the thread would keep running.
+    # Use a future, not a task: ending the loop cancels every task, and the thread would keep running.
     call = partial(copy_context().run, work, *args)
     return await to_its_end(asyncio.get_running_loop().run_in_executor(None, call), interrupt)
 

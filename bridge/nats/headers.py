@@ -53,7 +53,7 @@ _DEPTH = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DEPTH_DIGITS - 1}}}")
 class HeaderLines(Mapping[str, str]):
     """Headers as sent: ``text`` is ``count`` lines of ``Name: value``, each ending in CR LF.
 
-    For the many messages whose headers are only sent. The text is parsed on first access.
+    Used for the many messages whose headers are only sent. The text is parsed on first access.
     """
 
     __slots__ = ("_count", "_read", "text")
@@ -165,7 +165,7 @@ def fill_headers(
     """
     notes: list[str] = []
     came = dict(given)
-    # A bad trace is not an error: a new one starts (W3C, 4.3).
+    # A malformed trace is not an error. A new trace starts instead (W3C, 4.3).
     trace = parse_traceparent(came.pop(TRACEPARENT, ""))
     state = came.pop(TRACESTATE, None)
     headers = check_headers(came)
@@ -177,7 +177,7 @@ def fill_headers(
         headers[TRACESTATE] = state
     headers[TRACEPARENT] = str(trace)
     if state is not None and TRACESTATE not in headers:
-        # Vendors' data belongs to the trace, which is not continued.
+        # The tracestate is malformed, or belongs to a trace that is not continued.
         notes.append("tracestate_dropped")
     warnings: list[str] = []
     if RECURSION_DEPTH in headers:

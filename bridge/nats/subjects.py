@@ -33,7 +33,7 @@ NO_PROJECT: Final = "_"
 """The project of records without one: the sidecar's own, and a session's until its project is known."""
 
 MAX_TOKEN: Final = 255
-"""Most characters of one escaped name. It keeps subjects below ``MAX_SUBJECT``."""
+"""Most characters of one escaped name. This limit keeps subjects below ``MAX_SUBJECT``."""
 
 MAX_SUFFIX_TOKENS: Final = 4
 
@@ -62,7 +62,7 @@ def escape(name: str) -> str:
     Different names have different tokens, and ``unescape`` restores any Unicode
     name, lone surrogates included. A token that would be longer than
     ``MAX_TOKEN`` is cut and ends in ``%~`` and 32 hex digits of the name's
-    SHA-256. It is still the same for the same name, but cannot be restored.
+    SHA-256. The same name still gives the same token, but the token cannot be decoded.
     """
     if _SAFE_TEXT.fullmatch(name) is not None and len(name) <= MAX_TOKEN:
         return name
@@ -102,7 +102,7 @@ def unescape(token: str) -> str:
     except UnicodeDecodeError:
         raise SubjectError(token, "not an escaped name: its bytes are not UTF-8") from None
     if escape(name) != token:
-        raise SubjectError(token, "not an escaped name as we write it; this name has another spelling")
+        raise SubjectError(token, "not in the one escaped form that this name has")
     return name
 
 
@@ -139,7 +139,7 @@ class RecordSubject:
         """The names in a record's subject. Raises ``SubjectError`` for any other subject."""
         head, project, log, stream, type_ = _split(subject, 5, "evt.{project}.{log}.{stream}.{type}")
         if head != "evt":
-            raise SubjectError(subject, "not a record's: those begin with `evt`")
+            raise SubjectError(subject, "not the subject of a record, which begins with `evt`")
         return cls(unescape(project), unescape(log), unescape(stream), unescape_dotted(type_))
 
 
@@ -162,7 +162,7 @@ class CommandSubject:
         """The names in a command's subject. Raises ``SubjectError`` for any other subject."""
         head, project, workspace, agent, type_ = _split(subject, 5, "cmd.{project}.{workspace}.{agent}.{type}")
         if head != "cmd":
-            raise SubjectError(subject, "not a command's: those begin with `cmd`")
+            raise SubjectError(subject, "not the subject of a command, which begins with `cmd`")
         return cls(unescape(project), unescape(workspace), unescape(agent), unescape_dotted(type_))
 
 
@@ -230,7 +230,7 @@ class L0Subject:
         form = "cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}"
         head, ver, project, channel, category, component, target, suffix = _split(subject, 8, form)
         if head != "cg":
-            raise SubjectError(subject, "not of the L0 protocol: those begin with `cg`")
+            raise SubjectError(subject, "not a subject of the L0 protocol, which begins with `cg`")
         suffix = unescape_dotted(suffix)
         check_kind(category, component, suffix)
         return cls(
@@ -278,9 +278,9 @@ def is_lossy(subject: str) -> bool:
 def check_kind(category: str, component: str, suffix: str) -> None:
     """Raise ``SubjectError`` if category or component is unknown, or the suffix has too many parts."""
     if category not in CATEGORIES:
-        raise SubjectError(category, f"no category of the L0 protocol; it knows {', '.join(CATEGORIES)}")
+        raise SubjectError(category, f"not a category of the L0 protocol: use one of {', '.join(CATEGORIES)}")
     if component not in COMPONENTS:
-        raise SubjectError(component, f"no component of the L0 protocol; it knows {', '.join(COMPONENTS)}")
+        raise SubjectError(component, f"not a component of the L0 protocol: use one of {', '.join(COMPONENTS)}")
     if suffix.count(".") >= MAX_SUFFIX_TOKENS:
         raise SubjectError(suffix, f"a suffix has at most {MAX_SUFFIX_TOKENS} parts")
 

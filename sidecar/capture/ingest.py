@@ -141,7 +141,7 @@ class Ingest:
             token = Token(origin, seq)
             waiting = self._unfinished.get(token)
             if waiting is not None:
-                # Sent again over a new link while the first copy is still on its way to the disk.
+                # The item was sent again over a new link while its first copy is still on its way to the disk.
                 if link is not None:
                     waiting.append(link)
                 continue
@@ -224,7 +224,7 @@ class Ingest:
             for record in records:
                 if record.duplicate:
                     self.duplicates += 1
-                    # Later events must name the first record's id as their cause; the translator made another.
+                    # Later events must name the first record's id as their cause, but the translator made a new id.
                     self._translator.state.apply(record.event)
                 else:
                     self.appended += 1

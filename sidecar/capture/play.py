@@ -190,7 +190,7 @@ async def _played(
             when = "again and again without taking anything"
             failure = LinkUnavailable(*ended(home, when, words))
         except LinkUnavailable as error:
-            # It may have died between the check and the connection, or while it started.
+            # The sidecar may have died between the check and the connection, or while it started.
             failure = error
             if starting and words.size > heard:
                 raise  # it gave the reason why it cannot start
@@ -200,7 +200,7 @@ async def _played(
         else:
             failures += 1
             explained += 1 if words.size > heard else 0
-        # A sidecar that was killed is tried again; one that cannot write its log is not.
+        # Start a sidecar again if it was killed, but not if it cannot write its log.
         if explained >= MAX_EXPLAINED or loop.time() >= give_up_at:
             raise failure
         await asyncio.sleep(min(0.05 * failures, _MAX_PAUSE_SECONDS))

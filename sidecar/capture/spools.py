@@ -155,7 +155,7 @@ class _Lines:
         self._file = file
 
     def __iter__(self) -> Iterator[bytes]:
-        # A line longer than a shim writes is damaged: it comes in pieces, none of them readable.
+        # A line longer than any that a shim writes is damaged. It is read in pieces, none of which can be parsed.
         while line := self._file.readline(_MAX_LINE):
             self.bytes += len(line)
             if line != b"\n":

@@ -240,7 +240,7 @@ def check_service(scene: Scene) -> list[Check]:
 def output_of(command: Sequence[str]) -> str | None:
     """What a program prints; ``None`` if it cannot be run, fails, or takes too long."""
     try:
-        # From the root directory, because the plugin starts it from any project, never from this checkout.
+        # Run it from the root directory, because the plugin starts it from any project, never from this checkout.
         done = subprocess.run(  # noqa: S603 - the command is the one that was installed
             command,
             capture_output=True,

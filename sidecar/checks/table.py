@@ -59,7 +59,7 @@ async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> As
             scene = scene._replace(silence="")  # the token's own check says why
         except SidecarSilent as error:
             scene = scene._replace(silence=str(error))
-    # All at once: some start programs, and OpenCode takes half a second to print its version.
+    # Run all checks at once, because some start programs, and OpenCode takes half a second to print its version.
     running = [asyncio.create_task(asyncio.to_thread(check, scene)) for check in BEFORE_THE_LOG]
     surveying = asyncio.create_task(recording.survey(home))
     for task in running:

@@ -29,7 +29,7 @@ async def agents(
     ] = None,
     events: Annotated[
         Path | None,
-        typer.Option("--events", metavar="FILE", help="With --check: try these events, a JSON object a line."),
+        typer.Option("--events", metavar="FILE", help="With --check: use these events, one JSON object per line."),
     ] = None,
     json: JsonFlag = False,
 ) -> int:
@@ -142,7 +142,7 @@ def _events_of(file: Path) -> list[dict[str, Any]]:
         if given is None:
             continue
         if not isinstance(given, dict) or not isinstance(given.get("type"), str):
-            raise Failure("bad-json", f"{file}, line {number}: an event is an object with type and payload")
+            raise Failure("bad-json", f"{file}, line {number}: an event must be an object with type and payload")
         found.append({"type": given["type"], "payload": given.get("payload") or {}})
     return found
 
@@ -152,7 +152,9 @@ async def send(
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.")],
     type_: Annotated[str, typer.Argument(metavar="TYPE", help="The command's type, such as `report`.")],
     payload: Annotated[str, typer.Argument(metavar="[JSON]", help="The command's payload, a JSON object.")] = "{}",
-    key: Annotated[str | None, typer.Option("--key", help="The same key is handled only once.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="With the same key, the command is handled only once.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Send a command to an agent and wait until its results are durable."""

@@ -37,7 +37,7 @@ async def changes(
     """Show the files that agents changed, and who approved what.
 
     Groups the changes by session and turn. Also lists the commands that a person approved or
-    rejected, but not the files that those commands changed: these are unknown.
+    rejected, but not the files that those commands changed, because these are unknown.
     """
     from sidecar.cli.shared.changes_text import print_diffs, print_on_terminal, print_rows
     from sidecar.cli.shared.output import Output
@@ -75,7 +75,8 @@ async def changes(
 async def _records(
     reader: LogReader, catalog: Catalog, stream: str | None, wanted: Filter, chosen: set[str] | None
 ) -> AsyncIterator[Record]:
-    """The records to fold: of ``stream``, or of all ``chosen`` ones that were written to in the wanted time."""
+    """The records to fold: those of ``stream``, or of all ``chosen`` streams that were written to in the wanted
+    time."""
     from sidecar.views.changes import TYPES
     from sidecar.views.select import family_of, find_session, records_of
     from streams.query import Filter

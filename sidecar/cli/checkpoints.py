@@ -1,4 +1,4 @@
-"""``checkpoints``: what waits for an answer of a person, and answering it."""
+"""``checkpoints``: lists what waits for an answer, and answers it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ WAITS = ("open", "answering")
 async def checkpoints(
     context: typer.Context,
     checkpoint: Annotated[
-        str | None, typer.Argument(metavar="[CHECKPOINT]", help="Show this one whole: its id, or a unique prefix.")
+        str | None, typer.Argument(metavar="[CHECKPOINT]", help="Show this one in full: its id, or a unique prefix.")
     ] = None,
     answer: Annotated[
         list[str] | None,
         typer.Option(
             "--answer",
             metavar="once|always|reject|TEXT",
-            help="Answer it; a second one is the message of a rejection, or answers the next question.",
+            help="Answer it. Repeat it for a message after reject, or for several questions.",
         ),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Also those that are answered, expired or withdrawn.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also list those that wait no longer.")] = False,
     limit: LimitOption = None,
     json: JsonFlag = False,
 ) -> None:
     """List what waits for your answer, in any session, and answer it.
 
-    The first answer wins, wherever it is given; a late one ends with the code already-answered.
+    The first answer wins, wherever you give it. A late answer fails with the code already-answered.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.checkpoints import as_row

@@ -22,7 +22,7 @@ LettersArgument = Annotated[list[str], typer.Argument(metavar="LETTER…", help=
 async def list_(
     context: typer.Context,
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this agent.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Also those that were redriven or dropped.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also list redriven and dropped letters.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """List what agents could not handle, oldest first."""
@@ -73,7 +73,7 @@ async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = 
 async def redrive(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
     """Hand dead letters to their agents again.
 
-    Starts a sidecar if none runs. One that fails again stays a dead letter, and the command exits with 1.
+    Starts a sidecar if none runs. If a letter fails again, it stays a dead letter, and the command exits with 1.
     """
     return await _settle(context, "dlq_redrive", letters, json)
 
@@ -87,7 +87,7 @@ async def drop(context: typer.Context, letters: LettersArgument, json: JsonFlag 
 
 
 async def _settle(context: typer.Context, request: str, given: list[str], json: bool) -> int:
-    """Ask the sidecar for each letter; go on after one that it refuses."""
+    """Ask the sidecar for each letter. If it refuses one, continue with the next."""
     from bridge.opencode.link.link import RequestError
     from sidecar.cli.shared.command import complain
     from sidecar.cli.shared.control import control
@@ -122,7 +122,7 @@ async def _letters(home: Home) -> list[Letter]:
 
 
 def _one(letters: list[Letter], given: str) -> Letter:
-    """The letter with this id, or whose id ends so.
+    """The letter whose id is this, or ends in this.
 
     Raises:
         Failure: there is none, or more than one.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Form(StrEnum):
-    """What a stream can be exported as."""
+    """The formats of an export."""
 
     jsonl = "jsonl"
     markdown = "markdown"
@@ -54,7 +54,7 @@ async def export(
     from streams.log.directory import read_manifest
 
     if json and form is not Form.jsonl:
-        raise typer.BadParameter("--json is --format jsonl; `read --format json` prints the conversation")
+        raise typer.BadParameter("--json means --format jsonl; `read --format json` prints the conversation")
     store = home_of(context).store_path
     reader = open_reader(store)
     if stream is None:
@@ -94,7 +94,7 @@ async def _write(reader: LogReader, family: Family, log_id: object, file: IO[byt
     from sidecar.keeping.exported import header
     from sidecar.views.select import records_of
 
-    # The header counts the records, so what arrives meanwhile stays out.
+    # The header has the number of records, so records that arrive meanwhile are left out.
     head = reader.head
     count = 0
     async for _ in records_of(reader, family, up_to=head):

@@ -40,10 +40,10 @@ async def forget(
 ) -> int:
     """Erase what was said and done in a session.
 
-    SESSION is a root session or a child session. Replaces the payloads of its
-    records, and of the sessions below it, with their digests, everywhere in the
-    home. The records stay, with their times and types, and the log still
-    verifies. This cannot be undone. Without --yes, prints a preview.
+    SESSION is a root session or a child session. Replaces the payloads of its records,
+    and those of its child sessions, with digests, everywhere in the home. The records
+    stay, with their times and types, and the log still verifies. You cannot undo this.
+    Without --yes, prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_session, open_reader
@@ -85,9 +85,10 @@ async def forget(
 
 
 async def _would_forget(reader: LogReader, stream: str, child: str | None) -> dict[str, Any]:
-    """``{streams, records, sessions}``: ``streams`` go as a whole, ``records`` is how many payloads go, in all streams.
+    """``{streams, records, sessions}``: ``streams`` are forgotten completely; ``records`` counts the forgotten
+    payloads in all streams.
 
-    ``sessions`` are those that go, the named one first. Of a child session no stream goes as a whole.
+    ``sessions`` lists the forgotten sessions, the named one first. For a child session ``streams`` is empty.
     """
     from sidecar.keeping.retaining import records_to_forget, streams_beside
     from sidecar.views.select import Family, catalog_of
@@ -112,7 +113,8 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
 
 
 async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
-    """Why it cannot be done now, each to be read after "it will be refused"; nothing is taken or written."""
+    """The reasons why ``forget`` would be refused now, each to follow "it will be refused". Takes no lock and
+    writes nothing."""
     from sidecar.cli.shared.identity import own_identity
     from sidecar.keeping.retaining import busy_streams, streams_of_agents
     from sidecar.keeping.upkeep import restore
@@ -148,7 +150,7 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
 
 
 def _tell_forgotten(out: Output, streams: list[str]) -> int:
-    """The payloads are gone already: nothing is done, and that is a success."""
+    """The payloads are gone already, so there is nothing to do, which is a success."""
     if out.json:
         out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
     else:
@@ -157,7 +159,7 @@ def _tell_forgotten(out: Output, streams: list[str]) -> int:
 
 
 def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
-    """The records to forget were pruned, also from a migration's old store: nothing is left to do."""
+    """The records to forget were pruned, also from a migration's old store, so nothing is left to do."""
     if out.json:
         done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
         out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))

@@ -26,15 +26,15 @@ async def import_(
         ),
     ] = None,
     opencode: Annotated[
-        bool, typer.Option("--opencode", help="The sessions of OpenCode 1 and 2 on this machine.")
+        bool, typer.Option("--opencode", help="Import the sessions of OpenCode 1 and 2 on this machine.")
     ] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Record the sessions that OpenCode had before it was recorded, or those of a file that `export` wrote.
+    """Record the sessions from before `install`, or those in a file that `export` wrote.
 
     Marks them as history, which reaches no agent. Adds only what the log does not have, so running it again is safe.
-    With --opencode: starts a server of OpenCode 1, without plugins, to read its sessions. OpenCode 2's service must be
-    running.
+    With --opencode, starts a server of OpenCode 1, without plugins, to read its sessions. For sessions of OpenCode 2,
+    start OpenCode first.
     """
     from sidecar.cli.shared.output import Output
 
@@ -101,7 +101,7 @@ async def _opencode_2(home: Home) -> dict[str, Any]:
 
 
 async def _known(home: Home) -> set[str]:
-    """The sessions of which the log has anything."""
+    """The sessions with records in the log."""
     from streams.errors import MissingLog
     from streams.log.reader import LogReader
     from streams.query import Filter

@@ -67,12 +67,12 @@ def uninstall(
 ) -> None:
     """Remove the plugin; what was recorded stays in the home.
 
-    Also removes everything else that install made, and the service file unless a project is named.
+    Also removes everything else that install made, and the service file if no project is named.
     """
     from sidecar.install import plugin as installer
 
     if service and (everywhere or project is not None):
-        raise typer.BadParameter("--service goes alone: there is one service file for all of them")
+        raise typer.BadParameter("give --service alone, because one service file serves all projects")
     target = _target(everywhere, project)
     outcome = installer.Outcome() if service else _checked(lambda: installer.uninstall(target))
     facts: dict[str, Any] = {}
@@ -121,7 +121,7 @@ def _target(everywhere: bool, project: Path | None) -> Target:
     if project is None:
         return Target.everywhere()
     if everywhere:
-        raise typer.BadParameter("--global and --project exclude each other")
+        raise typer.BadParameter("give --global or --project, not both")
     if not project.expanduser().is_dir():
         raise Failure("not-found", f"{project}: this directory does not exist; name the project's root")
     return Target.project(project)
@@ -196,7 +196,7 @@ def _warn_of_two(target: Target) -> None:
 
 
 def _other_copy(target: Target) -> Target | None:
-    """The plugin's other place (global, or this directory's project) if it has a copy of ours, too."""
+    """The plugin's other place (global, or this directory's project) if that has a copy of our plugin, too."""
     from sidecar.install.plugin import Target, is_ours
 
     other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()

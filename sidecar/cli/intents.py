@@ -1,4 +1,4 @@
-"""``intents``: background work, what it came to, and ending it."""
+"""``intents``: lists background work, shows its results, and cancels it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def intents(
     context: typer.Context,
     intent: Annotated[
-        str | None, typer.Argument(metavar="[INTENT]", help="Show this one whole: its id, or a unique prefix.")
+        str | None, typer.Argument(metavar="[INTENT]", help="Show this intent in full: its id, or a unique prefix.")
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop it, with everything that it started.")] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Make the changes of its worktree in your files.")] = False,

@@ -1,4 +1,4 @@
-"""``listen``: what is published on NATS, as it happens."""
+"""``listen``: prints what is published on NATS, as it happens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_WAITING = 10_000
 async def listen(
     context: typer.Context,
     subject: Annotated[
-        str, typer.Argument(metavar="SUBJECT", help="Subjects to print; * is one token, > the rest. Records: evt.>")
+        str, typer.Argument(metavar="SUBJECT", help="Subjects to print; * matches one token, > the rest.")
     ] = "evt.>",
     json: JsonFlag = False,
 ) -> int:
@@ -87,7 +87,7 @@ class _Listening:
     async def run(self) -> None:
         """Receive and print, through every restart of the server, until cancelled.
 
-        Waits for a server that is not up yet as for one that disappeared.
+        Waits for a server that has not started yet, as for one that disappeared.
 
         Raises:
             NatsRefused: the settings cannot work: a wrong token, a missing certificate.
@@ -116,7 +116,7 @@ class _Listening:
         """Return the next connection. Reports a problem only if it differs from the one before.
 
         Raises:
-            NatsRefused: ``first``, and the settings cannot work; where they worked before, they may again.
+            NatsRefused: the settings cannot work, on the ``first`` try only. Settings that worked once may work again.
         """
         import asyncio
 
@@ -136,7 +136,7 @@ class _Listening:
             pause = min(pause * 2, 2.0)
 
     def _tell(self, text: str) -> None:
-        """Print a notice on stderr, broken at words on a terminal."""
+        """Print a notice on stderr, wrapped at words on a terminal."""
         self._out.flush()
         note(text)
 

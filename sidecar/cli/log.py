@@ -93,7 +93,7 @@ async def log(
         out.flush()
         await _follow(store, family, lines, out, wanted, after=head)
     elif not lines.printed and last != 0:
-        fitting = "that fits" if from_offset == 0 else f"that fits at or after offset {from_offset}"
+        fitting = "that matches" if from_offset == 0 else f"that matches at or after offset {from_offset}"
         note(f"Nothing to print: {stream} has no record {fitting}.")
     await _note_waiting(reader, out, family.streams)
 

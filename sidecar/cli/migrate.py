@@ -30,19 +30,18 @@ async def migrate(
     """Migrate the log to another backend without interrupting recording.
 
     Copies every record byte for byte, checks each hash chain, and then switches
-    to the copy in an instant. If a migration is interrupted, run it again, and it
-    continues. The old store stays until --discard-old deletes it. --to succeeds
-    if the log already uses that backend, and --discard-old if no old store
-    exists. --rollback without an old store fails.
+    to the copy in an instant. To continue an interrupted migration, run it again.
+    The old store stays until --discard-old deletes it. If there is nothing to do,
+    --to and --discard-old succeed, but --rollback fails.
     """
     from sidecar.cli.shared.output import Output
     from streams.log.directory import FORMATS
     from streams.log.presence import located
 
     if sum((to is not None, rollback, discard_old)) != 1:
-        raise typer.BadParameter("say one of --to sqlite, --to jsonl, --rollback and --discard-old")
+        raise typer.BadParameter("give one of --to sqlite, --to jsonl, --rollback and --discard-old")
     if to is not None and to not in FORMATS:
-        raise typer.BadParameter(f"{to!r} is not a backend: --to sqlite or --to jsonl")
+        raise typer.BadParameter(f"{to!r} is not a backend; give --to sqlite or --to jsonl")
     out, home = Output(json), home_of(context)
     home.check_owner()
     manifest = located(home.store_path)

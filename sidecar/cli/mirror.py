@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sidecar.nats.mirror.verify import MirrorCheck, Verified
 
 SHOWN = 20
-"""Most differences of a kind to print one by one; --json prints all."""
+"""Most differences of one kind that are printed one by one; --json prints all."""
 
 BAR_RECORDS = 20_000
 """A log from this size on takes long enough to compare for a progress bar."""
@@ -85,8 +85,8 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag = False) -> int:
     """Remove this log's messages from NATS and publish them again.
 
-    Other homes' messages on the same server stay. Pruned records that only the copy
-    still has are lost; without --yes the command only says how many. If it is
+    Other homes' messages on the same server stay. Loses pruned records that only the
+    copy still has; without --yes, prints a preview with their number. If it is
     interrupted, run it again.
     """
     from sidecar.cli.shared.nats import connection

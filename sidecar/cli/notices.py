@@ -1,4 +1,4 @@
-"""``notices``: what was told to a session or a person, and ``notify test``: whether each channel works."""
+"""``notices`` lists the messages to sessions and to people. ``notify test`` shows whether each channel works."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def notices(context: typer.Context, limit: LimitOption = None, json: JsonFlag = False) -> None:
     """List messages to sessions and alerts for you, newest last: state, channel and times.
 
-    A notice is queued, sent, and observed; one that nobody saw is escalated to another channel.
+    A message is queued, sent, and then observed. If nobody sees it, the next channel is used.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.reading import read_notices
@@ -63,7 +63,7 @@ async def notify(
     action: Annotated[Literal["test"], typer.Argument(metavar="test", help="Send a message on every channel.")],
     json: JsonFlag = False,
 ) -> int:
-    """Prove each channel of [notify]: send a message on it, now. Exits with 1 if one does not take it."""
+    """Test each channel of [notify] by sending a message on it. Exits with 1 if a channel fails."""
     from sidecar.cli.shared.control import control
     from sidecar.cli.shared.output import Output
 

@@ -12,9 +12,9 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of
 
 async def play(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Hooks as JSON lines: {t, hook, input, output}.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The hooks, as JSON lines: {t, hook, input, output}.")],
     speed: Annotated[
-        str, typer.Option(metavar="max|real|FACTOR", help="As fast as it goes, as it was, or FACTOR times that.")
+        str, typer.Option(metavar="max|real|FACTOR", help="As fast as possible, as recorded, or FACTOR times that.")
     ] = "max",
     json: JsonFlag = False,
 ) -> int:

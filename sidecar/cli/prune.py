@@ -42,7 +42,7 @@ async def prune(
     """Remove old sessions from the log.
 
     Removes only whole, finished sessions. The rest of the log still verifies. If
-    an event of a removed session is sent again, it is still recognized as a
+    an event of a removed session is sent again, it is still recognised as a
     duplicate. Without --yes, prints a preview.
     """
     from sidecar.cli.shared.output import Output
@@ -51,7 +51,7 @@ async def prune(
 
     home = home_of(context)
     if older_than is None and max_bytes is None and not streams:
-        raise typer.BadParameter("say what shall go: --older-than AGE, --max-bytes SIZE or --stream STREAM")
+        raise typer.BadParameter("say what to remove: --older-than AGE, --max-bytes SIZE or --stream STREAM")
     older_than_ms, most = _age(older_than), _size(max_bytes)
     home.check_owner()
     named: list[str] = []
@@ -137,7 +137,7 @@ async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
 
 
 async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
-    """Preview what would go. Only reads, because the home may be read-only."""
+    """Preview what would be removed. Only reads, because the home may be read-only."""
     from sidecar.cli.shared.identity import own_identity
     from sidecar.keeping.retaining import plan_prune
     from sidecar.keeping.upkeep import restore

@@ -1,4 +1,4 @@
-"""``query``: events of all streams that fit."""
+"""``query``: the events of all streams that match."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ async def query(
         if fault is not None:
             raise fault
     if not lines.printed:
-        note("No event fits." if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
+        note("No event matches." if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
 
 
 def _trace_id(given: str) -> str:
-    """The trace id in a trace id or a traceparent.
+    """The trace id in ``text``, which is a trace id or a traceparent.
 
     Raises:
         BadParameter: it is neither.

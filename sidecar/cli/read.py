@@ -1,4 +1,4 @@
-"""``read``: a session as the conversation that it was."""
+"""``read``: prints a session as a conversation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Form(StrEnum):
-    """What a transcript can be written as."""
+    """The formats of a transcript."""
 
     markdown = "markdown"
     html = "html"
@@ -46,7 +46,7 @@ async def read(
     """Read a session as a conversation.
 
     Shows prompts, complete answers, commands with their output, and edits as diffs. Shows who approved what and
-    how long agents waited for that. Of child sessions, shows only the result.
+    how long agents waited for that. Shows only the results of child sessions, unless --children is given.
     """
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output

@@ -1,4 +1,4 @@
-"""``repair``: fix what can provably be fixed in the log's store, and say what cannot be, and why."""
+"""``repair``: repairs the log's store where that is provably safe, and says what it cannot repair, and why."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def repair(
 ) -> int:
     """Repair the log where that is provably safe.
 
-    Keeps the parts that it removes, in the store's directory. Never removes
-    acknowledged records: if these are damaged, restore a backup. At the end verifies
+    Keeps the parts that it removes in the store's directory. Never removes an
+    acknowledged record; if one is damaged, restore a backup. At the end verifies
     the log, and exits with 0 only if it is sound.
     """
     import asyncio
@@ -37,7 +37,7 @@ async def repair(
     out, home = Output(json), home_of(context)
     home.check_owner()
     refuse_links(home.store_path)
-    # Before any lock: a store that is refused, or was never one, stays unchanged.
+    # Check before taking any lock, so that a directory that is refused, or is not a store, stays unchanged.
     if not home.store_path.is_dir() or not await asyncio.to_thread(is_begun, home.store_path):
         return _nothing(out, home)
     with _held(home, dry_run):
@@ -59,7 +59,7 @@ async def repair(
 
 @contextmanager
 def _held(home: Home, dry_run: bool) -> Iterator[None]:
-    """No one else may write meanwhile: a sidecar's unfinished write looks like damage."""
+    """No other process may write meanwhile, because a sidecar's unfinished write looks like damage."""
     from streams.log.directory import refuse_writer, take_lock
 
     if dry_run:

@@ -11,13 +11,11 @@ from sidecar.cli.shared.command import complain, home_of
 
 async def serve(
     context: typer.Context,
-    idle_exit: Annotated[
-        bool, typer.Option("--idle-exit", help="Exit after an idle time. The plugin uses this.")
-    ] = False,
+    idle_exit: Annotated[bool, typer.Option("--idle-exit", help="Exit when idle. The plugin uses this.")] = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Reproducible clock and ids, for tests; the log must be empty.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Which ids, with --deterministic.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --deterministic: selects the ids.")] = 0,
 ) -> int:
     """Run the sidecar until it is stopped.
 
@@ -56,7 +54,7 @@ async def serve(
     except HomeLocked:
         raise
     except Exception as error:
-        # Started by a shim, no one reads stderr: the reason must be found afterwards.
+        # If a shim started the sidecar, nobody reads stderr, so the reason must also be in the log.
         if home.was_used():
             note_failure(home, error)
         raise

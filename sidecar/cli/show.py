@@ -1,4 +1,4 @@
-"""``show``: one event whole, with its cause and effects."""
+"""``show``: prints one event in full, with its cause and effects."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of
 async def signal(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name, such as `deployed`.")],
-    payload: Annotated[str | None, typer.Argument(metavar="[JSON]", help="What whoever waits for it gets.")] = None,
-    key: Annotated[str | None, typer.Option("--key", help="The same key raises it only once.")] = None,
+    payload: Annotated[str | None, typer.Argument(metavar="[JSON]", help="The payload for waiting agents.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="With the same key, it is raised only once.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Raise a signal, for agents that wait with the tool wait_for, now or later."""
+    """Raise a signal for agents that wait for it with the tool wait_for, now or later."""
     import json as reading
 
     from sidecar.cli.shared.control import ask

@@ -13,22 +13,22 @@ from sidecar.cli.shared.command import JsonFlag, home_of
 async def spawn(
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Everything the background agent must know.")],
-    title: Annotated[str, typer.Option("--title", help="A few words; default: the prompt's first.")] = "",
+    title: Annotated[str, typer.Option("--title", help="A short title; default: the first words of the prompt.")] = "",
     directory: Annotated[
-        Path | None, typer.Option("--directory", metavar="DIR", help="The project; default: this directory.")
+        Path | None, typer.Option("--directory", metavar="DIR", help="The project's directory; default: this one.")
     ] = None,
     parent: Annotated[
         str | None, typer.Option("--parent", metavar="SESSION", help="The session that gets the result.")
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="OpenCode's agent; default: build.")] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", metavar="PROVIDER/MODEL", help="Again for fallbacks, in order.")
+        list[str] | None, typer.Option("--model", metavar="PROVIDER/MODEL", help="The model; repeat it for fallbacks.")
     ] = None,
-    minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=1440, help="Stop it after this long.")] = 60,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=1440, help="Stop the work after this time.")] = 60,
     isolation: Annotated[
-        str | None, typer.Option("--isolation", metavar="WHERE", help="Edit a `worktree`, or your files: `shared`.")
+        str | None, typer.Option("--isolation", metavar="WHERE", help="worktree: edit a copy; shared: your files.")
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="The same key starts the work only once.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="With the same key, the work starts only once.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Start background work that survives restarts of OpenCode and of the sidecar."""

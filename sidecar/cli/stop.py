@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sidecar.home import Home, SidecarInfo
 
 STOP_SECONDS = 20.0
-"""How long a sidecar may take to write what it has and release its home."""
+"""How long a sidecar may take to write what it received and release its home."""
 
 TERM_SECONDS = 3.0
 """How long a sidecar that did not answer may take to exit after SIGTERM before it is killed."""
@@ -91,7 +91,7 @@ async def _ask_to_stop(home: Home) -> str | None:
     except RequestError as error:
         return str(error)
     except (ClientError, HomeError) as error:
-        # If it closes the link before it answers, it is already stopping.
+        # If the sidecar closes the link before it answers, it is already stopping.
         return None if isinstance(error, LinkClosed) else str(error)
     return None
 
@@ -104,7 +104,7 @@ async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
     end = loop.time() + seconds
     while True:
         running = home.running()
-        # One that is exiting has withdrawn its address but may still be closing files.
+        # A sidecar that is exiting has deleted its address but may still be closing files.
         is_released = running.boot != info.boot if running is not None else not home.is_locked()
         if is_released and not info.still_runs:
             return True

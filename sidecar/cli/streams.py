@@ -22,10 +22,10 @@ PIPED = ("stream", "status", "records", "sessions", "turns", "cost", "first", "l
 """The first line that a pipe gets: what is between the tabs of the others."""
 
 ROOMY = 130
-"""Columns from which on the table has every figure."""
+"""From this many columns on, the table has every figure."""
 
 LEAST_TITLE = 10
-"""Columns that a title gets even where that makes the table too wide."""
+"""Fewest columns for a title, even if the table then becomes too wide."""
 
 
 async def streams(
@@ -37,7 +37,7 @@ async def streams(
 ) -> None:
     """List the streams of the log, newest first.
 
-    Inside a project its own streams come first. Streams of agents (`agent/NAME`) are listed with --all.
+    Inside a project, lists its own streams first. Lists streams of agents (`agent/NAME`) only with --all.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import project_streams, streams_here

@@ -1,4 +1,4 @@
-"""``tree``: sessions and turns, and what came of them."""
+"""``tree``: shows sessions and turns, with their results."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLo
 
 
 async def _whole_tree(out: Output, reader: LogReader, limit: int | None, chosen: set[str] | None) -> int:
-    """Print every session, or those below the newest ``limit`` roots; returns how many roots there were.
+    """Print every session, or the newest ``limit`` roots and their descendants. Returns the number of roots.
 
     ``chosen`` are the streams to print; ``None`` for all.
 
@@ -134,7 +134,7 @@ def _plain(out: Output, overview: Overview, session: SessionView, depth: int) ->
 
 
 def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView | None, list[SessionView]]]:
-    """The session's turns with the sessions that each started; last, under no turn, those of unknown origin."""
+    """The session's turns, each with the sessions that it started. At the end, sessions of unknown origin."""
     below = {child.id: child for child in overview.children(session.id)}
     branches: list[tuple[TurnView | None, list[SessionView]]] = [
         (turn, [below.pop(child) for child in turn.spawned if child in below]) for turn in overview.turns(session.id)

@@ -41,7 +41,7 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
 
 
 async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]:
-    """``chain``, with what each step in it asked a person for, and the answers, right before the step."""
+    """``chain``, and before each step in it what the step asked a person for, with the answers."""
     from sidecar.cli.shared.approvals import asked_for
 
     known = {record.event.id for record in chain}
@@ -55,8 +55,8 @@ async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]
 async def causes(reader: LogReader, record: Record) -> list[Record]:
     """``record`` and what led to it, oldest first; ends where a cause is unknown or not in this log.
 
-    Without an index: most causes stand in the effect's own stream, so that is read as a whole, once for the
-    links and once for the records, instead of the log once for each cause.
+    For a log without an index. Most causes are in the effect's own stream, so this reads that stream twice,
+    for the links and for the records, instead of the log once for each cause.
     """
     chain = [record]
     seen = {record.event.id}

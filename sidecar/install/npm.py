@@ -2,13 +2,13 @@
 
 Once there is any plugin, OpenCode starts only after an npm install has ended in
 **every** config directory: without a network that takes over a minute each
-time. It installs nothing where ``node_modules`` exists and the lock file names
-the packages it needs, and it fails at once where npm is set not to retry.
+time. npm installs nothing where ``node_modules`` exists and the lock file names the
+packages it needs. It fails at once where it is set not to retry.
 
 So a directory where nobody needs packages gets an empty ``node_modules`` and a
-lock file (*the stub*). Where somebody does, a stub would keep them from being
-installed, so its ``.npmrc`` gets one setting. Each thing that we make has a
-*kind*, and is removed only if it is unchanged.
+lock file (*the stub*). Where a package is needed, a stub would prevent its installation, so the
+directory's ``.npmrc`` gets one setting. Each thing that we make has a *kind*, and is removed only if it
+is unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOCK: Final = "package-lock.json"
 MODULES: Final = "node_modules"
 RC: Final = ".npmrc"
 RC_LINES: Final = ".npmrc lines"
-"""A kind: our lines in an ``.npmrc`` that was there before. ``RC`` is one that we made."""
+"""A kind: our lines in an ``.npmrc`` that was there before. ``RC`` is an ``.npmrc`` that we made."""
 
 STUB: Final = (LOCK, MODULES)
 LOCK_TEXT: Final = '{"lockfileVersion":3,"packages":{"":{"dependencies":{"@opencode-ai/plugin":"*"}}}}\n'
@@ -219,7 +219,7 @@ def make(directory: Path, kind: str) -> bool:
         before = path.read_bytes() if path.is_file() else b""
         if RC_TEXT in before:
             return False
-        # At the front: a section at the end of the file would swallow the setting.
+        # Write it at the front, because a section at the end of the file would swallow the setting.
         mark = _BOM if before.startswith(_BOM) else b""
         write(path, mark + RC_TEXT + before.removeprefix(mark))
     return True

@@ -33,7 +33,7 @@ _KINDS: Final = frozenset({CONFIG, PLUGIN, npm.LOCK, npm.MODULES, npm.RC, npm.RC
 
 
 class InstallError(Exception):
-    """The plugin cannot be installed or removed there; the text says what is in the way and what to do."""
+    """The plugin cannot be installed or removed; the text says what is in the way and what to do."""
 
     code: ClassVar[str] = "cannot-install"
 
@@ -100,7 +100,7 @@ def shim_path() -> Path:
     for directory in (package / "shim", package.parent / "plugin-shim" / "src"):
         if (directory / "plugin.js").is_file():
             return directory / "plugin.js"
-    raise InstallError(f"{package / 'shim'} holds no plugin.js: the installation is not whole; install it again")
+    raise InstallError(f"{package / 'shim'} contains no plugin.js, so the installation is incomplete; install it again")
 
 
 def plugin_text(shim: Path, command: Sequence[str], home: Path) -> str:
@@ -146,9 +146,8 @@ def install(
 ) -> Outcome:
     """Write the plugin file, and keep OpenCode's start from waiting for npm.
 
-    It does the latter in every config directory that OpenCode reads when it starts in
-    ``cwd``, or in the project if the target is a project's. Idempotent: a repeat
-    only updates what is outdated.
+    It does the latter in every config directory that OpenCode reads when it starts in ``cwd``, or in the project
+    if the target is a project. Idempotent: a repeat only updates what is outdated.
 
     Raises:
         InstallError: a file that is not ours is in the way.
@@ -194,7 +193,7 @@ def prepare(places: Places, directories: Sequence[Path]) -> Outcome:
 def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Outcome:
     """Remove the plugin file, and everything else that ``install`` made and no other plugin file of ours needs.
 
-    What someone else changed since stays.
+    Keeps what someone else changed since.
 
     Raises:
         InstallError: the plugin file there is not ours.
@@ -263,7 +262,7 @@ def _is_needed(directory: Path, ledger: Ledger, home: Path) -> bool:
         return bool(configs)  # the user's plugin is loaded everywhere
     if directory.name != ".opencode" or directory.parent == home:
         return True  # the user's directories count in every project
-    # A project's is loaded in directories below, where those between count as well.
+    # OpenCode loads a project's plugin in its subdirectories too, where config directories in between count as well.
     place, roots = directory.parent, [config.parent for config in configs]
     return any(root.is_relative_to(place) or place.is_relative_to(root) for root in roots)
 
@@ -312,7 +311,7 @@ class Ledger:
             plugins, made = list(found["plugins"]), dict(found["made"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ledger
-        # Accept only what install can have written: others write to this directory too.
+        # Accept only what install can have written, because other programs write to this directory too.
         ledger.plugins = [name for name in plugins if isinstance(name, str) and Path(name).name == PLUGIN_NAME]
         for name, kinds in made.items():
             if Path(name).is_absolute() and isinstance(kinds, list):

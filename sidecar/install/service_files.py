@@ -1,9 +1,8 @@
 """Files that let the system's own service manager run the sidecar: systemd's for a user, or launchd's.
 
 A sidecar under a service manager never exits when idle, and restarts
-when it fails. Nothing is enabled or started here: that is one command, which
-``Service.enable`` holds for the user to run. The files hold absolute paths and
-the home, and no secret.
+when it fails. This module enables and starts nothing. The user does, with the command in ``Service.enable``. The files
+hold absolute paths and the home, and no secret.
 
 The launchd form follows Apple's documentation and is **unproven**: it was never
 run on macOS.
@@ -138,7 +137,7 @@ def systemd_unit(command: Sequence[str]) -> str:
     """
     program, *arguments = command
     if any(character in "\"'\\" or not character.isprintable() for character in program):
-        raise ServiceError(f"systemd runs no program at {program!r}: install durable-stream at a plainer path")
+        raise ServiceError(f"systemd cannot run {program!r}; install it at a path without quotes and backslashes")
     # systemd expands variables in arguments, but not in the program's name.
     words = " ".join([_quoted(program), *(_quoted(word).replace("$", "$$") for word in arguments)])
     return f"""{FIRST_LINE}

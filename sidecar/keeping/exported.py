@@ -1,7 +1,7 @@
 """Files that ``export`` writes: a header, then the records of a stream and of the streams joined to it.
 
-``read`` gives the events back. It believes nothing: a file that another program wrote, that was cut off or that
-was changed by hand is refused before anything is recorded.
+``read`` gives the events back. It trusts nothing in the file: a file that another program wrote, that
+was cut off or that was changed by hand is refused before anything is recorded.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read(path: Path) -> Iterator[StreamEvent | None]:
             yield _event(_object(line, count + 1, "damaged-export", path), count + 1, path)
         if count != head.get("records"):
             counts = f"{count} of {head.get('records')!r:.20} records"
-            raise ExportError("damaged-export", f"{path} is cut off, with {counts}: copy it again")
+            raise ExportError("damaged-export", f"{path} is cut off after {counts}; copy it again")
 
 
 def check(path: Path) -> tuple[int, int]:
@@ -91,7 +91,7 @@ def check(path: Path) -> tuple[int, int]:
             catalog.apply(Record(event, events, events, ""))
         except (AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__} in event {event.id}, of type {event.type}"
-            raise ExportError("damaged-export", f"{path} does not hold what was captured: {reason}") from None
+            raise ExportError("damaged-export", f"{path} does not contain captured events: {reason}") from None
         events += 1
     return events, forgotten
 
@@ -102,7 +102,7 @@ async def import_export(
     """Record the events of an export; the whole file is checked first. Records that the log has stay as they are.
 
     ``add`` appends a batch and returns how many events were new. ``clean`` redacts payloads by this home's rules.
-    Cut off, it has recorded a beginning; run again, it adds the rest.
+    If it is cut off, the log has a beginning of the file; running it again adds the rest.
 
     Raises:
         ExportError, OSError: as ``read``.

@@ -28,10 +28,10 @@ SYSTEM: Final = "system"
 """The stream of records that belong to no session."""
 
 AGENTS: Final = "agent/"
-"""Begins the streams of agents: their records are the agents' state, so none of them is removed or forgotten."""
+"""The prefix of the streams of agents. Their records are the agents' state, so none of them is removed or forgotten."""
 
 STALE_MS: Final = 7 * 24 * HOUR_MS
-"""A turn that began this long ago and has no later record will not end: its OpenCode is gone."""
+"""A turn that began this long ago and has no later record will not end, because its OpenCode is gone."""
 
 
 class StillNeeded(StreamError):
@@ -41,7 +41,7 @@ class StillNeeded(StreamError):
 
 
 class AgentsMemory(StreamError):
-    """A stream to forget is an agent's: without its payloads the agent could not restore its state."""
+    """A stream to forget belongs to an agent, which could not restore its state without the payloads."""
 
     code: ClassVar[str] = "agents-memory"
 
@@ -50,8 +50,8 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
     """Plan which streams of this log a request removes; nothing is changed.
 
     Age removes any stream. Size spares ``system``, which is small and concerns every session.
-    Neither removes a stream in which a turn is in progress: capture still needs it. Nor the streams of
-    agents: their records are the agents' state, and the keys of what they have handled.
+    Neither removes a stream in which a turn is in progress: capture still needs it. Streams of agents stay too,
+    because their records are the agents' state and the keys of what they have handled.
     """
     sizes = await log.sizes()
     open_turns = _in_progress(state)
@@ -93,11 +93,11 @@ async def forget(
         StreamError: as ``prune``.
     """
     if agents := streams_of_agents(streams):
-        raise AgentsMemory(f"{', '.join(agents)} is an agent's memory, nothing was forgotten")
+        raise AgentsMemory(f"{', '.join(agents)} is an agent's memory, so nothing was forgotten")
     busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise StillNeeded(
-            f"a turn is in progress in {', '.join(busy)}, nothing was forgotten; wait for its end, then try again"
+            f"a turn is in progress in {', '.join(busy)}, so nothing was forgotten; try again when it has ended"
         )
     positions = [record.position async for record in records_to_forget(log, (), sessions, elsewhere)]
     done = await log.forget(streams, at_ms=now_ms, positions=positions)
@@ -113,7 +113,7 @@ def streams_of_agents(among: Collection[str]) -> list[str]:
 def streams_beside(known: Mapping[str, Session], streams: Collection[str], sessions: Collection[str]) -> set[str]:
     """Streams besides ``streams`` that may hold records of these sessions: ``system``, and a child session's own.
 
-    ``system`` holds the hooks whose session could not be read.
+    ``system`` contains the hooks whose session could not be read.
     """
     return ({SYSTEM} | {known[name].stream for name in sessions if name in known}) - set(streams)
 

@@ -1,8 +1,8 @@
 """Background upkeep of the log: snapshots, the search index, migrations, limits, pruning and forgetting.
 
-The recorded data is right without any of this: a snapshot makes the next start
-quick, the index makes a search quick, and an interrupted move continues later.
-So a failure is logged and recording continues.
+The recorded data is correct without any of this: a snapshot makes the next start quick,
+the index makes a search quick, and an interrupted migration continues later. So a
+failure is logged and recording continues.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
 class Upkeep:
     """There is one per sidecar, bound to its event loop.
 
-    ``is_quiet`` returns true if ``state`` equals a fold over the log to its head:
+    ``is_quiet`` returns true if ``state`` equals a fold over the log to its head, because
     nothing is on its way to the disk. ``kept`` is the position of its last snapshot.
     """
 
@@ -97,7 +97,7 @@ class Upkeep:
         self._index: SearchIndex | None = None
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``. At the end, moves stop and a last snapshot is written."""
+        """See ``Component``. At the end, migrations stop and a last snapshot is written."""
         stack.push_async_callback(self.keep_last)
         stack.push_async_callback(self.close)
         in_background(stack, self._run())
@@ -181,9 +181,9 @@ class Upkeep:
     def migration(self) -> dict[str, Any]:
         """The last move: ``{backend, kept, running, failed, failed_code, progress}``.
 
-        ``progress`` is null if no move was begun; ``failed`` is a sentence, ``failed_code`` its code.
+        ``progress`` is null if no migration was begun; ``failed`` is a sentence, ``failed_code`` its code.
         ``kept`` is ``{backend, head, there}``, or null if no old store is kept; ``there`` is false if somebody else
-        deleted it.
+        deleted the old store.
         """
         return {
             "backend": self._store.backend,
@@ -202,8 +202,8 @@ class Upkeep:
         """Delete the old store that the last migration left behind; return the bytes freed.
 
         Raises:
-            StoreUnavailable: a migration runs, or the log does not verify: nothing was deleted. Or the disk is full or
-                failed: the next call deletes what is left.
+            StoreUnavailable: a migration runs, or the log does not verify: nothing was deleted. Also if the disk is
+            full or failed; then the next call deletes what is left.
         """
         async with self._exclusively("deleted"):
             try:

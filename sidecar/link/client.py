@@ -234,7 +234,7 @@ class ShimClient(_Client):
         """Open a link. Without ``on_call`` every call is answered with the error ``unavailable``.
 
         Raises:
-            LinkUnavailable, ImpostorError: see there.
+            LinkUnavailable, ImpostorError: see these classes.
             HomeError: ``address`` is a home without a trustworthy token.
         """
         opened = await _open(address, identity.shim_version, identity.pid, identity, nonce, open_seconds)
@@ -335,7 +335,7 @@ class ControlClient(_Client):
         """Open a link.
 
         Raises:
-            LinkUnavailable, ImpostorError: see there.
+            LinkUnavailable, ImpostorError: see these classes.
             HomeError: ``address`` is a home without a trustworthy token.
         """
         return cls(*await _open(address, version, os.getpid(), None, nonce, open_seconds))

@@ -1,4 +1,4 @@
-"""``GET /metrics`` on the link's port: who may read, without ever sending the home's token.
+"""``GET /metrics`` on the link's port, for whoever sends the right bearer.
 
 The bearer is derived from the token, so it proves nothing on a link, and the token cannot be computed from it.
 """
@@ -25,6 +25,6 @@ def is_allowed(authorization: Sequence[str], bearer: str) -> bool:
     """Whether the ``Authorization`` headers of a request are exactly one, with this bearer. Takes constant time."""
     given = authorization[0] if len(authorization) == 1 else ""
     scheme, _, value = given.partition(" ")
-    # Bytes: the comparison refuses text that is not ASCII.
+    # Compare bytes, because the comparison refuses text that is not ASCII.
     is_right = hmac.compare_digest(value.strip().encode("utf-8", "replace"), bearer.encode())
     return is_right and scheme.lower() == "bearer"

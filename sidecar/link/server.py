@@ -4,7 +4,7 @@ Only this file and ``connection.py`` import the websockets package;
 its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; this file handles
 sockets, tasks, limits and time.
 
-Nothing a peer does may stop the server or another link. Each connection is
+No action of a peer may stop the server or another link. Each connection is
 bounded: before its proof in number, time and frame size; after it in frame
 size, in bytes waiting for the handler, and in frames waiting for the peer.
 Proved and unproved connections have separate limits, so unproved ones never
@@ -53,7 +53,7 @@ MAX_UNPROVED_BYTES: Final = 64 * 1024
 
 PING_SECONDS: Final = 10.0
 """How often a silent peer is pinged, and how long its answer may take: a stopped process is
-noticed within twice this. The system reports a dead one at once."""
+noticed within twice this. The system reports a dead process at once."""
 
 SETTLE_SECONDS: Final = 0.5
 """How long draining waits for accepted items to be acknowledged before it says bye."""
@@ -63,7 +63,7 @@ CLOSE_SECONDS: Final = 2.0
 
 FAILED_PROOFS: Final = 10
 FAILED_PROOF_SECONDS: Final = 60.0
-"""After this many wrong proofs in this many seconds, further wrong ones get no answer.
+"""After this many wrong proofs in this many seconds, further wrong proofs get no answer.
 
 Right proofs are never slowed down, so a failing peer cannot lock anybody out.
 """
@@ -361,7 +361,7 @@ class LinkServer:
 
     def _handler_failed(self, where: str, error: Exception) -> None:
         self.counters.handler_errors += 1
-        # The type only: an error's text may hold payload, and the log never does.
+        # Log the type only, because an error's text may hold payload, which must not reach the log.
         log.error("the handler's %s failed with %s; that link is closed", where, type(error).__name__)
 
     # --- the command line ---
@@ -413,7 +413,7 @@ _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 def _bounded(owner: LinkServer) -> type[ServerConnection]:
     """A connection that is counted from its first byte on.
 
-    ``process_request`` comes too late for this: it sees only peers that send a whole request.
+    ``process_request`` would count too late, because it sees only peers that have sent a whole request.
     """
 
     class Bounded(ServerConnection):

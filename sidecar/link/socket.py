@@ -1,7 +1,7 @@
 """The WebSocket of the calling end: what RFC 6455 asks of a client, without extensions.
 
 The server uses the websockets package. A client does not import it, because the import takes as long as a
-short command. The other end is on this machine, so there is no proxy, redirect or TLS here.
+short command. The other end is on this machine, so proxies, redirects and TLS do not occur.
 
 ::
 
@@ -47,7 +47,7 @@ class NotWebSocket(SocketError):
 
 
 class Ended(SocketError):
-    """The connection ended: nothing can be sent or received any more."""
+    """The connection ended, so nothing can be sent or received."""
 
 
 class ClientSocket:
@@ -68,7 +68,7 @@ class ClientSocket:
 
         Raises:
             OSError: nothing listens.
-            Refused, NotWebSocket: see there.
+            Refused, NotWebSocket: see these classes.
         """
         reader, writer = await asyncio.open_connection(host, port)
         socket = cls(reader, writer, nonce, max_size)
@@ -155,7 +155,7 @@ class ClientSocket:
             raise Ended from None
 
     async def close(self, seconds: float) -> None:
-        """Close; give the peer ``seconds`` to answer the closing handshake. Nobody may receive. Idempotent."""
+        """Close. The peer has ``seconds`` to answer the closing handshake. Nobody may receive. Idempotent."""
         if not self._writer.is_closing():
             with contextlib.suppress(Ended, TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -196,7 +196,7 @@ class ClientSocket:
 
 
 def _xor(data: bytes, mask: bytes) -> bytes:
-    """``data`` masked as RFC 6455 §5.3 asks. As one large number: byte by byte would take fifty times as long."""
+    """``data`` masked as RFC 6455 §5.3 asks, as one large number, which takes a fiftieth of the time of a loop."""
     size = len(data)
     repeated = (mask * (size // 4 + 1))[:size]
     return (int.from_bytes(data) ^ int.from_bytes(repeated)).to_bytes(size)

@@ -5,8 +5,9 @@ dead letter: first a record in the log, then a copy in ``MESHFORGE_DLQ``, then t
 Each step has a key, so a kill between any two of them repeats nothing.
 
 An agent's failure counts as an attempt, and the last one makes a dead letter. While the log cannot be written, a
-command waits and its deadline is extended: an outage must not turn commands into dead letters. For the same reason
-the server itself has no delivery limit, because it would keep a message for ever whose burial was cut off.
+command waits and its deadline is extended, because an outage must not turn commands into dead letters. For the
+same reason the server has no delivery limit. With a limit, it would keep a message for ever if making its dead
+letter was interrupted.
 
 Source: seed 000, "Consumers", "Dead Letter Queue"; DESIGN 9; FEATURES J3-J17.
 """
@@ -45,7 +46,8 @@ from streams.errors import StreamError
 log = logging.getLogger("sidecar.nats")
 
 GIVE_UP_DELIVERIES: Final = 100
-"""A message delivered this often without any answer ends the process again and again: it becomes a dead letter."""
+"""A message delivered this often without any answer probably kills the process each
+time, so it becomes a dead letter."""
 
 PAUSE_SECONDS: Final = 1.0
 """How long a command waits before the log is tried again."""
@@ -57,7 +59,7 @@ KEPT_BODY: Final = 64 * 1024
 """Most bytes of an undecodable message that the log keeps."""
 
 UNDECODABLE: Final = "command.undecodable"
-"""The type of a dead letter that is no command."""
+"""The type of a dead letter that is not a command."""
 
 DEAD_LETTER: Final = "DS-Dead-Letter"
 """In the copy of a dead letter: the id of its record in the log."""
@@ -81,7 +83,7 @@ class InterestsOverlap(ValueError):
 
 
 def interests_of(agents: Sequence[str], interests: Mapping[str, Sequence[str]] | None = None) -> dict[str, list[str]]:
-    """The patterns of each agent's commands: those given, else ``cmd.*.*.{agent}.>``.
+    """The patterns of each agent's commands: the given patterns, else ``cmd.*.*.{agent}.>``.
 
     Raises:
         InterestsOverlap: two agents want the same commands.
@@ -172,7 +174,7 @@ class _AgentConsumer:
         )
         streams = [each for each in wanted() if each.name in (COMMANDS, DEAD)]
         answered: Callable[[Delivery], None] = lambda delivery: stop("after-ack")  # noqa: E731
-        # This class counts attempts, because not every redelivery is one.
+        # This class counts the attempts, because not every redelivery is an attempt.
         unlimited = replace(settings, attempts=_UNLIMITED)
         self.loop = PullLoop(
             sessions, COMMANDS, definition, self._handle, unlimited, definitions=streams, answered=answered
@@ -245,7 +247,7 @@ class _AgentConsumer:
 
     async def _failed(self, delivery: Delivery, arrived: ArrivedCommand, reason: str) -> Outcome:
         if self._runtime.engines[self._agent].is_broken:
-            # The fault is the agent's, not the command's: commands wait for an agent that works.
+            # The fault is the agent's, not the command's. Commands wait until the agent works again.
             return Again(self._settings.longest_backoff_s)
         if delivery.count < self._settings.attempts:
             return Again(self._settings.backoff(delivery.count))
@@ -289,7 +291,7 @@ class _AgentConsumer:
         return Poison(reason)
 
     async def _copy(self, delivery: Delivery, reason: str, letter: str, *, is_known: bool) -> None:
-        """Put the message as it came into the stream of dead letters, once."""
+        """Put the unchanged message into the stream of dead letters, once."""
         session = await self._sessions.get()
         died = contract.Delivery(delivery.subject, delivery.body, delivery.headers, delivery.sequence, delivery.count)
         subject, headers = contract.dead_letter(died, self._name, reason)

@@ -88,7 +88,7 @@ class NatsService:
         self.open()
 
     def owes(self) -> bool:
-        """False: the next sidecar continues the mirror where this one stopped."""
+        """False, because the next sidecar continues the mirror where this one stopped."""
         return False
 
     def open(self) -> None:

@@ -12,7 +12,7 @@ from sidecar.config import MIB, NatsConfig
 
 SERVER_NAME: Final = "durable-stream"
 MAX_PAYLOAD: Final = 8 * MIB
-"""Largest message of an embedded server: the most that NATS recommends."""
+"""Largest message of an embedded server, which is the most that NATS recommends."""
 
 LOG_BYTES: Final = MIB
 LOG_FILES: Final = 2
@@ -35,7 +35,7 @@ def server_config(directory: Path, config: NatsConfig, *, token: str, port: int)
         "max_connections": 256,
         "jetstream": {
             "store_dir": str(directory / "store"),
-            # The default syncs every two minutes; a power failure would lose confirmed messages.
+            # By default the server syncs every two minutes, so a power failure would lose confirmed messages.
             "sync_interval": "always",
             "max_file_store": config.max_store_bytes,
             "max_memory_store": 64 * MIB,

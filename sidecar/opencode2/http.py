@@ -1,6 +1,6 @@
 """A small HTTP client for a service on loopback: JSON answers, and streams of ``data:`` lines.
 
-Each request has a connection of its own; on loopback that costs less than keeping one in order.
+Each request has its own connection, which on loopback costs less than managing a shared one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 from sidecar.opencode2.registration import Registration, check_listener
 
 ANSWER_SECONDS: Final = 30.0
-"""How long the service may take to answer, or to send more of an answer."""
+"""How long the service may take to begin or to continue an answer."""
 
 SILENCE_SECONDS: Final = 45.0
 """How long a stream of events may be silent. The service sends a comment every 15 s."""
@@ -56,7 +56,7 @@ class ServiceClient:
 
         Raises:
             ServiceError: the status is not 200.
-            ServiceGone: there is no whole answer.
+            ServiceGone: the answer is incomplete or did not come.
         """
         async with self._open(path) as body:
             content = bytearray()

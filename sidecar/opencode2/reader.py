@@ -1,8 +1,9 @@
 """Record the sessions of one process of an OpenCode 2 service.
 
-The live stream says what happens now; each session's durable log, read by number, says what is true. A live event that
-continues its session's numbers is taken as it is; any other makes the log be read. So nothing is lost while the stream,
-the sidecar or the network was away. What the log does not hold, asks, is taken live and listed after each connect.
+The live stream reports what happens now. Each session's durable log, read by number, is authoritative. A live event
+with its session's next number is recorded at once. On any other number, the log is read. So nothing is lost while the
+stream, the sidecar or the network was away. Asks are not in that log, so they are taken from the live stream, and
+listed after each connect.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from sidecar.opencode2.http import SILENCE_SECONDS, ServiceError, ServiceGone
 log = logging.getLogger("sidecar.opencode2")
 
 POLL_SECONDS: Final = 30.0
-"""How often the newest sessions' logs are read without being announced: another server may share the database."""
+"""How often the newest logs are read without an announcement, because another server may share the database."""
 
 POLLED: Final = 20
 """How many of them."""
 
 MAX_WAITING: Final = 20_000
-"""Most live events that may wait; beyond that the sessions' logs are read instead."""
+"""Most live events that may wait. Beyond that, the sessions' logs are read instead."""
 
 _ASKS: Final = {"permission": "permission.asked", "form": "form.created", "question": "question.asked"}
 """The lists of open asks of a session, and what announced each ask."""
@@ -146,7 +147,7 @@ class Reader:
     # Reading
 
     async def catch_up(self, *, newest: bool = False) -> None:
-        """Read what is new of every session, then the open asks; end what is gone and what nobody runs any more.
+        """Read what is new of every session, then the open asks. End deleted sessions, and turns that nobody runs.
 
         With ``newest``, only of the newest sessions.
         """
@@ -313,7 +314,7 @@ class Reader:
         return True
 
     async def _feed(self, session_id: str, events: list[HostEvent], recorded: int) -> None:
-        """Feed events of a session's log. Nothing waits between an event and its write: see ``Ingest.is_quiet``."""
+        """Feed events of a session's log. Each is written before the next is fed; see ``Ingest.is_quiet``."""
         for event in events:
             child = child_of(event)
             if child is not None and event.seq is not None and event.seq > recorded:
@@ -357,11 +358,11 @@ class Reader:
                     await self._write()
 
     async def _end_dead(self) -> None:
-        """End the turns that no process runs: their service was killed, and this one does not go on with them.
+        """End the turns that no process runs. Their service was killed, and this one does not continue them.
 
         The service commits a turn's end before it stops counting it as active, so a turn that is not active
-        and has no end in the log afterwards has none. One that went on since this reader began is run by another
-        server on the same database.
+        and has no end in the log afterwards has none. If a turn has new events since this reader began, another
+        server on the same database runs it.
         """
         suspects = [
             (session, turn.event_id)

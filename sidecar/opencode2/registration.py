@@ -1,7 +1,8 @@
 """Find OpenCode 2's background service by the file in which it says where it listens.
 
 The file has the service's password, so it is accepted only if nobody else could have read or written it. The password
-is sent only to a socket that a process of this user listens on: a dead service's port may be taken by another user.
+is sent only to a socket on which a process of this user listens, because another user may have taken a dead service's
+port.
 """
 
 from __future__ import annotations
@@ -102,10 +103,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def check_listener(port: int, tables: tuple[Path, ...] = _TABLES) -> None:
-    """Refuse a port on which a process of another user listens. Where the system does not say whose it is, accept it.
+    """Refuse a port on which a process of another user listens. Accept it if the system does not say whose it is.
 
     Raises:
-        UnsafeService: it is another user's.
+        UnsafeService: the process belongs to another user.
     """
     owners: set[int] = set()
     for table in tables:

@@ -1,7 +1,7 @@
 """The services of OpenCode 2 that plugins announce: one reader each, for as long as a plugin is linked from there.
 
 Only what a plugin announces is read. So ``DURABLE_STREAM=off`` and ``uninstall`` end the recording, and a sidecar never
-looks for a service by itself.
+looks for a service unasked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streams.errors import StreamError
 log = logging.getLogger("sidecar.opencode2")
 
 LOOK_SECONDS: Final = 0.5
-"""How often a registration is looked at while its service does not run."""
+"""How often a registration is read again while its service does not run."""
 
 RETRY_MAX_SECONDS: Final = 10.0
 
@@ -83,7 +83,7 @@ class Services:
             known.task = asyncio.create_task(self._follow(known))
 
     def closed(self, boot: str, instance: str) -> None:
-        """Note the end of a link. The last one from a service ends the reading of it."""
+        """Note the end of a link. After the last link from a service, the service is no longer read."""
         for path, known in list(self._announced.items()):
             known.links.discard((boot, instance))
             if not known.links:
@@ -100,7 +100,7 @@ class Services:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def import_history(self) -> dict[str, int]:
-        """Record the old sessions of every service that is read; how many services and sessions there were.
+        """Record the old sessions of every service that is read. Return the numbers of services and of sessions.
 
         Raises:
             ServiceGone: a service ended meanwhile.
@@ -177,7 +177,7 @@ class Services:
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
-    """One of the errors, which are of one kind and say much the same."""
+    """One of the errors, which are all of one kind and say nearly the same."""
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
@@ -185,7 +185,7 @@ def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
 
 
 def began_ms(log_id: str) -> int:
-    """When a log began, from its id; 0 if that is none of ours."""
+    """When a log began, from its id; 0 if the id is not one of ours."""
     number = 0
     for character in log_id[:10].upper():
         if character not in _ULID:

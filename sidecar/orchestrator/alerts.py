@@ -2,8 +2,8 @@
 
 An alert is one thing that a person should know: background work ended, something waits for an answer, or the model
 called ``notify_user``. Its stages are a toast in OpenCode, a desktop notification, and the ``urls`` of ``[notify]``,
-such as a phone. A stage that reached nobody is followed by the next at once, one that reached a screen after
-``escalate_after_seconds``. It ends as soon as there is a sign that somebody saw it: the result is in the parent's
+such as a phone. After a stage that reached a screen, the next begins after ``escalate_after_seconds``; after one
+that reached nobody, at once. It ends as soon as there is a sign that somebody saw it: the result is in the parent's
 history, the checkpoint is closed, or a person wrote in that session.
 
 An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
@@ -61,7 +61,7 @@ class Alert:
     raised: int
     state: str = "raised"
     due: int | None = None
-    """When the next stage begins; ``None`` while one is under way, and at the end."""
+    """When the next stage begins; ``None`` during a stage, and at the end."""
     stages: list[list[str]] = field(default_factory=list)
     """The stages that are left, each a list of channels."""
     channels: dict[str, str] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class AlertAgent:
         return outputs
 
     def _advance(self, alert: Alert, now: int) -> list[Output]:
-        """Begin the next stage; there is one."""
+        """Begin the next stage, which must exist."""
         stage = alert.stages[0]
         if stage == ["toast"]:
             args = {"session": alert.session, "title": alert.title, "text": alert.text}
@@ -263,7 +263,7 @@ class AlertAgent:
         return [*outputs, *self._staged(alert, type_, reached, {"alert": alert.id, "ts": event.ts})]
 
     def _staged(self, alert: Alert, type_: str, reached: bool, about: dict[str, Any]) -> list[Output]:
-        """The stage that was under way has ended: the next begins later if it reached somebody, else at once."""
+        """The current stage has ended. The next stage begins later if this one reached somebody, else at once."""
         left, now = alert.stages[1:], about["ts"]
         ended = Output(type_, {**about, "due": now + self._escalate_ms if reached and left else None})
         if reached or not left:

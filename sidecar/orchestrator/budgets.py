@@ -1,4 +1,4 @@
-"""What background work may use: who may start, who must wait, and who must stop. Pure."""
+"""The budgets of background work: which intents may start, must wait, or must stop. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sidecar.orchestrator.intent_state import Intent, Limits, Spent, State
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
 
 STOPS_TREE: Final = frozenset({"budget", "cancelled", "timeout", "user-abort"})
-"""Ends of an intent that end everything that it started. After another end the children go on."""
+"""Ends of an intent that end everything that it started. After any other end the children continue."""
 
 
 class Doom(NamedTuple):
@@ -48,13 +48,14 @@ def has_room(state: State, limits: Limits, intent: Intent) -> bool:
 
 
 def used_share(limits: Limits, spent: Spent) -> tuple[float, str] | None:
-    """The largest share that a root has used of one of its limits, and of which; ``None`` if it has none."""
+    """The largest share that a root has used of one of its limits, and that limit's name; ``None`` without limits."""
     pairs = (("sessions", limits.sessions), ("tokens", limits.tokens), ("cost", limits.cost))
     return max(((getattr(spent, name) / limit, name) for name, limit in pairs if limit), default=None)
 
 
 def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
-    """Why an intent must stop: what started it was stopped, or its root has spent too much; ``None`` if it need not."""
+    """Why an intent must stop: its parent intent was stopped, or its root has spent too much.
+    ``None`` if it may go on."""
     if intent.state in ENDED or intent.state in ("cancelling", "finishing"):
         return None
     starter = state.intents.get(intent.starter or "")
@@ -73,6 +74,6 @@ def _overspent(limits: Limits, spent: Spent) -> str:
 
 
 def _providers(intent: Intent) -> tuple[str, ...]:
-    """What ``[phantom.per_model]`` may limit: the provider of the intent's model, and the model."""
+    """The names that ``[phantom.per_model]`` may limit: the provider of the intent's model, and the model."""
     model = intent.models[0] if intent.models else ""
     return (model.partition("/")[0], model) if model else ()

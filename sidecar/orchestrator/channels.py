@@ -1,7 +1,7 @@
 """The channels to a person outside of OpenCode: the desktop of this machine, and the ``urls`` of ``[notify]``.
 
-A URL of ``apprise`` often holds a password or a token, so it stays in this module: everything else, the log and
-``sidecar.log`` included, knows a channel by its scheme and a digest of its URL.
+A URL of ``apprise`` often holds a password or a token, so it stays in this module: everything else, including
+the log and ``sidecar.log``, knows a channel by its scheme and a digest of its URL.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Channels:
         """Send a message; it has left this machine when this returns, and may have left it more than once.
 
         Raises:
-            ChannelError: the channel did not take it, or is not configured any more.
+            ChannelError: the channel did not accept the message, or is no longer configured.
         """
         if channel == DESKTOP:
             await asyncio.to_thread(_to_desktop, title, text)

@@ -1,8 +1,8 @@
 """The built-in agent ``checkpoints``: what waits for a person's answer, and what became of it. Pure.
 
 Three kinds: a ``permission`` and a ``question`` are OpenCode's, captured as ``workflow.checkpoint``; an ``ask`` is
-the tool ``checkpoint_ask``. Asks of background sessions are opened here by themselves, because nobody sees them
-otherwise; asks of the user's own sessions too if a channel to a person is configured, else when somebody answers
+the tool ``checkpoint_ask``. Asks of background sessions always become checkpoints, because nobody would see them
+otherwise. Asks of the user's own sessions do if a channel to a person is configured, else when somebody answers
 one through us. So a log without background work gets no events of this agent.
 
 Its inputs are commands (``checkpoint.ask``, ``.answer``, ``.later``, ``.told``, ``tick``), results of its effects,
@@ -48,7 +48,7 @@ CHECKPOINT: Final[dict[str, dict[str, str]]] = {
     "expired": {},
     "withdrawn": {"checkpoint.answered": "answered"},
 }
-"""``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: who asked does not wait any more.
+"""``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: whoever asked no longer waits.
 
 An answer that arrived although its sidecar died is refused when the next one sends it again. What capture saw then
 says that it was the answer.
@@ -71,11 +71,11 @@ class Checkpoint:
     opened: int
     state: str = "open"
     request: str = ""
-    """OpenCode's id of it; empty for an ``ask``."""
+    """OpenCode's id of the request; empty for an ``ask``."""
     questions: int = 1
     options: list[str] = field(default_factory=list)
     tell: str | None = None
-    """The session of the user's whose screen shows that something waits."""
+    """The user's session whose screen shows that something waits."""
     intent: str | None = None
     expires: int | None = None
     default: str = ""
@@ -96,7 +96,7 @@ class State:
 
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     phantoms: dict[str, tuple[str, str | None]] = field(default_factory=dict)
-    """Session of background work → its intent, and the session of the user's above it."""
+    """Session of background work → its intent, and the user's session above it."""
 
 
 _STATE: Final = TypeAdapter(State)
@@ -151,7 +151,7 @@ class CheckpointAgent:
         return min((c.expires for c in self.data.checkpoints.values() if c.state == "open" and c.expires), default=None)
 
     def waits(self, session: str) -> bool:
-        """Whether something in a session waits for a person: then its silence means nothing."""
+        """Whether something in a session waits for a person. Then the session's silence is not a fault."""
         return any(c.session == session and c.state not in CLOSED for c in self.data.checkpoints.values())
 
     # --- deciding ---
@@ -188,7 +188,7 @@ class CheckpointAgent:
         return []
 
     def _ask(self, given: dict[str, Any], ts: int) -> list[Output]:
-        """The tool asks; the same question of the same session joins the one that is there."""
+        """The tool asks. If the session's same question is still open, it joins that checkpoint."""
         known = self.data.checkpoints.get(given["checkpoint"])
         if known is not None:
             return [Output("checkpoint.waiting", {"checkpoint": known.id})]
@@ -311,7 +311,8 @@ class CheckpointAgent:
     ) -> list[Output]:
         """The answer as a message for the session that asked, unless a call waits for it.
 
-        Background work that still runs asks again, by ``wait_for``. If it ended without, the session above gets it.
+        Background work that still runs asks again, by ``wait_for``. If that work ended before the answer came, its
+        parent session gets the answer.
         """
         if known.waiting and not left:
             return []

@@ -1,4 +1,4 @@
-"""Edits of the same files by several agents at a time, where background work has no worktree of its own. Pure.
+"""Detects that several agents edit the same files at a time, if background work has no worktree of its own. Pure.
 
 Source: DESIGN 11 (isolation); FEATURES U25.
 """
@@ -12,8 +12,8 @@ from streams.event import StreamEvent
 
 
 def seen(state: State, event: StreamEvent) -> list[Output]:
-    """What an ``execution.step`` of any session means: an ``intent.edited`` for its own, an ``intent.overlap`` for each
-    one that edited the same file while it runs."""
+    """What an ``execution.step`` of any session means: an ``intent.edited`` for its own intent,
+    and an ``intent.overlap`` for each running intent that edited the same file."""
     session = str(event.payload.get("session"))
     intent = state.working(session)
     files = {change.file for change in file_changes(dict(event.payload)) if change.file}

@@ -1,7 +1,8 @@
-"""The effects of the orchestration: each is one act on a host, with a reconciler that asks what already happened.
+"""The effects of the orchestration. Each is one act on a host, with a reconciler that asks what already happened.
 
 Every message carries the key of its effect, and every session the id of its intent. So a
-repetition after a crash, or after an answer that got lost, first looks for what is there.
+repetition after a crash, or after a lost answer, first looks for the message or the
+session.
 """
 
 from __future__ import annotations
@@ -88,10 +89,10 @@ class Abort(_Kind):
 
 
 class Wake(_Kind):
-    """``opencode.wake``: notices for a session of the user's, only while it is idle, and only through its own host.
+    """``opencode.wake``: sends notices to a user's session, only while it is idle, and only through its own host.
 
-    Result: ``{"status": "sent" | "busy" | "absent"}``. Busy and absent are no failures: the agent tries again
-    when the session's turn ends, or when its OpenCode is back.
+    Result: ``{"status": "sent" | "busy" | "absent"}``. A busy session or an absent OpenCode is not a failure.
+    The agent tries again when the session's turn ends, or when its OpenCode is back.
     """
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class Wake(_Kind):
 
 
 class Check(_Kind):
-    """``opencode.check``: what a phantom's session did, where the log does not say it. Result: a ``Look``."""
+    """``opencode.check``: asks what a phantom's session did, if the log does not say it. Result: a ``Look``."""
 
     effect_class: EffectClass = "safe"
 

@@ -40,7 +40,7 @@ class HeadlessError(Exception):
 
 
 class Headless:
-    """One process for all directories. ``links`` gives the open links; ``executable`` overrides what is found."""
+    """One process for all directories. ``links`` gives the open links; ``executable`` names the program to use."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Headless:
         return info
 
     def _find(self, pid: int | None, near: Iterable[int]) -> Path | None:
-        """The program to start. The one that asked may be gone by now, and so may the headless one that it led to."""
+        """The program to start. The OpenCode that asked, and the headless one that it led to, may be gone by now."""
         asking = map(_executable_of, (pid, *near))
         return self._executable or next(asking) or self._last() or next(filter(None, asking), None) or _on_path()
 
@@ -208,7 +208,7 @@ def _executable_of(pid: int | None) -> Path | None:
 
 
 def _environment_of(pid: int | None) -> dict[str, str]:
-    """The environment that a process was started with; this one's where it cannot be read. Never kept on disk."""
+    """The environment that a process was started with; if it cannot be read, this process's own. Never kept on disk."""
     if pid and sys.platform == "linux":
         try:
             raw = Path(f"/proc/{pid}/environ").read_bytes()

@@ -30,15 +30,15 @@ class Part(NamedTuple):
 class Look(NamedTuple):
     """A look at a session that should be at work.
 
-    ``busy``: it is, or was prompted only just now. ``answered``: its last turn is over, with ``text``. ``unanswered``:
-    it rests in the middle of a turn, or before it. ``loop``: it made more than ``most`` answers to one prompt.
-    ``gone``: there is no such session.
+    ``busy``: it works, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
+    ``unanswered``: it is idle in the middle of a turn, or before it. ``loop``: it made more than ``most`` answers to
+    one prompt. ``gone``: there is no such session.
     """
 
     state: Literal["busy", "answered", "unanswered", "loop", "gone"]
     text: str = ""
     quiet_ms: int = 0
-    """How long a busy one has done nothing that can be seen; 0 while a tool runs, or a provider is tried again."""
+    """How long a busy session has shown no activity; 0 while a tool runs, or a provider is tried again."""
 
 
 class Host(Protocol):
@@ -48,11 +48,11 @@ class Host(Protocol):
     """What this version of OpenCode cannot do; shown by ``doctor``."""
 
     async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
-        """Create a phantom session that bears the intent's id; return its id."""
+        """Create a phantom session that carries the intent's id. Return the session's id."""
         ...
 
     async def find(self, intent: str, *, directory: str, pid: int | None) -> str | None:
-        """The session that bears an intent's id, or ``None``."""
+        """The session that carries an intent's id, or ``None``."""
         ...
 
     async def prompt(
@@ -74,7 +74,7 @@ class Host(Protocol):
         ...
 
     async def abort(self, session: str, *, directory: str) -> None:
-        """Stop what a session does. Nothing to stop is not an error."""
+        """Stop what a session does. If nothing runs, this is not an error."""
         ...
 
     async def status(self, session: str) -> Status:

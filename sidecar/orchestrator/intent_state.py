@@ -31,7 +31,7 @@ class Limits:
     per_model: Mapping[str, int] = field(default_factory=dict)
     """The same for one provider (``anthropic``) or one model (``anthropic/claude-x``)."""
     depth: int = 20
-    """How many intents may have started one another in a row."""
+    """The longest chain of intents, each started by the one before it."""
     children: int = 50
     """How many intents of one parent may be unfinished at a time."""
     sessions: int = 200
@@ -40,7 +40,7 @@ class Limits:
     cost: float = 0.0
     """In the currency of OpenCode's prices, US dollars."""
     silence_ms: int = 0
-    """How long a phantom may do nothing that can be seen."""
+    """How long a phantom may show no activity."""
     readers: frozenset[str] = frozenset()
     """OpenCode's agents that change no files, and so need no worktree."""
 
@@ -113,15 +113,15 @@ class Intent:
     worktree: dict[str, str] = field(default_factory=dict)
     """Its worktree: ``directory`` of the session, ``root``, and ``base``, the commit that it began with."""
     ending: dict[str, Any] = field(default_factory=dict)
-    """How it ends as soon as its changes are kept: ``type`` and ``about``."""
+    """How it ends as soon as its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
     """What it changed in its worktree: ``ref``, ``files``, ``count``, ``diff``; or ``error``."""
     applied: int | None = None
     """When a person took over its changes."""
     edited: list[str] = field(default_factory=list)
-    """The files that it edited among the user's, at most ``MOST_EDITED``; none if it has a worktree."""
+    """The user's files that it edited, at most ``MOST_EDITED``; none if it has a worktree."""
     overlaps: dict[str, str] = field(default_factory=dict)
-    """Of these, the files that another one changed while it ran → that intent, or session."""
+    """Those of these files that another agent changed while it ran → that agent's intent or session."""
 
     @property
     def place(self) -> str:
@@ -142,7 +142,7 @@ class Notice:
     """Marks the message that carries it."""
     sent: int | None = None
     wake: bool = True
-    """Whether the model is to answer it."""
+    """Whether the model should answer it."""
 
 
 @dataclass(slots=True)
@@ -171,7 +171,7 @@ class State:
         return self.intents.get(self.sessions.get(session) or self.children.get(session, ""))
 
     def sharing(self, file: str) -> list[Intent]:
-        """The unfinished intents that edited this file among the user's."""
+        """The unfinished intents that edited this file of the user."""
         return [intent for intent in self.unfinished() if file in intent.edited]
 
     # --- remembering ---

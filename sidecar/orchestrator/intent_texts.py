@@ -29,7 +29,7 @@ def overlap_text(intent: Intent) -> list[str]:
 
 
 def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
-    """Lines on what it changed in its worktree; empty if it had none, or changed nothing."""
+    """Lines on what an intent changed in its worktree; empty if it had none, or changed nothing."""
     if error := changes.get("error"):
         return [f"Its changes could not be kept ({error}); they are in {intent.worktree.get('root')}."]
     if not changes.get("ref"):

@@ -1,4 +1,5 @@
-"""The built-in agent ``intents``: registers intents, runs each in a phantom session, and tells the parent. Pure.
+"""The built-in agent ``intents``: registers intents, runs each in a phantom session, and sends the
+result to the parent. Pure.
 
 It decides; effects act (``effects.py``). Its inputs are commands (``intent.register``,
 ``intent.cancel``, ``notify``, ``tick``, ``host.ready``), the results of its effects, and
@@ -25,24 +26,25 @@ from streams.event import StreamEvent
 NAME: Final = "intents"
 
 MAX_RESULT: Final = 16 * 1024
-"""Most characters of a result that an intent keeps and a parent is told; the phantom's session has the whole."""
+"""Most characters of a result that an intent keeps and sends to its parent. The phantom's session has all of it."""
 
 MAX_RESUMES: Final = 5
 """How often an intent whose OpenCode died is resumed before it fails."""
 
 ANSWERED: Final = ("stop", "length")
-"""How a call of the model ends that is the last of its turn."""
+"""The finish reasons of a turn's last call of the model."""
 
 CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
 
 CHECK_MS: Final = 60_000
-"""How often a running intent's session is looked at: the end of its turn may have been lost, or it may be silent."""
+"""How often a running intent's session is checked, because the end of its turn may have been lost, or it may be
+silent."""
 
 MAX_STEPS: Final = 300
 """A session that calls the model this often for one prompt is in an endless loop: a stream without a finish reason."""
 
 MAX_STOPS: Final = 20
-"""How many intents one input stops at most; the next tick, which follows at once, stops more."""
+"""Most intents that one input stops. The next tick, which follows at once, stops more."""
 
 WARNING_SHARE: Final = 0.8
 """The share of a budget whose use is recorded as ``budget.warning``."""
@@ -124,7 +126,8 @@ class IntentAgent:
         return outputs + ahead._follow(outputs, event.ts)
 
     def _follow(self, outputs: list[Output], ts: int) -> list[Output]:
-        """Stop what must stop, deliver what was queued, start what has room; folds each into this copy's state."""
+        """Stop what must stop, deliver what was queued, start what may start. Folds each output into this copy's
+        state."""
         more: list[Output] = []
 
         def add(new: list[Output]) -> None:
@@ -209,7 +212,7 @@ class IntentAgent:
         return [starting, self._create(intent, intent.directory)]
 
     def _isolated(self, intent: Intent, error: str, found: Any, ts: int) -> list[Output]:
-        """Its worktree is made; or there can be none, and it edits the user's files if it may."""
+        """The worktree exists. Or it cannot exist, and then the intent edits the user's files if it may."""
         if intent.state != "starting" or intent.session is not None:
             return []
         if not isinstance(found, dict) or (not found and intent.isolation == "worktree"):
@@ -258,7 +261,7 @@ class IntentAgent:
         return [*outputs, *notices.unseen(self.data, now)]
 
     def _resume(self, event: StreamEvent) -> list[Output]:
-        """A sidecar has started: look at every session that was at work, and at what waits for a host."""
+        """A sidecar has started. Check every session that was at work, and what waits for a host."""
         active = [intent.id for intent in self.data.intents.values() if intent.state not in ENDED]
         outputs = [Output("resume", {"intents": active})] if active else []
         for intent in self._checkable():
@@ -278,7 +281,8 @@ class IntentAgent:
         return [Output("intent.checked", {"intent": intent.id, "ts": ts}), _effect(CHECK, intent.id, args)]
 
     def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
-        """What a look at a session says, if the log does not say it. A look from before a resume says nothing."""
+        """Handles the result of checking a session, if the log does not say it. A check from before a
+        resume is ignored."""
         assert intent.session is not None
         if intent.state != "running" or intent.prompting or found.get("resumes") != intent.resumes:
             return []
@@ -379,7 +383,7 @@ class IntentAgent:
         return self._end(intent, "intent.failed", event.ts, reason=reason, code=code)
 
     def _interrupted(self, intent: Intent, session: str, ts: int) -> list[Output]:
-        """Prompt the session again, in place, unless that is under way, or its OpenCode died too often."""
+        """Prompt the session again, unless a prompt is on its way or its OpenCode died too often."""
         if intent.state == "resuming":
             return []
         if intent.resumes >= MAX_RESUMES:
@@ -391,7 +395,7 @@ class IntentAgent:
         ]
 
     def _spend(self, event: StreamEvent) -> list[Output]:
-        """A call of the model has ended: it counts at once, so that a budget stops a long turn, too."""
+        """A call of the model has ended. It counts at once, so that a budget also stops a long turn."""
         intent = self.data.working(str(event.payload.get("session")))
         tokens, cost = _tokens(event.payload.get("tokens")), event.payload.get("cost") or 0.0
         if intent is None or not (tokens or cost):
@@ -421,7 +425,7 @@ class IntentAgent:
         return self._end(intent, "intent.failed", event.ts, reason="its session was deleted", code="deleted")
 
     def _end(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
-        """End an intent: keep what it changed in its worktree, then tell its parent."""
+        """End an intent: save the changes in its worktree, then send the result to its parent."""
         if not intent.worktree:
             return self._ended(intent, type_, ts, **about)
         args = {

@@ -55,7 +55,7 @@ def to_deliver(state: State, said: list[Output]) -> list[str]:
 
 
 def turn_ended(state: State, session: str) -> list[Output]:
-    """A session of the user's became idle."""
+    """A user's session became idle."""
     waiting = [n for n in state.notices.values() if n.session == session and n.state in ("queued", "sending")]
     if any(n.state == "sending" for n in waiting):
         return [Output("notice.nudged", {"session": session})]
@@ -73,7 +73,7 @@ def woken(state: State, event: StreamEvent, session: str, result: dict[str, Any]
 
 
 def seen(state: State, event: StreamEvent) -> list[Output]:
-    """A message in a session that carries one of our keys: that notice has arrived."""
+    """A message in a session carries one of our keys, so its notice has arrived."""
     parts = event.payload.get("parts")
     keys = {
         mark.get("key")
@@ -85,7 +85,7 @@ def seen(state: State, event: StreamEvent) -> list[Output]:
 
 
 def unseen(state: State, now: int) -> list[Output]:
-    """Messages that were sent long ago and not observed: they are sent again, under the same key."""
+    """Send messages again, under the same key, that were sent long ago and not observed."""
     sent = _sent(state)
     lost = {n.session for n in sent if n.sent is not None and n.sent + UNSEEN_MS <= now}
     about = {"why": "not seen in the session", "again": True}

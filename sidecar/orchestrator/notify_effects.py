@@ -1,8 +1,8 @@
 """The effects that reach a person, or bring a person's answer to OpenCode.
 
 ``opencode.toast`` and ``notify.send`` are at-least-once: nobody can ask a screen or a phone whether a message
-arrived, so one whose attempt was cut off is sent again. ``opencode.answer`` is once: OpenCode takes the first
-answer to a request and refuses the next.
+arrived, so after an interrupted attempt the message is sent again. ``opencode.answer`` is once: OpenCode
+takes the first answer to a request and refuses the next.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Answering(Host, Protocol):
     async def answer(self, session: str, request: str, kind: str, answer: list[str]) -> str:
         """Answer a ``permission`` (``once``, ``always``, or ``reject`` and a message) or a ``question``.
 
-        Returns ``answered``, or ``gone`` if nothing waits for it any more.
+        Returns ``answered``, or ``gone`` if nothing waits for the answer.
 
         Raises:
             HostError: OpenCode could not be asked.

@@ -1,4 +1,5 @@
-"""What a person and a model ask of each other, over the agents ``checkpoints``, ``alerts`` and ``signals``."""
+"""The questions, answers and signals between a person and a model, over the agents ``checkpoints``, ``alerts`` and
+``signals``."""
 
 from __future__ import annotations
 
@@ -87,11 +88,11 @@ class People:
         self._runtime = runtime
 
     def owes(self) -> bool:
-        """Whether a person is to be told something."""
+        """Whether a person should get a message."""
         return self.alerts.deadline() is not None
 
     async def keep_time(self) -> None:
-        """Send the agents a tick whose deadline has passed, and note which calls do not wait any more."""
+        """Send the agents a tick whose deadline has passed, and note which calls no longer wait."""
         for agent in (self.checkpoints, self.alerts):
             deadline = agent.deadline()
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
@@ -149,7 +150,7 @@ class People:
         return await self._await_answer(found[0], {"checkpoint": found[0]}, seconds)
 
     async def wait_for_signal(self, name: str, seconds: float) -> str:
-        """``wait_for`` with the name of a signal; one that came before counts."""
+        """``wait_for`` with the name of a signal. A signal that came before the call counts."""
         known = self.signals.data.signals
         if not await until(lambda: name in known or name in self.signals.data.signals, seconds):
             return f"No signal {name} came yet. Call wait_for again to wait longer."
@@ -194,7 +195,7 @@ class People:
                 del self._waited[identifier]
 
     def _above(self, session: str) -> str | None:
-        """The session of the user's that shows what happens in a session."""
+        """The user's session that shows what happens in ``session``."""
         phantom = self.checkpoints.data.phantoms.get(session)
         return phantom[1] if phantom is not None else session or None
 
@@ -220,7 +221,7 @@ class People:
         """Answer a checkpoint as a person; returns when OpenCode took the answer.
 
         Raises:
-            RequestError: there is none, it has an answer, the answer does not fit, or OpenCode cannot be reached.
+            RequestError: there is none, it has an answer, the answer is not acceptable, or OpenCode cannot be reached.
         """
         listed = await read_checkpoints(open_reader(self._home.store_path))
         found = [c for c in listed if c.id.startswith(args.checkpoint) or c.request == args.checkpoint]

@@ -224,8 +224,8 @@ class V1Host:
     def _hosting(self, session: str) -> Link | None:
         """The link to the process that hosts a session; ``None`` while no process may act on it.
 
-        The process that last ran a turn of it, or sent its first hook. If that one is gone, the newest OpenCode of
-        the user's in the same directory: nobody else can host it any more.
+        The process that last ran a turn of it, or sent its first hook. If that one is gone, the user's newest
+        OpenCode in the same directory, because no other process can host the session.
         """
         known = self._state.sessions.get(session)
         if known is None:

@@ -58,7 +58,7 @@ class Collect:
             return {"error": str(error)}
 
     async def _rest(self, session: str, directory: str) -> None:
-        """Stop the session, so that it changes nothing any more."""
+        """Stop the session, so that it makes no more changes."""
         try:
             await self._host.abort(session, directory=directory)
             for _ in range(REST_LOOKS):

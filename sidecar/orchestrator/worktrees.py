@@ -104,7 +104,7 @@ class Worktrees:
         """Make the kept changes in the user's directory: all of them, or none. False if they are there already.
 
         Raises:
-            WorktreeError: ``no-changes`` if nothing is kept, ``apply-conflict`` if they do not fit any more.
+            WorktreeError: ``no-changes`` if nothing is kept, ``apply-conflict`` if they conflict with the files.
         """
         ref = _ref(intent)
         if not await asyncio.to_thread(Path(directory).is_dir):
@@ -148,7 +148,7 @@ def _ref(intent: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that JSON can hold: bytes that are no UTF-8 become marks."""
+    """Text that JSON can hold. Bytes that are not UTF-8 become replacement characters."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -133,7 +133,7 @@ class Output(NamedTuple):
             value = given.get(key)
             if value is not None:
                 if not isinstance(value, str) or not value:
-                    raise BadOutput(f"{key} of an output must be a text")
+                    raise BadOutput(f"{key} of an output must be a string")
                 texts[key] = value
         if "effect" in texts:
             if "to" in texts or "type" in texts:

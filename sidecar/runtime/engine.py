@@ -163,7 +163,7 @@ class Engine:
         """
         await self._restore()
         if self._next == 0 and not self.agent.begins_anywhere:
-            # Written down, so that a crash before the first input does not move the agent's beginning.
+            # Record the beginning, so that a crash before the first input does not move it.
             event = installed(self.name, self._store.head, self._identity)
             self._next = (await self._store.append([event], on_known="keep_first"))[0].offset + 1
             await self._restore()

@@ -257,7 +257,7 @@ class Outbox:
     def dead(self, cause: Input, reason: str, about: dict[str, Any], key: str = "") -> StreamEvent:
         """The dead letter of an input that cannot be handled; it holds what a redrive needs.
 
-        ``about`` with a ``body`` is a message that is no command: there is nothing to redrive. ``key`` names the
+        ``about`` with a ``body`` is a message that is not a command, so it cannot be redriven. ``key`` names the
         message, if the same command may come in several.
         """
         event = cause.event

@@ -89,7 +89,7 @@ def check_agent(
     ``wrap`` makes an ``Agent`` of what ``make`` returns.
 
     Raises:
-        LoadError: it is no agent.
+        LoadError: it is not an agent.
     """
     findings = check_source(type(make()))
     try:

@@ -301,8 +301,9 @@ class Runtime:
 def wants(agent: Agent, event: StreamEvent) -> bool:
     """Whether an event of the log is for an agent.
 
-    A command goes only to its receiver, an effect's result only to who asked for it; everything else to whoever
-    lists its type. An agent never gets its own events, nor those of old sessions that were imported.
+    A command goes only to its receiver, and an effect's result only to the agent that asked for it. Every other
+    event goes to each agent that lists its type. An agent never gets its own events, nor those of old sessions
+    that were imported.
     """
     if event.metadata.get("history"):
         return False

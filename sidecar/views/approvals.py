@@ -173,7 +173,7 @@ class Approvals:
     def of_step(self, payload: dict[str, Any]) -> list[Approval]:
         """What the call of an ``execution.step`` asked for, oldest first.
 
-        Call ids repeat, so the turn and the input must fit too.
+        Call ids repeat, so the turn and the input must match too.
         """
         session, turn, call = (as_text(payload.get(name)) for name in ("session", "turn", "call"))
         return [each for each in self._calls.get((session, turn, call), ()) if each.is_about(payload)]

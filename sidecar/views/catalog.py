@@ -183,7 +183,7 @@ class Catalog:
             session.asks.pop(request, None)
 
     def end_dead(self, still_runs: Callable[[int, int], bool]) -> None:
-        """Close the open turns, with their asks, whose OpenCode process does not run any more.
+        """Close the open turns, with their asks, whose OpenCode process has ended.
 
         The sidecar records their end. Until it does, or where none runs, readers must not show them as active.
         """
@@ -268,7 +268,7 @@ class Catalog:
         if self._below is None:
             self._below = {}
             for one in self.lineage.sessions.values():
-                # A root has no parent, even if sessions wrongly descend from each other.
+                # A root has no parent, even if sessions wrongly name each other as parents.
                 if one.parent is not None and one.id in self.sessions and self.lineage.root(one.id) != one.id:
                     self._below.setdefault(one.parent, []).append(self.sessions[one.id])
         return self._below.get(session_id, [])

@@ -29,7 +29,7 @@ class SelectError(Exception):
     SelectError
     ├── NotFound     no stream or event matches; names similar ones
     ├── NoLog        the log holds no stream yet
-    ├── Ambiguous    several things fit; names some
+    ├── Ambiguous    several things match; names some
     ├── ChildSession a session was named where a stream is needed
     └── AllPruned    nothing is left of the stream; says since when
     """
@@ -50,7 +50,7 @@ class NoLog(SelectError):
 
 
 class Ambiguous(SelectError):
-    """What was named fits several things; the text names some."""
+    """The given name matches several things; the text names some."""
 
     code = "ambiguous"
 
@@ -62,7 +62,7 @@ class ChildSession(SelectError):
 
 
 class AllPruned(SelectError):
-    """Of the stream that was named nothing is left: it was pruned as a whole. The text says when."""
+    """The named stream was fully pruned, so nothing of it is left. The text says when."""
 
     code = "pruned"
 
@@ -205,7 +205,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
         return record
     if found:
         count = "several" if len(found) > _SHOWN else str(len(found))
-        raise Ambiguous(f"{given!r} fits {count} events: {_some(found)}; give more of the id")
+        raise Ambiguous(f"{given!r} matches {count} events: {_some(found)}; give more of the id")
     if reader.head == NOTHING:
         raise NoLog(empty_text(reader))
     hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
@@ -256,7 +256,8 @@ class Family:
         return self._session is None or self._session in self._above(record)
 
     def place(self, record: Record) -> str:
-        """Which child session of which a record belongs to: ``2.1`` is the first child of the second; empty for a root.
+        """The path of child sessions to which a record belongs: ``2.1`` is the first child of the
+        second; empty for a root.
 
         Children are numbered in the order in which they first appeared.
         """
@@ -284,7 +285,7 @@ class Family:
 
 async def family_of(reader: LogReader, stream: str, *, only: bool = False, session: str | None = None) -> Family:
     """The family of ``stream``; ``only`` leaves the joined streams out. Of a damaged log, as far as it is sound."""
-    # Reading the family's records finds the fault, and reports it.
+    # Reading the records of the family finds and reports the fault.
     catalog, _ = await catalog_of(reader)
     return Family(stream, catalog.lineage, only=only, session=session)
 

@@ -1,7 +1,7 @@
 """A transcript as Markdown. Pure.
 
-What somebody said is quoted or fenced, so that it cannot pass for the transcript's own words; answers
-stay the Markdown that they are, as far as they cannot swallow what follows.
+Words of users and tools are quoted or fenced, so that they cannot pass for the transcript's own
+words. Answers stay Markdown, except where they would swallow what follows.
 """
 
 from __future__ import annotations

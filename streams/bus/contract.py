@@ -76,7 +76,7 @@ class Retry(Exception):
 
     def __init__(self, after_s: float, reason: str = "") -> None:
         if not 0 <= after_s < float("inf"):
-            raise ValueError(f"a delay of {after_s} seconds does not exist")
+            raise ValueError(f"a delay must be 0 seconds or more, not {after_s}")
         super().__init__(after_s, reason)
         self.after_s, self.reason = after_s, reason
 
@@ -217,7 +217,7 @@ def check_subscription(pattern: str, durable: str | None) -> str:
     """
     check_pattern(pattern)
     if durable is not None and "." in check_subject(durable):
-        raise SubjectError(durable, "the name of a durable is one token")
+        raise SubjectError(durable, "the name of a durable must be one token")
     return pattern
 
 
@@ -230,7 +230,7 @@ def check_shared(durable: str, *, current: object, pattern: str, is_same_redeliv
     if current != pattern:
         raise DurableConflict(durable, f"its pattern is {current}, not {pattern}")
     if not is_same_redelivery:
-        raise DurableConflict(durable, "it has another redelivery")
+        raise DurableConflict(durable, "it has other redelivery settings")
 
 
 def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | None]:

@@ -157,7 +157,7 @@ class MemoryEventBus:
         redelivery = redelivery or Redelivery()
         if group is None:
             self._check_queue(pattern, durable)
-            # A work queue has no start: it delivers what is left.
+            # A work queue has no starting point: it delivers everything unhandled.
             begins_new = start == "new" and not covers(_COMMANDS, pattern)
             group = _Group(durable, pattern, redelivery, self._last + 1 if begins_new else 1)
             self._groups.append(group)
@@ -202,7 +202,7 @@ class MemoryEventBus:
             if message is not None:
                 return self._attempt(group, message, pending.attempt)
         while group.next <= self._last:
-            # Skip forgotten ones in one step, but never one that is still to be published.
+            # Skip forgotten messages in one step, but never a message that is still to be published.
             oldest = next(iter(self._messages), self._last)
             sequence = max(group.next, oldest)
             group.next = sequence + 1
@@ -245,7 +245,7 @@ class MemoryEventBus:
 
     def _give_up(self, group: _Group, delivery: Delivery, reason: str) -> None:
         if group.durable is None or self._closed or delivery.subject.startswith(f"{DEAD_LETTERS}."):
-            # A failed dead letter stays; another one would only bury it.
+            # A dead letter that fails makes no second dead letter, which would only hide the first.
             self.counts["given_up"] += 1
             return
         subject, headers = dead_letter(delivery, group.durable, reason)

@@ -51,7 +51,7 @@ def is_newer(path: Path) -> bool:
 def lost_findings(store: Path, last: int) -> list[Finding]:
     """Findings for records that cursors and snapshots know but the log no longer holds, as after a deleted WAL.
 
-    One that stands after ``last``, the last record of the log, was made when the log held more. So was one that an
+    A hint beyond ``last``, the last record of the log, was made when the log had more records. So was one that an
     opening set aside.
     """
     hints = Hints(store)

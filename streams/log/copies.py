@@ -73,7 +73,7 @@ def discard(store: Path, backend: Backend) -> int:
     manifest = read_manifest(store)
     if manifest is not None and manifest.backend == backend:
         raise ValueError(f"{backend} holds the log")
-    # sqlite's head file first: left alone, it would report a lost log.
+    # Delete sqlite's head file first: without its database, it would report a lost log.
     database = [store / HEAD_FILE, *_database_files(store)]
     places = [store / "log", store / "head"] if backend == "jsonl" else database
     freed = 0

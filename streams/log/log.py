@@ -389,7 +389,7 @@ class Log(KeepsHints):
         try:
             await asyncio.to_thread(write_manifest, self.store, manifest)
         except OSError:
-            # It may be renamed but not synced: a start must not find the copy, which gets no more records.
+            # It may be renamed without a sync. The next start must not find the copy, which gets no more records.
             await asyncio.to_thread(write_manifest, self.store, self.manifest)
             raise
         old, self._backend, self.manifest = self._backend, backend, manifest

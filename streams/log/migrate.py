@@ -323,7 +323,7 @@ def discard_kept(store: Path) -> int:
             return 0
         if manifest.kept is None:
             return discard_copy(store, manifest.backend)
-        # The pointer first: it must not name half a store.
+        # Change store.json first, because it must not name half a store.
         write_manifest(store, Manifest(manifest.backend, manifest.log_id))
         return discard(store, manifest.kept.backend)
     except OSError as error:

@@ -148,7 +148,7 @@ class LogReader:
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
         if found is None or found.position > self.head:
             return None
-        # It may count removed records: a removal drops it last.
+        # The snapshot may count removed records, because a removal drops snapshots last.
         return None if (await self._backend().removal()).pending else found
 
     async def sizes(self) -> list[StreamSize]:

@@ -296,7 +296,7 @@ def is_begun(store: Path) -> bool:
     manifest, damaged = _manifest(store)
     if manifest is not None or damaged:
         return True
-    # Drafts do not count: by their names alone they may be somebody else's.
+    # Drafts do not count, because their names alone do not prove that they are ours.
     files = (store / "head", store / LOG_FILE, *Hints(store).files())
     return any(map(os.path.lexists, files)) or bool(list_segments(store / "log")) or left_alone(store) is not None
 
@@ -324,7 +324,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
     whole = {hint.name for hint in known}
     ahead = {f"hints/{name}": until for name, _, until in hints.lost()}
     if truth is not None and (stores[truth].is_sound or stores[truth].only_indexes):
-        # How far a damaged log went is unknown: restored from a backup, it may reach them.
+        # Nobody knows how far a damaged log went. Restored from a backup, it may reach these positions.
         ahead |= {f"hints/{name}": until for name, until in known if until > head}
     return Facts(
         manifest=manifest,
@@ -358,7 +358,7 @@ class Repairing:
                 assert item.manifest is not None
                 await asyncio.to_thread(self._write_manifest, item.manifest, item.paths)
             case "open":
-                # Opening cuts the tail, keeps it in torn/, and writes the head file.
+                # Opening the store cuts the tail, keeps it in torn/, and writes the head file.
                 manifest = read_manifest(self.store)
                 await (await open_backend(self.store, "jsonl" if manifest is None else manifest.backend)).close()
             case "copy rows":
@@ -368,7 +368,7 @@ class Repairing:
             case "delete":
                 await asyncio.to_thread(self._delete, item.paths)
             case None:
-                raise ValueError("nothing is to be done")
+                raise ValueError("there is nothing to do")
 
     def _write_manifest(self, manifest: Manifest, damaged: tuple[str, ...]) -> None:
         self._set_aside(damaged)
@@ -388,7 +388,7 @@ class Repairing:
 
     def _replace_database(self, fresh: Path) -> None:
         path = self.store / LOG_FILE
-        # A second name, then a rename: the log is never without a database.
+        # Link the file under a second name, then rename: the log is never without a database.
         os.link(path, self._aside() / LOG_FILE)
         sync_directory(self._aside())
         (fresh / LOG_FILE).replace(path)
@@ -467,7 +467,7 @@ async def _head(store: Path, backend: Backend) -> int:
 
 async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:
     fault = await asyncio.to_thread(search_fault, store, log.head)
-    # How far a damaged log reaches is unknown: restored from a backup, it may reach what is indexed.
+    # Nobody knows how far a damaged log went. Restored from a backup, it may reach what is indexed.
     return None if fault == "ahead" and not (log.is_sound or log.only_indexes) else fault
 
 

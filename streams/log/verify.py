@@ -108,7 +108,7 @@ class Verification:
             raise StoreUnavailable(
                 f"the log in {self._store} migrated to {manifest.backend} while it was verified, "
                 f"and its old {self._backend} store was deleted",
-                "run it again: it reads the log where it is now",
+                "run it again: it then reads the new store",
             )
 
 

@@ -57,5 +57,5 @@ class Chains:
             if chain(tail.hash, stored_form_of(event)[1]) != hash_:
                 return "it does not continue its stream's hash chain: it or the record before it was changed"
         elif not 0 < skipped <= lost - tail.lost:
-            return f"it is offset {offset} of its stream where {tail.next_offset} must follow"
+            return f"its offset in its stream is {offset}, not {tail.next_offset}"
         return None

@@ -11,8 +11,8 @@ close together, or one that really blocked the loop, send commits back
 to the thread until the disk has been fast for a while (``Trust``).
 
 A commit that fails with an ``OSError`` is fail-stop: its appends and all later
-ones raise ``StoreFailed``, nothing is retried, nothing more is acknowledged. So is
-a writer that lost its lock: ``check`` runs before every write (``StoreFenced``).
+ones raise ``StoreFailed``, nothing is retried, nothing more is acknowledged. A writer that
+lost its lock is stopped in the same way: ``check`` runs before every write (``StoreFenced``).
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class GroupCommit:
             if self._stop is None:
                 self._leave_to_thread(group)
                 return
-            # The thread may have ended already, so only this place is left.
+            # The thread may have ended already, so write here, on the loop.
             self.on_loop = False
             self._write(group)
         finally:
@@ -324,7 +324,7 @@ class GroupCommit:
             if loop is here:
                 self._settle(pendings)
                 continue
-            # A closed loop has no callers left, and must not end this thread.
+            # A closed event loop has no callers left, and its error must not end this thread.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._settle, pendings)
 

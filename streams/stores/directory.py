@@ -129,7 +129,7 @@ def create(store: Path, *inside: Path) -> None:
     for directory in (store, *inside):
         make_directory(directory)
     if not (store / MANIFEST).exists():
-        # A new store, perhaps in a new home: a power loss must not lose the directories above it.
+        # The store is new, and perhaps its home too: a power loss must not lose the directories above it.
         for directory in store.absolute().parents:
             with suppress(PermissionError):  # one we may not list is not one we made
                 sync_directory(directory)

@@ -124,7 +124,7 @@ def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
         if len(encoded.event.payload) == 1 and is_digest(encoded.event.payload):
             raise InvalidEvent(
                 f"not a valid event: the payload of {encoded.event.idempotency_key} is only a digest, "
-                "as of a forgotten one: append the payload itself"
+                "like a forgotten one; append the payload itself"
             )
     return batch
 

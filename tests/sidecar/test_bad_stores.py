@@ -346,7 +346,7 @@ def test_a_database_that_another_program_holds(
     try:
         for name in registered(READING + WRITING):
             done = run(home.path, *arguments(name, sound["sqlite"]))
-            assert is_sentence(done, r"log\.db is held by another program; close the program"), (name, done)
+            assert is_sentence(done, r"log\.db is held by another program; close that program"), (name, done)
             assert len(waits) <= 1, (name, waits)
             waits.clear()
         for name in TELLING:

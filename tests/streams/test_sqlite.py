@@ -275,5 +275,5 @@ async def test_who_finds_the_database_locked_says_what_to_do_about_that_alone(
     await log.close()
     assert str(failure.value) == (
         f"the log could not be written ({tmp_path / 'store' / 'log.db'} is held by another program) and has stopped; "
-        "close the program that has it open, try again: nothing that was acknowledged is lost"
+        "close that program, then try again: nothing that was acknowledged is lost"
     )

@@ -140,7 +140,7 @@ async def test_bytes_that_are_no_text_and_values_of_other_types_are_findings(tmp
     connection.close()
     findings, summary = await verify(tmp_path)
     assert lost(findings)[:2] == [("tampered", 8, 7, "ses_1"), ("corrupt", 9, 8, "ses_0")]
-    assert "actor" in findings[0].reason and "other types" in findings[1].reason
+    assert "actor" in findings[0].reason and "wrong types" in findings[1].reason
     assert summary.records == RECORDS - 1
 
 

@@ -146,7 +146,7 @@ class JetStreamEventBus:
         for each in running:
             each.stop()
         for each in running:
-            # One by one and in this task, so that a handler that closes the bus does not wait for itself.
+            # Cancel them one by one and in this task, so that a handler that closes the bus does not wait for itself.
             await each.cancel()
 
     # --- inside ---
@@ -217,7 +217,7 @@ class JetStreamEventBus:
             NatsError: storing failed.
         """
         if durable is None or delivery.subject.startswith(f"{DEAD_LETTERS}."):
-            # A dead letter stays where it is: a second one would only hide it.
+            # A dead letter makes no second dead letter, which would only hide the first.
             self.counts["given_up"] += 1
             return
         subject, headers = dead_letter(delivery, durable, reason)

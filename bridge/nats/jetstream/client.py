@@ -1,7 +1,8 @@
 """Connects with the client library, and overrides its client where that misbehaves.
 
-Only this file and ``client_errors.py`` import the library. Its reconnecting is off: pull subscriptions may stay dead
-after a reconnect (nats.py issue 504), and messages that it resends may arrive after later ones.
+Only this file and ``client_errors.py`` import the library. The library's own reconnecting is off, because pull
+subscriptions may stay dead after a reconnect (nats.py issue 504), and messages that it resends may arrive after
+later ones.
 
 A comment at each override, private methods included, says what the library would do instead.
 """
@@ -40,7 +41,7 @@ CLOSE_SECONDS: Final = 2.0
 """How long closing a connection waits for the last messages to leave."""
 
 FLUSH_SECONDS: Final = 10.0
-"""How long a sender waits for the socket; it goes on then, and the answer that it waits for next has a limit too."""
+"""How long a sender waits for the socket. Then it continues, because its wait for the answer has a limit too."""
 
 _CONNECTS: Final = 2
 """How often the library tries each server before it gives up."""
@@ -96,7 +97,7 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
             )
     except BaseException as error:
         ended.cancel()
-        # ``close`` would wait forever after a failed TLS handshake. No task of the client runs yet.
+        # ``close`` would wait forever after a failed TLS handshake. The client has started no task yet.
         client.abort()
         if not isinstance(error, Exception):
             raise
@@ -142,7 +143,7 @@ class GuardedClient(Client):
         return await self.subscribe(pattern, cb=_callback(on_message))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        # The library parses each header character by character, which takes half the time of reading a stream.
+        # The library parses headers character by character, which would take half the time of reading a stream.
         subscription = self._subs.get(sid)
         on_message = self._direct.get(subscription._cb) if subscription is not None and subscription._cb else None
         if on_message is None:

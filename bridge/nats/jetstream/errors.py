@@ -51,13 +51,13 @@ class NatsUnavailable(NatsError):
 
 
 class Unreachable(NatsUnavailable):
-    """There is no connection to the server."""
+    """The server cannot be reached."""
 
     code = "nats-unreachable"
 
 
 class WrongServer(NatsUnavailable):
-    """Another program answers on our server's port. It received nothing from us."""
+    """Another program answers on our server's port. We sent nothing to it."""
 
     code = "nats-wrong-server"
 

@@ -122,7 +122,7 @@ async def publish_all(
     try:
         for sent, message in enumerate(messages):
             if len(in_flight) - len(stored) >= window:
-                # Wait for half of the window: waking up for each single answer costs more than it gains.
+                # Wait for half of the window, because waking up for each single answer costs more than it gains.
                 await _take(messages, in_flight, stored, sent - window // 2)
             in_flight.append(await session.begin(message.subject, message.body, {**message.headers, **more}))
         await _take(messages, in_flight, stored, len(messages))

@@ -157,7 +157,7 @@ async def message_at(session: JetStream, stream: str, sequence: int) -> StreamMe
     """The message with a sequence.
 
     Raises:
-        NotFound: there is no such message, or no longer.
+        NotFound: the message does not exist, or no longer exists.
     """
     return _stream_message(await session.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence}))
 

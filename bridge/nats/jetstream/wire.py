@@ -130,7 +130,7 @@ def published(subject: str, headers: Mapping[str, str], more: str, body: bytes, 
         NatsRefused: the subject or a header is invalid, or the message is too large.
     """
     lines = header_lines(headers)
-    # The caller has checked them. Checked again, because an extra line could forge a header or a command.
+    # The caller has checked the headers. Check them again, because an extra line could forge a header or a command.
     if not are_lines(lines, len(headers)) or not _is_subject(subject):
         raise NatsRefused("a message has an invalid header or subject", "escape its names and values")
     head = f"NATS/1.0\r\n{lines}{more}\r\n".encode("ascii")

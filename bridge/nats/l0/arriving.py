@@ -57,7 +57,7 @@ _MAX_MS: Final = 2**53
 
 
 class Undecodable(ValueError):
-    """A message that is no command; ``reason`` says why, without its content."""
+    """A message that is not a command; ``reason`` says why, without its content."""
 
     code: ClassVar[str] = "undecodable"
 
@@ -108,12 +108,12 @@ def read_command(
     """Read one message. ``recorded`` returns the depth recorded for a correlation id; ``limit`` is the maximum depth.
 
     Raises:
-        Undecodable: it is no command.
+        Undecodable: the message is not a command.
     """
     try:
         names = CommandSubject.parse(subject)
     except SubjectError as error:
-        raise Undecodable(f"its subject is not a command's: {error.reason}") from None
+        raise Undecodable(f"its subject is not the subject of a command: {error.reason}") from None
     given, fields = known_headers(headers), _fields_of(body)
     notes: list[str] = []
     payload = fields["payload"]
@@ -178,7 +178,7 @@ def _fields_of(body: bytes) -> dict[str, Any]:
     found = {**value, "payload": payload if isinstance(payload, dict) else {"value": payload}}
     for name in _TEXTS:
         if found.get(name) is not None and not (isinstance(found[name], str) and found[name]):
-            raise Undecodable(f"its {name} is not a text")
+            raise Undecodable(f"its {name} is not a string")
     source = found.get("source")
     if source is not None and not (isinstance(source, dict) and isinstance(source.get("agent", ""), str)):
         raise Undecodable("its source is not an object that names an agent")

@@ -69,7 +69,7 @@ def l0_messages(event: StreamEvent, context: RecordContext) -> list[L0Message]:
     """The L0 messages of one record, in order; empty if it has no L0 meaning.
 
     Raises:
-        IncompleteRecord: it has one, but its session, turn or payload is unknown (or forgotten).
+        IncompleteRecord: it has an L0 meaning, but its session, turn or payload is unknown (or forgotten).
     """
     if event.type == REFUSED:
         return _refused(event)

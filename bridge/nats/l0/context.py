@@ -140,7 +140,7 @@ _ADAPTER = TypeAdapter(_Dump)
 
 
 def _own_depth(event: StreamEvent) -> int | None:
-    """The depth that an event of an agent of the runtime says itself."""
+    """The depth that an event of one of the runtime's agents carries."""
     depth = event.metadata.get("depth") if event.stream_id.startswith("agent/") else None
     return depth if isinstance(depth, int) and not isinstance(depth, bool) and 0 <= depth < 10**6 else None
 

@@ -3,8 +3,8 @@
 A user's task has depth 0, and each spawned task is one deeper. Only the spawner
 computes the depth (``next_depth``), and both sides of every hop verify it. A
 message without a depth is a violation, not depth 0. A chain's depth is recorded
-under its ``correlation_id``; if the message disagrees, nothing is done. Depth
-alone does not limit cost: budgets do.
+under its ``correlation_id``; if the message has another depth, it is refused. Depth alone
+does not limit cost. Budgets do that.
 
 ===============  ==================  ====================  =======================
 operation        header              recorded              then
@@ -113,14 +113,14 @@ def next_depth(depth: int) -> int:
         ProtocolViolation: ``depth`` is negative.
     """
     if depth < 0:
-        raise ProtocolViolation(f"a depth of {depth} does not exist")
+        raise ProtocolViolation(f"a depth must be 0 or more, not {depth}")
     return depth + 1
 
 
 def failed_task(decision: Decision, agent_turn_id: str) -> Task:
     """The payload for ``evt.agent.{agent}.task`` that reports a refused chain. Raises ``ValueError`` if accepted."""
     if decision.accepted:
-        raise ValueError("an accepted message is not a failed task")
+        raise ValueError("this message was accepted, so there is no failure to report")
     return Task(agent_turn_id=agent_turn_id, status="failed", error_code=decision.verdict, error=decision.reason)
 
 
@@ -128,6 +128,6 @@ def _require(need: Need, depth: int | None, what: str) -> None:
     if need == "must" and depth is None:
         raise ProtocolViolation(f"{what} is missing")
     if need == "zero" and depth:
-        raise ProtocolViolation(f"{what} is {depth}; what a user begins has depth 0")
+        raise ProtocolViolation(f"{what} is {depth}, but a chain that a user starts has depth 0")
     if depth is not None and depth < 0:
         raise ProtocolViolation(f"{what} is negative")

@@ -1,7 +1,7 @@
 """The one way to send a ``cmd`` or ``evt`` message: complete headers, a checked depth, counted notes.
 
 ``outgoing`` completes and checks a message's headers, and is pure. ``Sender`` publishes such messages on any
-``EventBus`` and counts. What breaks the depth rules is refused before it is sent: the chain ends there.
+``EventBus`` and counts. A message that breaks the depth rules is refused before it is sent, which ends its chain.
 
 Source: seed 002, 3; FEATURES C12-C17, C23.
 """
@@ -115,7 +115,7 @@ class Sender:
         """Publish a payload with complete headers. The same ``message_id`` is kept once, with the same trace.
 
         Raises:
-            SubjectError: the subject is not one of a command or event.
+            SubjectError: the subject is not that of a command or an event.
             HeaderError, ProtocolViolation: see ``outgoing``; nothing was sent.
             BusError: see ``EventBus.publish``.
         """

@@ -28,7 +28,7 @@ from bridge.nats.subjects import Component, L0Subject
 from streams.bus.subjects import ONE, SubjectError, matches
 
 Carried = Literal["cmd", "evt", "str", "inbox"]
-"""A category, or ``inbox``: a message in an agent's inbox. It has no subject; a wakeup announces it."""
+"""A category, or ``inbox``: a message in an agent's inbox, which has no subject and is announced by a wakeup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def inbox_model(kind: str) -> type[L0Payload]:
     """The payload of an inbox message. Raises ``SubjectError`` for an unknown kind."""
     model = PAYLOADS.get(("inbox", "agent", kind))
     if model is None:
-        raise SubjectError(kind, "no kind of inbox message; there are `tool_result` and `stop`")
+        raise SubjectError(kind, "not a kind of inbox message: use `tool_result` or `stop`")
     return model
 
 

@@ -60,7 +60,7 @@ class Coalescer:
 
     def __init__(self, max_wait_s: float = MAX_WAIT_S, max_bytes: int = MAX_BYTES) -> None:
         if not 4 <= max_bytes <= MAX_CONTENT:
-            raise ValueError(f"max_bytes must be 4 to {MAX_CONTENT}, is {max_bytes}")
+            raise ValueError(f"max_bytes must be 4 to {MAX_CONTENT}, not {max_bytes}")
         self.max_wait_s, self.max_bytes = max_wait_s, max_bytes
         self.counts: Counter[str] = Counter()
         self._open: OrderedDict[str, _Open] = OrderedDict()

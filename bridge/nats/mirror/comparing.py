@@ -430,7 +430,7 @@ class Comparer:
         return ""
 
     def _count_lacking(self, position: int) -> int:
-        """How many messages of a record are missing. Those absent for a reason are counted under the reason."""
+        """How many messages of a record are missing. Those absent for a known reason are counted separately."""
         lacking = self._lacking(position).bit_count()
         if not lacking:
             return 0

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 MAX_WORD: Final = 8 * 1024
-"""Most characters of a waiting word. A longer one is replaced: the end of a secret in it would be unknown."""
+"""Most characters of a waiting word. A longer word is replaced, because the end of a secret in it would be unknown."""
 
 MAX_CONTEXT: Final = 16 * 1024
 KEPT_CONTEXT: Final = 1024
@@ -60,7 +60,7 @@ class HeldText:
         whole = str(self._clean(self._said))
         same = len(self._told)
         if not whole.startswith(self._told):
-            # Text already released became part of a secret: continue where the two differ.
+            # Text that was already released became part of a secret. Continue where the two differ.
             pairs = zip(whole, self._told, strict=False)
             same = next((at for at, (new, old) in enumerate(pairs) if new != old), min(len(whole), len(self._told)))
         leaving, self._told = whole[same:], whole

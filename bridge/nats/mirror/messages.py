@@ -131,7 +131,7 @@ def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMe
 
 
 def _commands(record: Record, mirror: Mirror) -> tuple[Message, Message] | str:
-    """The messages of a command for an agent of another home: itself and its wakeup; or why there are none."""
+    """The messages of a command for an agent of another home: the command and its wakeup, or why there are none."""
     event, about = record.event, record.event.metadata
     if is_forgotten(event):
         return "forgotten"
@@ -332,7 +332,7 @@ def _noted(notes: tuple[str, ...], found: tuple[str, ...]) -> tuple[tuple[str, .
 
 @lru_cache(maxsize=1024)
 def _trace_of(stream: str, traceparent: str | None) -> tuple[TraceContext, tuple[str, ...]]:
-    """The trace of an event; if it was made here, also the note that says why."""
+    """The trace of an event. If it was generated here, also the note that says why."""
     trace = parse_traceparent(traceparent) if traceparent is not None else None
     if trace is not None:
         return trace, ()

@@ -37,7 +37,7 @@ MAX_RUN_BYTES: Final = 4 * 1024 * 1024
 
 DAY_MS: Final = 24 * 3600 * 1000
 COMMAND_DAYS: Final = 1
-"""A command that could not be sent for so long is not sent any more: nobody expects it to be carried out."""
+"""After this time a command that could not be sent is dropped, because nobody expects it to be carried out."""
 
 L0_DAYS: Final = 7
 """How long the server keeps L0 events; older ones are no longer published."""
@@ -198,7 +198,7 @@ async def publish_run(
 
 @dataclass(frozen=True, slots=True)
 class BegunRun:
-    """A run that is mostly sent. Nothing of it is stored before ``finish_run``; it may be dropped.
+    """A run that is mostly sent. Nothing of the run is stored before ``finish_run``, so the run may be dropped.
 
     This lets the server receive one run while it still stores the one before.
     """

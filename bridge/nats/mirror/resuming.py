@@ -3,7 +3,7 @@
 A mirror resumes after the stream's last record of the log only if that record
 equals the log's, none is missing before it, and none is there twice. Otherwise it
 purges the log's part of the stream and publishes it again under new message ids,
-so that the mirror equals the log again without anybody's help.
+so that the mirror equals the log again, without a person's help.
 
 Records that the stream's limits (age, size, count) removed at its beginning are not missing.
 """
@@ -36,7 +36,7 @@ class MirroredRecord:
 
 @dataclass(frozen=True, slots=True)
 class StreamSurvey:
-    """What the stream holds of one log. ``first`` and ``last`` are ``None`` if it holds nothing."""
+    """Which messages of one log the stream holds. ``first`` and ``last`` are ``None`` if it holds nothing."""
 
     created: str
     first: MirroredRecord | None

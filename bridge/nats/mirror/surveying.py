@@ -31,7 +31,7 @@ AGAIN_SECONDS: Final = 0.05
 
 
 async def survey(session: JetStream, log_id: str) -> StreamSurvey:
-    """What the stream holds of a log at one point in time.
+    """Which messages of a log the stream holds at one point in time.
 
     Raises:
         NatsUnavailable: no answer, or another publisher keeps publishing under the log's name.

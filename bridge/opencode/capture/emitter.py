@@ -37,7 +37,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One item of one origin. It is finished when all events made from it are durable."""
+    """One item of one origin. The item is finished when all events made from it are durable."""
 
     origin: Origin
     seq: int

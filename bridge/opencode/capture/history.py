@@ -1,8 +1,8 @@
-"""Old sessions of OpenCode 1, as its API has them, back into the hooks that they once were. Pure.
+"""Turns old sessions of OpenCode 1, as its API returns them, back into the hooks of their time. Pure.
 
-A session that ended before the log began can be read only as it is at its end: the messages with their parts. From
-these come the same events, with the same keys, that a recording at the time would have made; what OpenCode does not
-keep (asks, retries) is missing. Their metadata says ``history``.
+Of a session that ended before the log began, only the final messages and their parts can be read. They give the
+same events, with the same keys, as a recording at the time. What OpenCode does not keep (asks, retries) is missing.
+Their metadata says ``history``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HISTORY_INSTANCE = sha256(b"history").hexdigest()[:16]
 
 
 def session_items(info: dict[str, Any], messages: list[dict[str, Any]]) -> Iterator[HookItem]:
-    """The hooks of one session, oldest first. Its parent's must come before."""
+    """The hooks of one session, oldest first. The messages of its parent must come first."""
     created = _at(info, 0)
     session = text(info.get("id")) or ""
     yield _event("session.created", created, {"sessionID": session, "info": info})
@@ -68,7 +68,7 @@ def _parts(session: str, parts: list[dict[str, Any]], at: int) -> Iterator[HookI
 
 
 def _idle(session: str, at: int, answering: str | None) -> Iterator[HookItem]:
-    """The end of a turn. OpenCode tells it twice after an error, and an abort is settled by the second one."""
+    """The end of a turn. After an error OpenCode reports it twice, and the second report settles an abort."""
     if answering is not None:
         yield from (_event("session.idle", at, {"sessionID": session}) for _ in range(2))
 

@@ -3,7 +3,7 @@
 A rule may drop a hook only if it knows that the hook is not final. So each item
 is first checked against the shape of its source. The shape covers the fields
 that the rule reads to decide, and those it records with a fixed type. An item
-that does not fit is kept whole; no rule guesses.
+that does not match is kept whole; no rule guesses.
 
 Fields that no rule reads may have any shape. New fields are allowed.
 """

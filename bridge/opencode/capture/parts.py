@@ -187,9 +187,8 @@ class Parts(Turns):
         """Take the held hooks of a tool part that ended: one from each plugin copy.
 
         Two calls may share an id, so the input decides. A plugin may have
-        changed a call's input before it ran. Then no held hook has the part's
-        input, and the only remaining input is the changed one. A part that is
-        already recorded is a resend and takes no such hook.
+        changed a call's input before it ran. Then no held hook has the part's input, and the only input left is
+        the changed one. A part that is already recorded is a resend and takes no such hook.
         """
         held = [after for after in self._afters if after.session == session.id and after.call == call]
         taken = [after for after in held if _given(after.entry) == input_digest(state.get("input"))]

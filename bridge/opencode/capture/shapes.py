@@ -1,7 +1,7 @@
 """Reads what OpenCode passes to hooks, and makes payloads from it. Pure.
 
-OpenCode's types lag behind what it sends, so nothing here trusts a shape:
-missing values are left out, odd ones are kept as they are.
+OpenCode's types lag behind what it sends, so nothing here relies on a shape: missing values are left out,
+and odd values are kept as they are.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def error_of(error: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_abort(error: dict[str, Any]) -> bool:
-    """True for an abort, which is not an error: it ends the turn."""
+    """True for an abort, which ends the turn and is not an error."""
     return error.get("name") == "MessageAbortedError"
 
 
@@ -198,7 +198,7 @@ def beginning(payload: dict[str, Any], length: int) -> str:
 
 
 def is_typed(part: dict[str, Any]) -> bool:
-    """True for a part of a prompt that OpenCode did not make up."""
+    """True for a part of a prompt that OpenCode did not add."""
     return part.get("type") == "text" and not part.get("synthetic")
 
 

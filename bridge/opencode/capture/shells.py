@@ -1,4 +1,4 @@
-"""Commands that a person runs with ``!``: their input and the begin of their turn. Pure.
+"""Commands that a person runs with ``!``: their input and the start of their turn. Pure.
 
 No ``chat.message`` hook comes for them. OpenCode writes a user message with one
 synthetic note, then an answer with one ``bash`` part, and only that part names
@@ -54,7 +54,8 @@ class Shells(Emitter):
         return True
 
     def shell_answer(self, entry: Entry, session: SessionState, user: str) -> bool | None:
-        """Hold the first update of a command's answer, pass over the later ones; ``None`` if it is another answer."""
+        """Hold the first update of a command's answer and skip later ones; ``None`` if the answer is not a
+        command's."""
         waiting = self._shells.get(session.id)
         if waiting is None or waiting.user != user:
             self.settle_shell(session.id)
@@ -71,7 +72,7 @@ class Shells(Emitter):
             self.settle_shell(session.id, text(mapping(part["state"].get("input")).get("command")))
 
     def settle_shell(self, session_id: str, command: str | None = None, *, until_ms: int | None = None) -> None:
-        """End the wait: write the command's input and the begin of its turn; nothing if no answer came or it is copied.
+        """End the wait: write the command's input and the start of its turn, except for copies and unanswered commands.
 
         ``command`` is ``None`` if its part never came. With ``until_ms``, only a wait that began before is ended.
         """

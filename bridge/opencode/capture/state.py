@@ -29,7 +29,7 @@ INTERRUPTED = "interrupted"
 """Outcome of a turn whose OpenCode died."""
 
 SHELL = "shell"
-"""The trigger of a turn that is one command of a person's, run with ``!``. No model answers it."""
+"""The trigger of a turn that consists of one ``!`` command of a person. No model answers it."""
 
 REMEMBERED = 256
 """Inputs, turns and calls remembered per session. Older ones are still recorded only once: the log has their keys."""
@@ -42,13 +42,13 @@ PROMPTS = 16
 """How many prompts a session remembers with their first words, to name the one that is undone."""
 
 PROMPT_LENGTH = 80
-"""How many characters of them."""
+"""How many characters of those words."""
 
 UNDONE = "opencode.message.removed"
 RENAMED = "opencode.session.renamed"
 
 REMEMBERED_AT_REST = 4
-"""How many of each kind the other sessions remember."""
+"""How many entries of each kind the other sessions remember."""
 
 
 # Equal states must dump to equal bytes, but sets have no order, and the log reorders a payload's fields.

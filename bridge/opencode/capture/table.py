@@ -1,4 +1,4 @@
-"""The table of what each OpenCode hook and bus event becomes.
+"""The table that says what each OpenCode hook and bus event becomes.
 
 The translator dispatches on it and ``docs/events.md`` is generated from it, so
 code and documentation cannot disagree. Measured on OpenCode 1.18.33.

@@ -192,7 +192,7 @@ class Translator(Parts):
                 self.ask(session_id, waiting.first.token.origin)
             return False
         if parent_id and parent is None:
-            # The parent may be on its way, or older than this log. Ask about it too.
+            # The parent may be on its way, or older than this log. Ask about the parent too.
             if parent_id not in self._waiting and parent_id != session_id:
                 self._waiting[parent_id] = _Waiting(waiting.first, waiting.deadline)
             return False

@@ -3,7 +3,7 @@
 The rules table names these methods. Each emits events, and returns true if
 the item must stay unfinished for now; the method that ends the wait finishes it.
 
-A crash may lose what is kept here. Everything that decides an event's content
+A crash may lose what this object keeps. Everything that decides an event's content
 is in the state, or in a hook that is not acknowledged yet.
 """
 
@@ -93,7 +93,7 @@ class Turns(Shells):
         if session is None:
             return self.unknown_event(entry, session)
         if message_id in session.inputs:
-            # A second plugin copy, or a prompt repeated under the same id. The first one counts.
+            # A second copy of the plugin sent it, or a prompt was repeated under the same id. The first message counts.
             self.counts["duplicate:chat.message"] += 1
             return False
         human = session.known and session.parent is None and (not parts or shapes.is_human(parts))
@@ -111,7 +111,7 @@ class Turns(Shells):
         return False
 
     def message_removed(self, entry: Entry, session: SessionState | None) -> bool:
-        """Keep which message was undone; of a prompt also its first words, for readers that see this record alone."""
+        """Record which message was undone, and the first words of a prompt, for readers that see this record alone."""
         message = shapes.properties_of(entry.item)["messageID"]
         if session is None:
             return self.unknown_event(entry, session)
@@ -201,7 +201,7 @@ class Turns(Shells):
         )
 
     def session_idle(self, entry: Entry, session: SessionState | None) -> bool:
-        """End the turn. After an abort or an error, wait: the last parts follow, and idle comes again."""
+        """End the turn. After an abort or an error, wait, because the last parts follow and idle comes again."""
         if session is None:
             return False
         self.settle_shell(session.id, until_ms=entry.item.t)
@@ -282,7 +282,7 @@ class Turns(Shells):
     def end_dead_turn(self, session: SessionState, at_ms: int | None) -> None:
         """End the open turn of an OpenCode process that is gone, and from which nothing more can come.
 
-        ``at_ms`` is when its link ended; ``None`` if nobody saw that: then the turn's last sign of life counts.
+        ``at_ms`` is when its link ended; ``None`` if nobody saw that. Then the time of the turn's last event counts.
         """
         turn = session.turn
         if turn is not None:

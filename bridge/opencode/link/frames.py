@@ -302,7 +302,7 @@ class Tool(_Frame, frozen=True, tag="tool"):
 
 
 class Context(_Frame, frozen=True, tag="context"):
-    """Replaces the shim's local copy of what mutating hooks answer from."""
+    """Replaces the shim's local copy of the data from which mutating hooks answer."""
 
     type: ClassVar[str] = "context"
 
@@ -310,7 +310,7 @@ class Context(_Frame, frozen=True, tag="context"):
 
 
 class Bye(_Frame, frozen=True, tag="bye"):
-    """The last frame of a side that closes on purpose. ``detail`` says in words what ``reason`` does not."""
+    """The last frame of a side that closes on purpose. ``detail`` explains ``reason`` in words."""
 
     type: ClassVar[str] = "bye"
 
@@ -386,7 +386,7 @@ def _decode(message: str | bytes) -> Frame:
     except ValidationError as error:
         # The reason may quote payload, so report only where the fault is.
         where = str(error).rpartition(" - at `$")[2].rstrip("`") if " - at `$" in str(error) else ""
-        raise FrameError(f"{kind}{where}: not as the protocol has it") from None
+        raise FrameError(f"{kind}{where}: does not match the protocol") from None
 
 
 def encode(frame: Frame) -> str:
@@ -456,4 +456,4 @@ def _dumps(value: dict[str, Any]) -> str:
         try:
             return orjson.dumps(repair(value)).decode()
         except TypeError as error:
-            raise FrameError(f"a value JSON has no form for ({type(error).__name__})") from None
+            raise FrameError(f"JSON cannot express a value of the type ({type(error).__name__})") from None

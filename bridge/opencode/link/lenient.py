@@ -44,7 +44,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 
-# The text before an escaped lone surrogate (1), then a run of those (2), or the end, or a broken escape.
+# The text before an escaped lone surrogate (1), then a run of lone surrogates (2), or the end, or a broken escape.
 # Possessive, so it never backtracks.
 _LONE_ESCAPES = re.compile(
     rf"((?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F]))|{_HIGH}{_LOW})*+)(?:((?:{_HIGH}(?!{_LOW})|{_LOW})++)|.|\Z)",
@@ -55,7 +55,7 @@ _LONE_ESCAPES = re.compile(
 # again, and a hostile message would take quadratic time. Possessive, so it never backtracks.
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
-# These limit the event loop's pause to about a second, for a message of any size:
+# These limits keep the event loop's pause to about a second, for a message of any size:
 
 _CUT_TOKENS = 500_000
 """Most strings and brackets scanned to cut a deep message."""

@@ -289,7 +289,7 @@ class SidecarLink(_Link):
                 raise AssertionError(frame.type)
 
     def _hello(self, frame: Hello, after: State) -> list[Event]:
-        # Another protocol version is refused only after the handshake, which all versions share. So a
+        # Another protocol version is refused only after the handshake, which all versions share. So an
         # authenticated sidecar refuses, and the refusal is counted for an authenticated peer.
         self.role, self._client_nonce, self._client_protocol = frame.role, frame.nonce, frame.protocol
         self._send(
@@ -400,7 +400,7 @@ class ClientLink(_Link):
         if first_seq <= self.last_sent:
             raise LocalProtocolError(f"seq {first_seq} was sent before (last: {self.last_sent})")
         if len(items) > self.room:
-            raise LocalProtocolError(f"{len(items)} items do not fit the window ({self.room} left)")
+            raise LocalProtocolError(f"{len(items)} items are more than the window has room for ({self.room})")
         for last_seq, text in batches(first_seq, items):
             self._out.append(text)
             self._flight.append((last_seq, last_seq - max(first_seq - 1, self.last_sent)))

@@ -143,7 +143,7 @@ class Refused(Struct, frozen=True):
 
 
 class HooksReceived(Struct, frozen=True):
-    """Sidecar: new items with consecutive seqs. Finish each one once, in any order."""
+    """Sidecar: new items with consecutive seqs. Finish each item once, in any order."""
 
     first_seq: int
     items: list[HookItem]

@@ -5,8 +5,7 @@ under secret key names are replaced whole. The same input always gives the same
 output, and redacting the output again changes nothing.
 
 A value is first scanned as one JSON text, which suffices for most payloads,
-because they contain no secret. If the scan finds something, each string is
-redacted by itself.
+because they contain no secret. If the scan finds something, each string is redacted separately.
 
 Source: RELIABILITY, "Security"; FEATURES U15.
 """
@@ -151,7 +150,7 @@ class Redactor:
         if not isinstance(value, dict | list):
             return value
         if depth >= MAX_DEPTH:
-            # The log would cut it here too; JSON readers accept deeper nesting than Python can recurse into.
+            # The log would cut the value here too; JSON readers accept deeper nesting than Python can recurse into.
             self.shortened += 1
             return {"$too_deep": type(value).__name__}
         if isinstance(value, dict):
@@ -228,7 +227,7 @@ class Redactor:
     def _redacted(self, text: str) -> str:
         """Return ``text`` with its secrets replaced by placeholders; the same object if there were none."""
         for _ in range(_PASSES):
-            # Scan again after a replacement, so that a second redaction finds nothing new.
+            # Scan the result again, so that redacting it a second time changes nothing.
             before = text
             data = text.encode("utf-8", "surrogatepass")
             spans = self._scanner.spans(data)

@@ -29,7 +29,7 @@ OptionalFamily = Annotated[
     str | None,
     typer.Argument(
         metavar="[STREAM]",
-        help="Show only this stream with its child sessions, or this child session and those below it; "
+        help="Show only this stream with its child sessions, or this child session with its descendants; "
         "default: the current project.",
         autocompletion=complete.sessions,
     ),

@@ -28,7 +28,7 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 UNCOLLECTED_SECONDS = 1.0
-"""How long a command may run before the garbage collector, which ``main`` turned off, comes back."""
+"""How long a command may run before the garbage collector, which ``main`` turned off, is turned on again."""
 
 _OUR_ERRORS = (
     ("streams.errors", "StreamError"),
@@ -43,7 +43,7 @@ _OUR_ERRORS = (
 )
 
 UNEXPECTED = "unexpected"
-"""The code of an unforeseen error: a bug of ours."""
+"""The code of an unforeseen error, which is our bug."""
 
 SYSTEM = "system"
 """The code of an error of the operating system that ``_SYSTEM_CODES`` does not list."""

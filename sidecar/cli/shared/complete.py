@@ -1,6 +1,6 @@
 """Shell completion of streams, sessions, events, types and actors.
 
-It runs at every press of the Tab key: it reads the sidecar's last catalog and a
+Completion runs at every press of the Tab key, so it reads the sidecar's last catalog and a
 bounded part of the log, and ignores whatever cannot be read. The command itself
 reports such errors.
 """
@@ -21,7 +21,7 @@ NEWEST = 3000
 """Most records to read, the newest ones: a twentieth of a second."""
 
 MOST_EVENTS = 30
-"""Most events to offer before anything is typed; then everything that fits is offered."""
+"""Most events to offer before anything is typed. After that, every match is offered."""
 
 _SHORT_ID = 6
 
@@ -49,7 +49,7 @@ def sessions(ctx: typer.Context, incomplete: str) -> list[Offer]:
 def events(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Event ids, the newest first: their last characters, as a terminal shows them, and whole ones that were begun.
 
-    Whole ids all begin alike, so the first characters of one may also be those of a short one: both are offered.
+    All whole ids begin alike, so typed characters may begin a whole id or a short one. Both are offered.
     """
     short: dict[str, str] = {}
     whole: dict[str, str] = {}
@@ -96,7 +96,7 @@ def _stream_titles(catalog: Catalog) -> dict[str, str]:
 def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
     """The streams and sessions, and the newest events, the oldest first; what was read before a fault, if there is one.
 
-    The catalog knows all that a snapshot covers, and of what came later the newest.
+    The catalog covers the records of the snapshot, and the newest of the later ones.
     """
     import asyncio
 

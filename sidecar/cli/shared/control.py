@@ -36,7 +36,8 @@ TRIES: Final = 5
 
 @asynccontextmanager
 async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
-    """Open a link to the home's sidecar, starting one if needed. ``cut_off`` says what its end means for the log.
+    """Open a link to the home's sidecar, starting one if needed. ``cut_off`` says what it means for the log if
+    the sidecar ends.
 
     Raises:
         LinkUnavailable: it could not start (with its reason) or does not answer. Nothing was changed.

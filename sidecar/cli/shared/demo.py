@@ -135,7 +135,8 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
 async def _keys(home: Home) -> Counter[tuple[str, str]]:
     """The recorded content without what differs in every play: ids and hashes.
 
-    A title is left out too: updates of it are not final, and a turn's end shows the last one that was seen.
+    Titles are left out too, because updates of them are not final, and the end of a turn has the last title
+    that was seen.
     """
     found: Counter[tuple[str, str]] = Counter()
     async for record in LogReader(home.store_path).read_all():

@@ -40,7 +40,7 @@ class HeadedLines:
         return self._wanted if self._streams is None else replace(self._wanted, streams=tuple(sorted(self._streams)))
 
     def fits(self, record: Record) -> bool:
-        """True if the record belongs to the project, passes the filter, and is no mere bookkeeping of an agent."""
+        """True if the record belongs to the project, passes the filter, and is not only bookkeeping of an agent."""
         if not self._wanted.types and not is_news(record.event.stream_id, record.event.type):
             return False
         if self._streams is not None:

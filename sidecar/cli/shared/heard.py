@@ -25,7 +25,7 @@ from streams.event import StreamEvent
 from streams.query import describe_span
 
 PLACE_CHARACTERS: Final = 10
-"""Of a stream's or session's id the last ones; what comes before is the same for many."""
+"""The last characters of a stream's or session's id. The characters before them are the same for many ids."""
 
 _LONGEST_STAMP: Final = 15
 
@@ -42,16 +42,17 @@ class Heard:
 
 
 def expanded(text: str) -> str:
-    """The subjects that a person means: short forms of the L0 protocol's, without project and channel, made whole.
+    """The subjects that a person means. Completes short forms of the L0 protocol's subjects, which lack
+    project and channel.
 
-    ``evt.agent.*.step`` and ``str.>`` are such forms; ``evt.>`` is every record, as it stands.
+    ``evt.agent.*.step`` and ``str.>`` are such forms; ``evt.>``, every record, stays as it is.
 
     Raises:
         SubjectError: it is not a pattern.
     """
     tokens = check_pattern(text).split(".")
     short = tokens[0] == "str" or (tokens[0] in CATEGORIES and len(tokens) > 1 and tokens[1] in COMPONENTS)
-    # Any version: a person who listens need not know it.
+    # Match any version, because a person who listens need not know it.
     return check_pattern(f"cg.*.*.*.{text}") if short else text
 
 
@@ -61,7 +62,7 @@ def is_internal(subject: str, pattern: str) -> bool:
 
 
 def heard(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) -> Heard:
-    """What a message says; ``now_ms``, when it was received, stands in for a missing time of sending."""
+    """The content of a message. ``now_ms``, the time when it was received, replaces a missing time of sending."""
     stamp = headers.get(h.TIMESTAMP, "")
     ts = int(stamp) if stamp.isascii() and stamp.isdecimal() and len(stamp) <= _LONGEST_STAMP else now_ms
     actor, type_ = _text(headers.get(h.SENDER)), _text(headers.get(h.MESSAGE_TYPE))
@@ -93,7 +94,7 @@ def as_json(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) 
 
 
 def _meaning(subject: str, body: bytes) -> Line | None:
-    """What an agent's step, state, task or piece of an answer says, in the words that ``log`` has for them."""
+    """The text of an agent's step, state, task or piece of an answer, in the words of ``log``."""
     try:
         l0 = L0Subject.parse(subject)
         payload = orjson.loads(body)

@@ -1,4 +1,4 @@
-"""What commands about NATS share: connecting to the server, and the wording of its and the mirror's state."""
+"""What commands about NATS share: connecting to the server, and describing the state of server and mirror."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OFF: Final[Mapping[str, Any]] = {
     "mirror": None,
     "deltas": None,
 }
-"""What ``status`` says of NATS where it is off."""
+"""What ``status`` says about NATS when it is off."""
 
 TURN_ON = 'set mode = "embedded" or "external" in [nats] of config.toml'
 
 
 def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessions:
-    """A connection to be made to the home's server; the caller closes it. ``waits``: for an embedded one, too.
+    """A connection to be made to the home's server; the caller closes it. ``waits``: waits for an embedded server, too.
 
     Raises:
         Failure: NATS is off, the embedded server does not run, or the client library is missing.
@@ -57,7 +57,7 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
 
 
 def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
-    """What ``status`` of a sidecar calls ``nats``, where none runs: what is configured, and what the mirror noted last.
+    """The ``nats`` field of ``status`` while no sidecar runs: what is configured, and what the mirror noted last.
 
     Raises:
         StreamError: the store cannot be read.
@@ -104,7 +104,7 @@ def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
 
 
 def mirror_words(found: Mapping[str, Any]) -> str:
-    """How far the mirror is, from its own account."""
+    """How far the mirror is, according to itself."""
     state = found["state"]
     if not found["lag"]:
         doing = {"idle": "", "publishing": "", "stopped": ", when it was last there"}.get(state, f", {state}")

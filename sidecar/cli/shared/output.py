@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streams.log.verify import Summary
 
 NARROWEST = 20
-"""Least columns for breaking a text at words."""
+"""Fewest columns on which text is wrapped at words."""
 
 WHOLE_ID_WIDTH = 100
 """From this many columns on, ids of streams and sessions are shown whole."""
@@ -88,9 +88,9 @@ class Output:
     def lines(
         self, head: Sequence[tuple[str, str]], text: str, style: str, *, most: int, mark: str | None = None
     ) -> bool:
-        """``head``, and ``text`` next to it on up to ``most`` lines, broken at words and cut after the last.
+        """``head``, and ``text`` next to it on up to ``most`` lines, wrapped at words and cut after the last.
 
-        What is ``mark`` in it is highlighted; returns whether some of it is.
+        Highlights ``mark`` in the text; returns whether it occurs.
         """
         from rich.cells import cell_len, chop_cells
         from rich.text import Text

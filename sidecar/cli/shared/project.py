@@ -53,9 +53,9 @@ def project_streams(catalog: Catalog, given: str | None) -> set[str] | None:
 
 
 def project_or_here(catalog: Catalog, given: str | None, stream: str | None) -> set[str] | None:
-    """The streams that a command without a stream shows: of ``--project``, else of the project here, else all.
+    """The streams that a command without a stream shows: those of ``--project``, else of the current project, else all.
 
-    Says so if it chose the project here and the log holds others.
+    Prints a note if it chose the current project and the log has others.
     """
     if given is not None:
         return project_streams(catalog, given)
@@ -83,7 +83,7 @@ def shown_directory(directory: str) -> str:
 
 
 async def newest_stream(reader: LogReader, given: str | None) -> str:
-    """The newest stream of the project that ``--project`` names; without the option, of the project here, else of all.
+    """The newest stream of the project that ``--project`` names, else of the current project, else of all.
 
     Raises:
         NoLog: there is none.

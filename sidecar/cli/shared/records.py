@@ -31,7 +31,7 @@ SHORT_ID = 6
 """Last characters of an event id that a terminal shows: enough to name it in `show` and `why`."""
 
 ROOMY = 100
-"""Columns from which on the columns of a record are set apart by two spaces."""
+"""From this many columns on, two spaces separate the columns of a record."""
 
 MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 10, "bad": 3}
 """Lines that a terminal gives to what people and agents say, to faults, and to asks, which a person decides on.
@@ -46,7 +46,7 @@ PIPED = ("time", "stream", "offset", "event", "actor", "type", "text")
 """The first line that a pipe gets: what is between the tabs of the others."""
 
 _BEFORE = 24
-"""Characters that are shown before a text that was found out of sight."""
+"""Characters that are shown before a match that the line itself does not show."""
 
 EXCERPT_INDENT = 10
 
@@ -70,7 +70,7 @@ class Lines:
         self._timing.apply(record)
 
     async def look_up(self, reader: LogReader, record: Record) -> None:
-        """Learn from the log what ``print`` should know of ``record``, if nothing printed or learned says it."""
+        """Read from the log what ``print`` needs for ``record``, unless it is known already."""
         event = record.event
         if self._out.json or not self._timing.lacks(event) or event.causation_id is None:
             return
@@ -87,7 +87,8 @@ class Lines:
                     self.learn(answer)
 
     async def _learn_all(self, reader: LogReader) -> None:
-        """Read the log for all turns and checkpoints, once: without an index that costs as much as for one."""
+        """Read the log once for all turns and checkpoints, because without an index this costs no more than
+        reading it for one."""
         if self._has_all:
             return
         self._has_all = True
@@ -140,7 +141,7 @@ class Lines:
             self._excerpt(event, self._found)
 
     def _excerpt(self, event: StreamEvent, found: str) -> None:
-        """A line with the value that holds ``found``, where the event's own line does not show it."""
+        """A line with the value that contains ``found``, if the event's own line does not show it."""
         value = value_with(event.payload, found)
         if value is None:
             return
@@ -180,14 +181,14 @@ __all__ = ["SHORT_ID", "STYLES", "Line", "Lines", "outline"]
 
 
 def no_cause(record: Record) -> str:
-    """Why no cause is shown: it is not in this log, there is none, or nobody knows."""
+    """Why no cause is shown: it is not in this log, does not exist, or is unknown."""
     if record.event.causation_id:
         return f"{record.event.causation_id}, which is not in this log"
     return "none: it begins a chain" if begins_a_chain(record) else "unknown"
 
 
 def begins_a_chain(record: Record) -> bool:
-    """Whether nothing in the log could have caused it: a person's input, a root session, what a link says of itself."""
+    """Whether nothing in the log can be the cause, as for a person's input, a root session, or a link's own events."""
     event = record.event
     if event.type.startswith("lifecycle.session."):
         return not event.payload.get("parent")

@@ -1,4 +1,4 @@
-"""What ``status`` shows: the running sidecar's own account, or what the log and the spool say without one."""
+"""What ``status`` shows: the running sidecar's own report, or without a sidecar what the log and the spool say."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from streams.query import describe_span
 
 
 async def gather_status(home: Home) -> dict[str, Any]:
-    """The running sidecar's own account, or what log and spool say without one.
+    """The running sidecar's own report, or without a sidecar what log and spool say.
 
-    ``log.head`` is a position, null where the log cannot be opened; ``log.pruned`` is how many of the records
+    ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is how many of the records
     up to it were removed; ``log.damaged`` says that a problem is the log's.
     Keys: ``home, running, sidecar, links, counts, log, migration, spool, nats, held, gaps, asks, problems, notes``;
-    ``sidecar`` is null when none answers, ``nats`` where the configuration or the store cannot be read.
+    ``sidecar`` is null when none answers, ``nats`` if the configuration or the store cannot be read.
     ``problems``, ``notes`` and ``asks`` are texts.
     """
     problems: list[str] = []
@@ -82,7 +82,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
         found |= await _read_stopped(home, problems, notes)
-        # A store that could not be opened is not waited for once more.
+        # Do not wait again for a store that could not be opened.
         found["nats"] = _nats_stopped(home) if found["log"]["head"] is not None else None
     else:
         known = len(problems)
@@ -112,7 +112,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
 
 async def _asks(home: Home, found: Mapping[str, Any]) -> list[str]:
-    """What waits for a person, a line each; nothing where the log cannot be read, which is reported already."""
+    """What waits for a person, one line each. Empty if the log cannot be read, which is reported elsewhere."""
     if found["log"]["head"] is None or found["log"].get("damaged"):
         return []
     try:
@@ -145,7 +145,7 @@ def _nats_stopped(home: Home) -> dict[str, Any] | None:
 
 
 async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> dict[str, Any]:
-    """What the log says of itself. Where it cannot be opened, nothing is counted, and nothing else is tried."""
+    """What the log says of itself. If it cannot be opened, nothing is counted, and nothing else is tried."""
     torn = torn_files(home.store_path)
     log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
     gaps = 0
@@ -256,7 +256,7 @@ def _log_line(log: Mapping[str, Any]) -> str:
 
 
 def _one_each(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Links to show: of the instances of the plugin in one OpenCode and directory one, that delivers if any does."""
+    """The links to show: one for each OpenCode and directory, if possible the instance that delivers."""
     chosen: dict[tuple[Any, Any], Mapping[str, Any]] = {}
     for link in links:
         place = (link["pid"], link["directory"])

@@ -99,7 +99,7 @@ def written_to(output: Path | None) -> Iterator[IO[bytes]]:
         # What agents saw and wrote is the user's alone, as in the home.
         file = open(output, "xb", opener=_private)  # noqa: SIM115 - closed below, removed on failure
     except FileExistsError:
-        raise Failure("exists", f"{output} is already there and is not overwritten; choose another --output") from None
+        raise Failure("exists", f"{output} already exists and is not overwritten; choose another --output") from None
     try:
         with file:
             yield file

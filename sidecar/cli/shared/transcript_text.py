@@ -16,7 +16,7 @@ from sidecar.views.transcript import Call, Item, Prompt, Reading, Said, Session,
 from sidecar.views.wording import one_line, printable
 
 READING_WIDTH = 100
-"""Columns that a text gets at most: longer lines are hard to read. Output and diffs get all there are."""
+"""Most columns for a text, because longer lines are hard to read. Output and diffs use the whole width."""
 
 NARROWEST = 20
 BAR = ("│ ", "dim")
@@ -201,7 +201,7 @@ class _Writer:
             yield [bar, (_more(len(rows) - most), QUIET)]
 
     def _wrapped(self, text: str, style: str, width: int, indent: str = "") -> Iterator[Row]:
-        """A text broken at words, its own lines kept; lines after the first begin with ``indent``."""
+        """A text wrapped at words, with its own line breaks kept. Lines after the first begin with ``indent``."""
         room = max(min(width, READING_WIDTH) - len(indent), NARROWEST)
         begun = False
         for line in printable(text).expandtabs(4).strip("\n").split("\n"):
@@ -231,7 +231,7 @@ def _filled(console: Console, line: str, width: int) -> list[str]:
 
 
 def _chopped(line: str, width: int) -> list[str]:
-    """A line of output on as many rows as it needs: its spaces mean something."""
+    """A line of output on as many rows as it needs, with its spaces, which may have a meaning."""
     width = max(width, NARROWEST)
     return [line] if len(line) <= width and cell_len(line) <= width else chop_cells(line, width)
 

@@ -11,7 +11,7 @@ from bridge.nats.mirror.state import MirrorState
 from streams.store import NOTHING, StreamStore
 
 LINGER_SECONDS: Final = 0.05
-"""How long a run waits for more records: a server stores a thousand messages nearly as fast as ten."""
+"""How long a run waits for more records, because a server stores a thousand messages nearly as fast as ten."""
 
 YIELD_RECORDS: Final = 16
 """Records to process before yielding to other tasks: about a millisecond of work."""
@@ -45,7 +45,7 @@ class Ahead:
                 await self._room.wait()
             if not self.run.own:
                 self._began = loop.time()
-                # If the head itself was pruned, no record marks the end of the log.
+                # If the record at the head was pruned, no record marks the end of the log.
                 loop.call_later(LINGER_SECONDS, self._lingered, self.run)
             self.run.add(
                 record,

@@ -27,10 +27,10 @@ MAX_WAITING: Final = 256
 """Most chunks in the queue: a few seconds of several agents."""
 
 HOLD_S: Final = 3.0
-"""How long the last word of a text waits for more text: no event marks the end."""
+"""How long the last word of a text waits for more text, because no event marks the end."""
 
 MAX_HELD: Final = 1024
-"""Most sessions whose last text is held; beyond that, the text of the one quiet longest is sent."""
+"""Most sessions whose last text is held; beyond that, the text of the session that was quiet longest is sent."""
 
 _TYPE: Final = "message.part.delta"
 
@@ -47,9 +47,9 @@ class DeltaStream:
     """Joins and publishes token deltas. Bound to its event loop.
 
     ``turn_of`` returns the user message that a session currently answers, ``project_of`` a session's project, and
-    ``clean`` redacts a text. A word is sent only when complete, so that no secret passes in two halves; ``hold_s``
-    after the last delta the rest is sent as it is. ``counts``: ``deltas``, ``sent`` (chunks), ``dropped`` (chunks,
-    for lack of a connection or of room), and the coalescer's counts.
+    ``clean`` redacts a text. A word is sent only when complete, so that no secret passes in two halves. If no
+    delta comes for ``hold_s``, the rest is sent as it is. ``counts``: ``deltas``, ``sent`` (chunks), ``dropped``
+    (chunks, for lack of a connection or of room), and the coalescer's counts.
     """
 
     def __init__(

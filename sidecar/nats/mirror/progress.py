@@ -157,7 +157,7 @@ class Progress:
     async def _note_commands(self, session: JetStream, known: MirrorState) -> None:
         """Determine which commands were sent, and store it, before anything of the stream is removed.
 
-        To carry out an old command again is worse than to lose one.
+        Carrying out an old command twice would be worse than losing one.
         """
         head = self._store.head
         there, found = NOTHING, await last_message(session, EVENTS, log_pattern(self._log_id))

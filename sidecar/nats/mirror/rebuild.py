@@ -1,9 +1,8 @@
 """``mirror rebuild``: this log's messages are removed from the server and published again, in order.
 
 Records are removed by this log's subject filter; L0 messages one by one, by the
-log that each names. Other homes' messages stay. A rebuild may stop at any step:
-the next start or rebuild finishes it, because the task asks the stream how far
-it is.
+log that each names. Other homes' messages stay. A rebuild may stop at any step. The
+next start or rebuild finishes it, because the task asks the stream how far it is.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ PATIENCE_SECONDS: Final = 30.0
 """The rebuild gives up after a problem lasts this long with nothing published."""
 
 SILENT_SECONDS: Final = 300.0
-"""The rebuild gives up after this long without progress, even without a problem: removing millions takes a while."""
+"""The rebuild gives up after this long without progress, even without a problem. The
+limit is long because removing millions of messages takes a while."""
 
 
 class RebuildStopped(Exception):
@@ -37,7 +37,7 @@ class RebuildStopped(Exception):
 
 
 async def erase_meanings(session: JetStream, log_id: str) -> int:
-    """Remove a log's L0 messages; return how many there were. Those of other logs stay.
+    """Remove a log's L0 messages; return how many there were. Messages of other logs stay.
 
     Raises:
         NatsError: not all are known to be removed; safe to repeat.

@@ -42,7 +42,7 @@ log = logging.getLogger("sidecar.nats")
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 60.0
-"""How often the stream is checked without a failure: an administrator may have emptied it."""
+"""How often the stream is checked without a failure, because an administrator may have emptied it."""
 
 SNAPSHOT_RECORDS: Final = 2000
 
@@ -92,7 +92,7 @@ class MirrorTask:
             self._task = asyncio.create_task(self._run())
 
     async def close(self, *, drain_seconds: float = 0) -> None:
-        """Stop, and save the position. Idempotent. The next start reads from the stream what was still published.
+        """Stop, and save the position. Idempotent. The next start reads from the stream what was published after that.
 
         A publish in progress may continue for ``drain_seconds``.
         """
@@ -123,7 +123,8 @@ class MirrorTask:
     def forgotten(self, streams: Collection[str]) -> None:
         """Erase the messages of these streams and publish them again without the forgotten payloads.
 
-        Runs in the background. Without this call it happens on the next connection: the log lists what was forgotten.
+        Runs in the background. Without this call it happens on the next connection, because the log lists what was
+        forgotten.
         """
         self._progress.erase.update(streams)
         self._wake.set()
@@ -243,7 +244,7 @@ class MirrorTask:
             nonlocal unsure, known
             run = ahead.take()
             if run.position - self._progress.kept >= SNAPSHOT_RECORDS:
-                # Dump now: the next record changes the contexts.
+                # Dump now, because the next record changes the contexts.
                 folds[run.position] = state.contexts.dump()
                 self._progress.kept = run.position
             if unsure <= 0:

@@ -53,7 +53,7 @@ class Disturbed(Exception):
 
 @dataclass(slots=True)
 class Verified:
-    """The numbers of a comparison: the log's records, and the result for each stream."""
+    """The numbers of a comparison: the count of the log's records, and the result for each stream."""
 
     records: int = 0
     streams: list[Comparison] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Verified:
         return self.streams[0].waiting if self.streams else 0
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as commands print it."""
+        """The summary in the form that commands print with ``--json``."""
         return {
             "records": self.records,
             "differences": self.differences,
@@ -81,8 +81,8 @@ class Verified:
 class MirrorCheck:
     """One pass over the log and its mirror. ``run`` gives the differences, ``summary`` the numbers when it is done.
 
-    ``progress`` is called with the position reached so far. ``with_ids``: missing records are
-    named by their event ids, up to ``NAMED`` in each difference; else by the first one's.
+    ``progress`` is called with the position reached so far. ``with_ids``: each difference names
+    missing records by up to ``NAMED`` event ids, else by the first id.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class MirrorCheck:
 
         Raises:
             NatsError: the server is unreachable, or disappears and does not return.
-            CorruptLog: a record is damaged; the mirror may hold it whole.
+            CorruptLog: a record is damaged; the mirror may have an intact copy.
             Disturbed: see there.
         """
         # In this order: everything mirrored by now is in the streams and the log, which are read next.
@@ -158,7 +158,7 @@ class MirrorCheck:
                     for found in side.comparer.take(message):
                         yield found
                     if side.comparer.rebuild != mirror.rebuild:
-                        # Most likely of the same rebuild: expected with its number, they are equal.
+                        # The message is most likely of the same rebuild. Expect its number, so that they compare equal.
                         mirror = replace(mirror, rebuild=side.comparer.rebuild)
             self.summary.records += 1
             if self.summary.records % _YIELD_RECORDS == 0:
@@ -200,7 +200,7 @@ class MirrorCheck:
 
 
 class _Names:
-    """Return records in log order: read on from one to the next, unless it is far away."""
+    """Return records in log order. Reads forward to the next record, unless it is far away."""
 
     FAR: Final = 2000
 
@@ -239,7 +239,7 @@ class _Side:
 
     @classmethod
     async def open(cls, sessions: Sessions, session: JetStream, name: str, family: Family, pattern: str) -> _Side:
-        """Note the stream's current state; a missing one has no message."""
+        """Note the stream's current state. A missing stream counts as empty."""
         try:
             there = await facts(session, name)
         except NotFound:
@@ -278,7 +278,7 @@ class _Side:
             return None
 
     async def front_is_whole(self) -> bool:
-        """See ``Comparer.finish``. It may wrongly say no if limits removed messages, never yes."""
+        """See ``Comparer.finish``. A no may be wrong if limits removed messages; a yes is always right."""
         there, first = self._there, self.comparer.result.first_sequence
         if there is None:
             return False

@@ -1,7 +1,7 @@
 """Runs the given program so that it dies with its parent, on systems that support this (Linux).
 
-Run as a script, not imported: ``child.py PARENT_PID PROGRAM ARGUMENTS…``. Running code
-between fork and exec of a process with threads is unsafe, so this is a separate program.
+Run as a script, not imported: ``child.py PARENT_PID PROGRAM ARGUMENTS…``. This is a
+separate program, because a process with threads must not run code between fork and exec.
 """
 
 import os

@@ -27,9 +27,9 @@ class State(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     UNWELL = "not answering"
-    """Its process runs, but its last probe failed."""
+    """The server's process runs, but its last probe failed."""
     ENDING = "being ended"
-    """It no longer answers, and is killed to be started again."""
+    """The server no longer answers, so it is killed and started again."""
     WAITING = "waiting to be started again"
     STOPPING = "stopping"
 
@@ -40,11 +40,11 @@ class Happening(StrEnum):
     START = "start"
     READY = "ready"
     EXITED = "exited"
-    """Its process ended or did not start."""
+    """The server's process ended or did not start."""
     WELL = "well"
     UNWELL = "unwell"
     GIVEN_UP = "given up"
-    """It took too long to start, or failed too many probes."""
+    """The server took too long to start, or failed too many probes."""
     PAUSE_OVER = "pause over"
     STOP = "stop"
 
@@ -88,7 +88,7 @@ def after(state: State, happening: Happening) -> State:
     try:
         return TABLE[state, happening]
     except KeyError:
-        raise ValueError(f"a server that is {state} cannot have {happening}") from None
+        raise ValueError(f"{happening} cannot happen to a server that is {state}") from None
 
 
 def pause_seconds(failures: int, *, first: float, longest: float) -> float:

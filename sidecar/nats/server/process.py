@@ -1,4 +1,5 @@
-"""One process of the embedded server: start it, learn its port, end it; end one that a dead sidecar left."""
+"""One process of the embedded server: starts it, learns its port, and ends it. Also ends a
+process that a dead sidecar left."""
 
 from __future__ import annotations
 
@@ -95,26 +96,26 @@ class ServerProcess:
         return self._process.pid
 
     async def port(self) -> int:
-        """Wait until it listens; return the port.
+        """Wait until the server listens; return the port.
 
         Raises:
-            StartFailed: it exited instead; the text is its own.
+            StartFailed: the server exited instead; the text is the server's.
         """
         while True:
             if self._process.returncode is not None:
                 raise StartFailed(await self.last_words())
             for path in (self._directory / PORTS).glob(f"*_{self.pid}.ports"):
                 with suppress(ValueError, LookupError, TypeError), os.fdopen(open_file(path), "rb") as file:
-                    # Fails until the server has written the whole file.
+                    # Parsing fails until the server has written the whole file.
                     return int(json.loads(file.read())["nats"][0].rpartition(":")[2])
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def exited(self) -> None:
-        """Return when it has ended, for any reason. Cancelling is safe."""
+        """Return when the process has ended, for any reason. Cancelling is safe."""
         await self._process.wait()
 
     async def end(self, patience_seconds: float) -> None:
-        """End it with SIGTERM, then with SIGKILL after a while. Idempotent; cancelling kills it at once."""
+        """End the process with SIGTERM, then with SIGKILL after a while. Idempotent; cancelling kills it at once."""
         try:
             if patience_seconds > 0 and self._process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -153,11 +154,11 @@ class ServerProcess:
 def clear_orphan(directory: Path, patience_seconds: float) -> int | None:
     """End the server that a dead sidecar left in ``directory``; return its pid, or ``None`` if there was none.
 
-    Ends only a process of this user that was started with this configuration file:
-    the system may have reused the pid. The caller holds the home's lock. Blocks.
+    Ends only a process of this user that was started with this configuration file, because the system
+    may have reused the pid. The caller holds the home's lock. Blocks.
 
     Raises:
-        StartFailed: it does not end; two servers would damage the store.
+        StartFailed: the old server does not end, and two servers would damage the store.
     """
     path = directory / PID_FILE
     try:
@@ -197,7 +198,7 @@ def _is_ours(pid: int, directory: Path) -> bool:
         try:
             place = Path("/proc") / str(pid)
             words = (place / "cmdline").read_bytes().split(b"\0")
-            # A zombie has no command line.
+            # A zombie process has no command line.
             return place.stat().st_uid == os.geteuid() and os.fsencode(config) in words
         except OSError:
             return False
@@ -214,7 +215,7 @@ def _tail(path: Path, offset: int) -> str:
     try:
         with os.fdopen(open_file(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            # The file is smaller now: it was rotated.
+            # The file is smaller than before, so it was rotated.
             file.seek(max(offset if offset <= size else 0, size - _SAID_BYTES))
             return file.read().decode("utf-8", "replace")
     except OSError:

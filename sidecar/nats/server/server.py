@@ -29,7 +29,7 @@ log = logging.getLogger("sidecar.nats")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations in seconds. After ``misses`` failed probes in a row the server is restarted.
+    """Durations in seconds. After ``misses`` consecutive failed probes the server is restarted.
 
     A server that ran for ``settled`` seconds restarts after ``first_pause`` again.
     """
@@ -94,7 +94,7 @@ class EmbeddedServer:
         return self._options
 
     async def until(self, *states: State) -> None:
-        """Wait until it is in one of these states."""
+        """Wait until the server is in one of these states."""
         while self.state not in states:
             self._changed.clear()
             await self._changed.wait()
@@ -188,7 +188,7 @@ class EmbeddedServer:
                     raise StartFailed(await self._process.last_words()) from None
 
     async def _watch(self) -> None:
-        """Probe it until it ends or stops answering."""
+        """Probe the server until it ends or stops answering."""
         assert self._process is not None and self._options is not None
         process = self._process
         exited = asyncio.ensure_future(process.exited())

@@ -116,7 +116,7 @@ class Ledger:
         """Record the beginning of an attempt; false if it is recorded already: then somebody else makes it."""
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
         stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
-        # A write that failed may have been durable: then the record found is this one.
+        # A write that failed may be durable all the same. Then the record found is this one.
         return (await self._append(stamped)).event.id == stamped.id
 
     async def completed(self, request: Request, attempt: int, result: Any, **about: Any) -> Record:

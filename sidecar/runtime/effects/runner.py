@@ -142,7 +142,7 @@ class EffectRunner:
             task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
 
     async def close(self) -> None:
-        """Cancel what runs; the next process finds it in doubt, and what waits goes on waiting there."""
+        """Cancel running effects. The next process finds them in doubt; waiting effects wait on in that process."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -182,7 +182,7 @@ class EffectRunner:
         except StreamError as error:
             log.error("the ledger cannot be written, so effect %s waits: %s", request.id, error)
         except Exception as error:
-            # The policy, or the runner itself: without an answer the agent would wait for ever.
+            # The policy or the runner itself failed. Answer anyway, or the agent would wait for ever.
             log.exception("effect %s of agent %s failed", request.id, request.agent)
             said = f"{type(error).__name__} while it was prepared; see sidecar.log"
             await self.ledger.refused(request, said, "internal")
@@ -256,7 +256,7 @@ class EffectRunner:
             try:
                 await self.ledger.completed(request, attempt, self._clean(result))
             except (InvalidEvent, TypeError, ValueError) as error:
-                # Trying again would do it again, so that is final.
+                # Trying again would repeat the effect, so this failure is final.
                 said = f"it was done, but its result cannot be recorded ({type(error).__name__})"
                 await self.ledger.failed(request, attempt, said, retry_at=None, error_code="bad-result")
             self._stop("effect-recorded")

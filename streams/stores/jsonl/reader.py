@@ -1,7 +1,7 @@
 """Read a jsonl log while it is written, also from another process.
 
 A reader takes no lock, repairs nothing, and stops at head: anything above is
-not durable yet, or torn. It needs no index, so opening costs nothing.
+not durable yet, or torn. The reader needs no index, so opening costs nothing.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class JsonlReader:
         """
         doubt = await asyncio.to_thread(self._doubt)
         if doubt is not None:
-            # Reading decides, and reports as every command does.
+            # Reading the file finds out, and reports the fault as in every command.
             async for place in self._places(doubt - 1):
                 _check_line(place)
 
@@ -214,7 +214,7 @@ async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
         FileNotFoundError: it was deleted.
     """
     while True:
-        # To its end: a file opened by a thread after its caller was cancelled would stay open.
+        # Run this to its end, because a file that a thread opens after its caller was cancelled would stay open.
         chunk = await to_its_end(_chunk(segment, start))
         if not chunk:
             return
@@ -274,7 +274,7 @@ class _Mark(NamedTuple):
         """True if reading after ``after`` can begin here: the file is still the one read before."""
         if after + 1 != self.expected:
             return False
-        # A segment that begins here holds the next line; the marked one has ended.
+        # If a segment begins at the next position, it holds the next line, and the marked segment has ended.
         last = [segment for segment in segments if segment.first <= after + 1]
         return bool(last) and last[-1].first == self.first and _file_of(last[-1]) == self.file
 
@@ -309,7 +309,7 @@ def _refuse_other(place: _Place) -> None:
     if position is None or position == place.expected:
         return
     _check_line(place)
-    reason = f"it is position {position} where {place.expected} must follow"
+    reason = f"its position is {position}, not {place.expected}"
     if position > place.expected:
         reason = missing_before(place.expected, position)
     raise CorruptLog(str(place.segment.path), place.number, place.expected, reason)
@@ -319,7 +319,7 @@ def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
     try:
         record = parse(place.line)
         if record.position != place.expected:
-            raise BadLine(f"it is position {record.position} where {place.expected} must follow")
+            raise BadLine(f"its position is {record.position}, not {place.expected}")
     except BadLine as fault:
         raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
     return record

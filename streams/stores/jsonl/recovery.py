@@ -71,7 +71,7 @@ class Recovered:
     size: int
     """Bytes of whole batches in the last segment."""
     torn: str | None
-    """Why the rest is an incomplete tail; ``None`` if there is no rest."""
+    """Why the remaining lines are an incomplete tail; ``None`` if none remain."""
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ def recover(log: Path, head: Head | None) -> Recovered:
 
 def lost_end(log: Path, segments: Sequence[Segment], lines: int, first: int, head: int) -> CorruptLog:
     """The error for records ``first`` to ``head`` missing after the last segment's ``lines``."""
-    # Without a segment there is no file to name, let alone a line.
+    # Without a segment there is no file to name.
     file, line = (str(segments[-1].path), lines + 1) if segments else (str(log), None)
     return CorruptLog(file, line, first, missing_at_end(first, head + 1))
 
@@ -142,7 +142,7 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
     keys = parse_keys(line)
     position = keys.position
     if position != cursor.expected:
-        raise BadLine(f"it is position {position} where {cursor.expected} must follow")
+        raise BadLine(f"its position is {position}, not {cursor.expected}")
     place, count = keys.tx
     begun = position - place
     if count <= place or not _continues(cursor, begun, count, position):
@@ -153,7 +153,7 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
         tail = index.streams.get(stream_id)
         offset = 0 if tail is None else tail.next_offset()
     if keys.offset != offset:
-        raise BadLine(f"it is offset {keys.offset} of its stream where {offset} must follow")
+        raise BadLine(f"its offset in its stream is {keys.offset}, not {offset}")
     cursor.batch.append((start, keys, _hash_of(keys)))
     cursor.next_offsets[stream_id] = offset + 1
     cursor.expected = position + 1
@@ -190,7 +190,7 @@ def _refuse_segment(segment: Segment, expected: int) -> None:
         reason = missing_before(expected, segment.first)
     else:
         reason = f"it begins at position {segment.first}, which an earlier segment already holds"
-    # A segment is begun only after the records before it are durable: this is damage, above or below head.
+    # A segment begins only after the records before it are durable, so this is damage, above or below head.
     raise CorruptLog(str(segment.path), 1, expected, reason)
 
 
@@ -200,7 +200,7 @@ def _refuse_damage(cursor: _Cursor, head: Head | None, reason: str, rest: bytes)
     position = cursor.expected
     below = head is not None and position <= head.position
     unexplained = head is None and any(_is_whole(line) for _, line in split_lines(rest))
-    # As in ``_refuse_segment``: all before a later segment is durable, even if a power loss left an old head.
+    # As in ``_refuse_segment``, everything before a later segment is durable, even if a power loss left an old head.
     if below or unexplained or not cursor.is_last:
         raise CorruptLog(str(cursor.segment.path), cursor.line, position, reason)
 

@@ -9,8 +9,8 @@
 A commit is: plan what its appends write, write the lines, sync, rewrite ``head``
 (no sync of its own), then acknowledge.
 
-jsonl is a log's first stage. It never has anything removed: pruning and
-forgetting move the log to sqlite first (``streams/log/log.py``), and so does growth.
+jsonl is a log's first stage. Nothing is ever removed from it: pruning and forgetting
+first migrate the log to sqlite (``streams/log/log.py``), as growth does.
 
 This file keeps the contract and plans commits. ``jsonl_writer.py`` opens the log and
 writes its end, ``places.py`` reads by the index, ``jsonl_reader.py`` scans.
@@ -127,7 +127,7 @@ class JsonlStore(KeepsHints):
         """See ``StreamReader.read_all``."""
         segments = self._index.segments
         passed_over = after + 1 - segments[-1].first if segments else 0
-        # A scan starts at a segment's beginning: following the log would read the last one over and over.
+        # A scan starts at the beginning of a segment, so following the log would read the last segment over and over.
         return self._by_place(after) if passed_over > self.head - after else self._reader.read_all(after=after)
 
     async def _by_place(self, after: int) -> AsyncIterator[Record]:

@@ -107,7 +107,7 @@ class JsonlVerification:
         limit = head.position if writing and head is not None else None
         if self.quick and len(segments) > _QUICK_SEGMENTS:
             segments = segments[-_QUICK_SEGMENTS:]
-            # Earlier records count as lost: they explain any first offset; chains are checked from there on.
+            # Earlier records count as lost, so any first offset is accepted, and chains are checked from there on.
             self._last, self._lost = segments[0].first - 1, segments[0].first
         for number, segment in enumerate(segments):
             place = _Place(segment, is_last=number == len(segments) - 1)
@@ -151,7 +151,7 @@ class JsonlVerification:
             reason = f"the file is named after position {place.segment.first}, but this is position {line.position}"
             self._find("tampered", place.segment.path, 1, line.position, reason, stream_id)
         if line.position <= self._last:
-            reason = f"it is position {line.position} where {expected} must follow"
+            reason = f"its position is {line.position}, not {expected}"
             self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
             return False
         gap = self._check_position(place, line)
@@ -182,7 +182,7 @@ class JsonlVerification:
         begun = line.position - line.index
         fits = self._batch == (begun, line.count) if self._batch != (0, 0) else line.index == 0
         if not (fits and line.index < line.count) and not gap:
-            reason = f"it is record {line.index + 1} of {line.count} of a batch where another must follow"
+            reason = f"it is record {line.index + 1} of {line.count} in a batch, which is not the next record"
             self._find("corrupt", place.segment.path, place.line, line.position, reason, line.event["stream_id"])
         if self._batch != (begun, line.count):
             self._batch_line, self._batch_size = place.line, 0
@@ -267,7 +267,7 @@ def _parse(data: bytes) -> tuple[_Line, bool]:
         raise BadLine(f"not a record: {type(error).__name__}") from None
     numbers = (line.offset, line.position, line.index, line.count)
     if not all(type(n) is int and n >= 0 for n in numbers) or not isinstance(event.get("payload"), dict):
-        raise BadLine("not a record: its fields are of other types")
+        raise BadLine("not a record: its fields have wrong types")
     if not isinstance(event.get("stream_id"), str):
         raise BadLine("not a record: it names no stream")
     return line, canonical(fields) == data

@@ -73,7 +73,7 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
     except DAMAGE as error:
         faults = [damage_text(error)]
     finally:
-        # The limit is for this check alone: it must not interrupt later reads on the connection.
+        # The limit is for this check alone, and must not interrupt later reads on the connection.
         connection.set_progress_handler(None, 0)
     found = [f"SQLite says: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
     found += _looked_at(path, "the schema", lambda: _schema_faults(connection))

@@ -27,7 +27,7 @@ LOG_FILE: Final = "log.db"
 SEARCH_FILE: Final = "search.db"
 
 APPLICATION_ID: Final = 0x44535452
-"""``DSTR``: SQLite keeps it in the file's header, so that we, and ``file``, recognize a log."""
+"""``DSTR``: SQLite keeps it in the file's header, so that we, and ``file``, recognise a log."""
 
 _IOERR_SHMSIZE: Final = 10 | 19 << 8
 
@@ -126,7 +126,7 @@ def translated(path: Path, doing: str) -> Iterator[None]:
         raise translate(error, path, doing) from error
     except UnicodeDecodeError as error:
         # SQLite quotes damaged bytes, and Python cannot decode them.
-        raise _damaged(path, "a text in it is not UTF-8") from error
+        raise _damaged(path, "it contains text that is not UTF-8") from error
 
 
 _NO_TEXT: Final = "Could not decode to UTF-8"
@@ -148,7 +148,7 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
     """The exception to raise for ``error``."""
     extended = getattr(error, "sqlite_errorcode", 0)
     code = extended & 0xFF  # the low byte is the primary code
-    # Its shared memory is a file too, and the first that cannot grow on a full disk.
+    # The WAL's shared memory is a file too, and the first file that cannot grow on a full disk.
     if code == sqlite3.SQLITE_FULL or extended == _IOERR_SHMSIZE:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     if code == sqlite3.SQLITE_READONLY:
@@ -162,9 +162,9 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or is_in_its_header:
         return _damaged(path, str(error))
     if str(error).startswith(_NO_TEXT):
-        return _damaged(path, "a text in it is not UTF-8")
+        return _damaged(path, "it contains text that is not UTF-8")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreLocked(f"{path} is held by another program", "close the program that has it open, try again")
+        return StoreLocked(f"{path} is held by another program", "close that program, then try again")
     if code == sqlite3.SQLITE_CANTOPEN:
         return StoreUnavailable(f"{path} cannot be opened", "check that it exists, is yours and no symbolic link")
     return StoreUnavailable(f"{doing} {path} failed ({error})", "run `durable-stream doctor`")
@@ -196,9 +196,9 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
         )
         try:
             if _check_owner(connection, path, len(steps)) == 0:
-                # Only a file without tables accepts it: the system gets pruned space back.
+                # Only a file without tables accepts this setting, which gives pruned space back to the system.
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            # Zeros overwrite what is deleted or shortened: forgotten means gone from the file.
+            # Overwrite deleted content with zeros, so that forgotten payloads are gone from the file.
             connection.execute("PRAGMA secure_delete = ON")
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             connection.execute("PRAGMA synchronous = FULL")
@@ -372,5 +372,5 @@ def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
             f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}; COMMIT"
         )
     if taken < len(steps):
-        # Else deleting the WAL would lose the tables, and with them the sign that a head file existed.
+        # Otherwise deleting the WAL would lose the tables, and with them the sign that a head file existed.
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

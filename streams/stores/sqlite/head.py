@@ -59,7 +59,7 @@ class HeadFile:
         with translated(store / LOG_FILE, "opening"):
             found = connection.execute(_LAST).fetchone()
         self._fd = open_or_create(store / HEAD_FILE)
-        # If the last records were pruned, it is beyond those kept.
+        # If the last records were pruned, the head is beyond the records that are left.
         if found is not None and (known is None or found[0] > known.position):
             try:
                 self.write(*found)
@@ -112,7 +112,7 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
     """
     path = store / LOG_FILE
     while True:
-        # This file first: a running writer moves the log forward before it.
+        # Read the head file first, because a running writer moves the log forward before the head file.
         known = read_head(store / HEAD_FILE)
         try:
             connection = connect_to_read(path, len(STEPS), alone=alone)
@@ -131,7 +131,7 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
         if fault is None or read_head(store / HEAD_FILE) == known:
             _refuse(path, fault)
             return True
-        # It belongs to another log now: the first moved away, was discarded, and a new one begun.
+        # The head file belongs to another log now: the first one moved away and was discarded, and a new one began.
 
 
 def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:

@@ -1,6 +1,6 @@
 """Read a sqlite log, in the sidecar and from other processes at the same time.
 
-A reader cannot write and never repairs. It sees committed records, which with
+A reader cannot write and never repairs. A reader sees committed records, which with
 ``synchronous=FULL`` are durable. It fetches a few rows at a time, each
 fetch a query of its own that continues after the last position: no read
 transaction stays open between fetches, so none holds up the writer's
@@ -46,7 +46,7 @@ _TYPES = (
 """The existing types, with one index step for each."""
 
 TAILS: Final = (
-    # CROSS: stream by stream. The other order, which SQLite would choose, visits every record.
+    # CROSS JOIN makes SQLite go stream by stream. The order that it would choose itself visits every record.
     "SELECT name, offset, hash FROM streams CROSS JOIN records ON records.stream = streams.id AND offset ="
     " (SELECT max(offset) FROM records AS all_of_it WHERE all_of_it.stream = streams.id)"
 )
@@ -123,7 +123,7 @@ class SqliteReader:
         if not all(bindable(value) for value in values if isinstance(value, str)):
             return []
         condition = f" WHERE {where}" if where else ""
-        # The positions first: they are in the indexes, and sort without the events.
+        # Fetch the positions first: they are in the indexes, and SQLite sorts them without reading the events.
         found = await self._fetch(f"{_POSITIONS}{condition} ORDER BY position DESC LIMIT ?", [*values, count])
         marks = ", ".join("?" * len(found))
         rows = await self._fetch(
@@ -318,7 +318,7 @@ class SqliteReader:
         """Return ``position`` if it follows: rows of a damaged page come in any order, again and again."""
         if position <= previous:
             at = previous + 1
-            raise CorruptLog(str(self._path), at + 1, at, f"record {position} stands where a later one must follow")
+            raise CorruptLog(str(self._path), at + 1, at, f"record {position} is out of order")
         return position
 
     async def _found(self, wanted: Filter, grams: str, indexed: int) -> AsyncIterator[Record]:
@@ -380,7 +380,7 @@ class SqliteReader:
         """The log's connection; ``None`` if there is no log. Call it with the lock held."""
         place = _place(self._path)
         if self._connection is not None and (
-            # The log moved away, was discarded here, and moved back: this is another file.
+            # The log moved away, its old store was discarded, and the log moved back, so this is another file.
             place not in (None, self._place) or not self._connection.can_go_on(self._path)
         ):
             self._connection.close()

@@ -142,7 +142,7 @@ class SqliteRemover:
                     forgotten, saved = forgotten + records, saved + size
         if forgets:
             remove_kept_aside(self._store, Disk())
-        # It is rebuilt: a search must not find removed records.
+        # Rebuild the search index, because a search must not find removed records.
         remove_search(self._store)
         Hints(self._store).forget_snapshots()
         self._shrink(exclusively)
@@ -229,7 +229,7 @@ class SqliteRemover:
             yield
         except OSError as error:
             raise StoreUnavailable(
-                f"records in {self._path} could not be {what} as a whole: {error.strerror or error}",
-                "free disk space or repair the disk, then try again: what was begun is finished then, "
-                "or at the next start",
+                f"records in {self._path} could not be {what} completely: {error.strerror or error}",
+                "free disk space or repair the disk, then try again: that finishes what was begun, "
+                "as does the next start",
             ) from error

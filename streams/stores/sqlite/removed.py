@@ -1,4 +1,4 @@
-"""What a sqlite log removed on purpose: its tables, and their chunks of work.
+"""The records that a sqlite log removed on purpose: their tables, and changing them in chunks.
 
 ``removed`` holds an entry for each pruned record, ``removed_ranges`` their positions;
 ``bases``, ``marks`` and ``singles`` are as in ``Removal``. ``pending`` holds what an operation
@@ -52,7 +52,7 @@ def _as_written(table: str, row: tuple[Any, ...], *types: type) -> tuple[Any, ..
     """Return ``row`` if its values have the table's types: a damaged page gives any value in any column."""
     for value, wanted in zip(row, types, strict=True):
         if type(value) is not wanted:
-            raise DamagedRow(table, f"a row has {type(value).__name__} where {wanted.__name__} was written")
+            raise DamagedRow(table, f"a row has a value of type {type(value).__name__}, not {wanted.__name__}")
     return row
 
 
@@ -66,7 +66,7 @@ def version_of(connection: sqlite3.Connection) -> int:
     """A number that changes with every removal."""
     row = connection.execute("SELECT version FROM removals").fetchone()
     if row is None:
-        raise DamagedRow("removals", "it has lost its row")
+        raise DamagedRow("removals", "its row is missing")
     version: int = _as_written("removals", row, int)[0]
     return version
 
@@ -132,7 +132,7 @@ def begin_singles(connection: sqlite3.Connection, positions: Iterable[int], at_m
 
 
 def singles_among(connection: sqlite3.Connection, positions: Iterable[int]) -> dict[int, str]:
-    """Those of the records that still have a payload, with their streams.
+    """The positions of the records that still have a payload, with their streams.
 
     Raises:
         DamagedRow: one of them is damaged.
@@ -273,7 +273,7 @@ def _fields_of(row: _Row) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = orjson.loads(row.event)
     except orjson.JSONDecodeError as error:
-        raise DamagedRow("records", f"record {row.position} is not a record") from error
+        raise DamagedRow("records", f"row {row.position} is not a record") from error
     return fields
 
 

@@ -62,7 +62,7 @@ def _take_in_wal(path: Path) -> None:
     try:
         with translated(path, "copying"):
             if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                raise StoreLocked(f"{path} is held by another program", "close the program that has it open, try again")
+                raise StoreLocked(f"{path} is held by another program", "close that program, then try again")
     finally:
         connection.close()
 

@@ -39,8 +39,9 @@ from streams.stores.stored import Stored
 from streams.threads import InTurn, in_thread
 
 CHECKPOINT_PAGES: Final = 8192
-"""About how much the WAL holds when the writer moves it into the database file. It holds index pages many times and
-moves each once, so a larger WAL costs less; but a start after a crash, and closing, take longer."""
+"""About how much the WAL holds when the writer moves it into the database file. A WAL holds index pages
+many times, and a checkpoint moves each page once, so a larger WAL costs less. But closing, and opening
+after a crash, take longer."""
 
 PAGE_BYTES: Final = 4096
 

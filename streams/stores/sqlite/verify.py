@@ -128,7 +128,7 @@ class SqliteVerification:
     async def run(self) -> AsyncIterator[Finding]:
         """See ``streams.log.verify.Verification.run``."""
         self.summary.segments = int(self._path.exists())
-        # First of all: a running writer moves the log forward before this file.
+        # Read the head file first of all, because a running writer moves the log forward before the head file.
         self._head = read_head(self.store / HEAD_FILE)
         try:
             connection = await asyncio.to_thread(
@@ -154,7 +154,7 @@ class SqliteVerification:
                 if await in_thread(self._begin, connection, interrupt=connection.interrupt) == version:
                     is_done = True
                     async for finding in self._pass(connection):
-                        # It may have been removed, or a writer may have begun: start over.
+                        # The records may have been removed, or a writer may have begun, so start over.
                         now = await in_thread(self._version, connection, interrupt=connection.interrupt)
                         if now != version or not self._is_right(connection):
                             is_done = False
@@ -318,7 +318,7 @@ class SqliteVerification:
     def _judge(self, row: _Row) -> None:
         if not all(isinstance(getattr(row, name), kind) for name, kind in _TYPES.items()):
             position = row.position if isinstance(row.position, int) else self._last + 1
-            self._find("corrupt", position, row.stream, "not a record: its fields are of other types")
+            self._find("corrupt", position, row.stream, "not a record: its fields have wrong types")
             self._last, self._batch = position, (0, 0)
             self._lost += 1
             return

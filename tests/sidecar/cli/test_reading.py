@@ -131,7 +131,7 @@ class TestLog:
 
     def test_ambiguous_stream_is_refused(self, home: Path) -> None:
         done = run(home, "log", "ses_dff")
-        assert done.code == 1 and re.search(r"fits \d+ streams: ses_dff", done.err)
+        assert done.code == 1 and re.search(r"matches \d+ streams: ses_dff", done.err)
         assert run(home, "log", "ses_", "--follow").code == 1, "and is not waited for"
 
     @pytest.mark.parametrize("cut", [slice(None), slice(0, 20), slice(-6, None)], ids=["whole", "prefix", "suffix"])
@@ -361,9 +361,9 @@ class TestQuery:
 
     def test_nothing_found_is_no_error(self, home: Path) -> None:
         done = run(home, "query", "--type", "no.such")
-        assert (done.code, done.out, done.err) == (0, "", "No event fits.\n")
+        assert (done.code, done.out, done.err) == (0, "", "No event matches.\n")
         done = run(home, "query", "--type", "no.such", "--limit", "3", "--json")
-        assert (done.code, done.out, done.err) == (0, "", "No event fits.\n")
+        assert (done.code, done.out, done.err) == (0, "", "No event matches.\n")
 
     def test_bad_moment_is_a_usage_error(self, home: Path) -> None:
         done = run(home, "query", "--since", "yesterday-ish")

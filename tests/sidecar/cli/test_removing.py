@@ -187,7 +187,7 @@ class TestPrune:
                 patched.setattr("streams.stores.sqlite.removed.CHUNK", 2)
                 patched.setattr("streams.stores.sqlite.removal.SqliteRemover._shrink", fails)
                 patched.setattr("streams.stores.hints.Hints.forget_snapshots", fails)
-                with pytest.raises(StoreUnavailable, match="could not be pruned as a whole"):
+                with pytest.raises(StoreUnavailable, match="could not be pruned completely"):
                     await log.prune({first: counts[first], second: counts[second] - 1}, at_ms=1)
             await log.close()
 

@@ -1,6 +1,7 @@
 """What the translator remembers of a session between two events that make records.
 
-None of it is in the log: after a restart the session's own log is read again from its last turn's begin or end.
+None of it is in the log: after a restart the session's own log is read again from the start or the end of its
+last turn.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Memory:
         return not (self.execution or self.declined or self.promoted or self.calls or self.begun or self.steps)
 
     def start_key(self, event: HostEvent) -> tuple[str, str | None, Any]:
-        """What joins the begin and the end of a text, a reasoning or a command."""
+        """What connects the start and the end of a text, a reasoning or a command."""
         shell = text(mapping(event.data.get("shell")).get("id"))
         return event.name.partition(".")[0], message_id(event) or shell, str(event.data.get("ordinal"))
 

@@ -29,8 +29,8 @@ _ANSWERED = frozenset({"stop", "length"})
 class Service:
     """One process of an OpenCode 2 service.
 
-    ``place`` is a short name for the service, whatever its process. ``is_history`` marks what is imported and not
-    recorded as it happened.
+    ``place`` is a short name for the service, whatever its process. ``is_history`` marks a service whose sessions
+    are imported, not recorded as they happened.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Service:
 
 @dataclass(slots=True)
 class HostEntry(Entry):
-    """An event of a service, as the emitter takes it. Without ``seq`` it does not advance its session's cursor."""
+    """An event of a service, for the emitter. Without ``seq`` it does not advance its session's cursor."""
 
     service: Service
     event_id: str | None = None
@@ -50,7 +50,7 @@ class HostEntry(Entry):
 
 
 class HostRules(Emitter):
-    """What the events inside a session become."""
+    """Handles the events inside a session."""
 
     def provenance(self, entry: Entry, type_: str) -> dict[str, Any]:
         if not isinstance(entry, HostEntry):
@@ -169,7 +169,7 @@ class HostRules(Emitter):
         self.end_turn(entry, session, outcome)
 
     def end_dead_turn(self, service: Service, session: SessionState) -> None:
-        """End the turn of a process that is gone, at its last sign of life."""
+        """End the turn of a process that is gone, at the time of its last event."""
         turn = session.turn
         if turn is not None:
             outcome = None if turn.finish in _ANSWERED else INTERRUPTED
@@ -270,7 +270,7 @@ class HostRules(Emitter):
         self._put_in_turn(entry, session, "execution.step", event.key, payload, cause)
 
     def shell_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """A command of a person's (``!``): an input, and a turn of one step that no model answers."""
+        """A person's ``!`` command: an input, and a turn of one step that no model answers."""
         shell, result = mapping(event.data.get("shell")), mapping(event.data.get("output"))
         command, message, code = text(shell.get("command")), text(shell.get("id")) or event.key, shell.get("exit")
         time = mapping(shell.get("time"))
@@ -320,7 +320,7 @@ class HostRules(Emitter):
         self._error(entry, session, event, shapes.error_of(mapping(event.data.get("error"))))
 
     def retried(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """A try that failed and is repeated is no error of the turn."""
+        """A failed try that is repeated is not an error of the turn."""
         payload = present(
             message=shapes.message_id(event),
             turn=_turn_message(session),

@@ -1,8 +1,8 @@
 """Reads the events of an OpenCode 2 service, in the names of the preview and of the release. Pure.
 
 An event is ``{id, created, type, data, durable?: {aggregateID, seq}}``. The preview (0.0.0-next) and the release (2.x)
-name some things differently; ``HostEvent`` has one name for each. Nothing here trusts a shape: missing values are left
-out, odd ones are kept as they are.
+name some things differently; ``HostEvent`` has one name for each. Nothing here relies on a shape: missing values are
+left out, and odd values are kept as they are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HostEvent:
 
 
 def read_event(value: Any) -> HostEvent | None:
-    """The event in a decoded line of the service's; ``None`` if it is none, such as ``log.synced``."""
+    """The event in a decoded line from the service; ``None`` if the line is not an event, such as ``log.synced``."""
     found = mapping(value)
     type_, data = text(found.get("type")), found.get("data")
     if type_ is None or not isinstance(data, dict):
@@ -132,14 +132,15 @@ def child_of(event: HostEvent) -> str | None:
 
 
 def is_declined(event: HostEvent) -> bool:
-    """True if a person refused the tool call. The turn then ends as interrupted by ``shutdown``, which it is not."""
+    """True if a person refused the tool call. The service then wrongly reports the turn as interrupted by
+    ``shutdown``."""
     error = mapping(event.data.get("error"))
     message = text(error.get("message")) or ""
     return event.name == "tool.failed" and error.get("type") == "aborted" and not message.startswith(_INTERRUPTED)
 
 
 def is_abort(error: dict[str, Any]) -> bool:
-    """True for an interruption, which is no error: it ends the turn."""
+    """True for an interruption, which ends the turn and is not an error."""
     return error.get("type") == "aborted"
 
 

@@ -3,10 +3,10 @@
 ``feed`` takes the events of a session's durable log in the order of their ``seq``, and the asks, which the service only
 announces. A session is placed by ``appear`` before its first event. ``drain`` returns the events made from them.
 
-Keys come from the service's own ids, so an event that is read twice is recorded once. Where a reader has to go on after
-a restart is in ``CaptureState``: ``host_seq`` and ``host_turn`` of a session.
+Keys come from the service's own ids, so an event that is read twice is recorded once. ``CaptureState`` has the place
+where a reader continues after a restart: ``host_seq`` and ``host_turn`` of a session.
 
-Everything that comes out is what OpenCode 1's translator makes of the same happenings.
+For the same happenings it makes the same events as OpenCode 1's translator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HostTranslator(HostRules):
     # Called by the owner
 
     def appear(self, service: Service, info: dict[str, Any], at_ms: int | None = None) -> None:
-        """Place a session that the log does not have. Its parent must be placed before.
+        """Place a session that the log does not have. Its parent must be placed first.
 
         ``info`` is what the service's API says of it, or the data of its ``session.created``.
         """
@@ -60,13 +60,13 @@ class HostTranslator(HostRules):
         self._appear(entry, {"version": service.version or None, **info}, lineage, CREATED)
 
     def hint(self, event: HostEvent) -> None:
-        """Note which call of its parent a session that is not placed yet was made by, if this event says so."""
+        """If this event says which call created a session that is not placed yet, note the call."""
         child = shapes.child_of(event)
         if child is not None and child not in self.state.sessions:
             self._called[child] = shapes.message_id(event), shapes.call_id(event)
 
     def feed(self, service: Service, event: HostEvent, *, known: bool = False) -> None:
-        """Take one event. A ``known`` one is only remembered: what it makes is in the log."""
+        """Take one event. A ``known`` event is only remembered, because its records are in the log."""
         memory = self._memories.setdefault(event.session or "", Memory())
         session = self.state.sessions.get(event.session or "")
         rule = BY_NAME.get(event.name)
@@ -98,13 +98,13 @@ class HostTranslator(HostRules):
             self._end(entry_of(service, self._identity.now_ms(), None), session, "gone")
 
     def end_dead(self, service: Service, session_id: str) -> None:
-        """End the turn of a session that no process runs any more."""
+        """End the turn of a session that no process runs."""
         session = self.state.sessions.get(session_id)
         if session is not None and session.turn is not None:
             self.end_dead_turn(service, session)
 
     def gap(self, service: Service, session_id: str, after: int, until: int) -> None:
-        """Record that events between these numbers cannot be read any more: their session was deleted before."""
+        """Record that these events are lost, because their session was deleted before they were read."""
         session = self.state.sessions.get(session_id)
         self.counts["gaps"] += 1
         payload = {"reason": "session_deleted", "lost": until - after, "first_seq": after + 1, "last_seq": until}
@@ -112,7 +112,7 @@ class HostTranslator(HostRules):
         self.put(entry, session, "capture.gap", f"{session_id}:{after + 1}", {**payload, "session": session_id})
 
     def forget(self, session_id: str) -> None:
-        """Forget what is remembered of a session: its log will be read again."""
+        """Forget what is remembered of a session, because its log will be read again."""
         self._memories.pop(session_id, None)
 
     # What a session is
@@ -132,7 +132,7 @@ class HostTranslator(HostRules):
         )
 
     def _meet(self, session: SessionState, entry: HostEntry, event: HostEvent) -> None:
-        """Record that a known session goes on in another process of the service."""
+        """Record that a known session continues in another process of the service."""
         if entry.service.is_history or entry.service.id in session.boots or session.ended or event.name == "deleted":
             return
         known = {"id": session.id, "parentID": session.parent, "title": session.title, "directory": session.directory}
@@ -160,7 +160,7 @@ class HostTranslator(HostRules):
         """Nothing: the event was written when the session was placed."""
 
     def forked(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """Nothing, as for ``created``. The numbers that a fork inherits are no hole."""
+        """Nothing, as for ``created``. The numbers that a fork inherits do not count as a gap."""
 
     def deleted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         if not session.ended:
