@@ -4,11 +4,12 @@
  * It runs in the terminal's own process, beside the server plugin, and needs no token: it asks
  * the command line, as a person would.
  */
-import { execFile } from "node:child_process";
+import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 
 const ASK_MS = 30_000;
-const MAX_BYTES = 4 * 1024 * 1024;
+const MAX_LENGTH = 4 * 1024 * 1024;
+const MAX_COMPLAINT = 500;
 const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
 const TITLE = "Background work";
 
@@ -49,9 +50,20 @@ function runner({ command: [program, ...before], home }) {
   return (...words) =>
     new Promise((resolve, reject) => {
       const given = [...before, "--home", home, ...words];
-      execFile(program, given, { timeout: ASK_MS, maxBuffer: MAX_BYTES }, (error, stdout, stderr) => {
-        if (!error) resolve(stdout);
-        else reject(new Error(stderr.trim().replace(/^durable-stream: /, "") || error.message));
+      const child = spawn(program, given, { stdio: ["ignore", "pipe", "pipe"], timeout: ASK_MS });
+      let out = "";
+      let complaint = "";
+      child.stdout.setEncoding("utf8").on("data", (/** @type {string} */ text) => {
+        out += text;
+        if (out.length > MAX_LENGTH) child.kill();
+      });
+      child.stderr.setEncoding("utf8").on("data", (/** @type {string} */ text) => {
+        complaint = (complaint + text).slice(-MAX_COMPLAINT);
+      });
+      child.on("error", reject);
+      child.on("close", (code) => {
+        if (code === 0) resolve(out);
+        else reject(new Error(complaint.trim().replace(/^durable-stream: /, "") || `durable-stream ended with ${code}`));
       });
     });
 }

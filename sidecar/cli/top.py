@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ import typer
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
+    import asyncio
+
     from rich.console import Group
 
     from sidecar.cli.shared.output import Output
@@ -54,6 +55,8 @@ async def top(
 
 
 async def _live(out: Output, board: Board, store: Any, after: int, now_ms: Any) -> None:
+    import asyncio
+
     from rich.live import Live
 
     from sidecar.cli.shared.follow import follow
@@ -79,6 +82,8 @@ async def _live(out: Output, board: Board, store: Any, after: int, now_ms: Any) 
 @contextmanager
 def _key() -> Iterator[asyncio.Event]:
     """Yield an event that the key q sets. Without a keyboard it is never set."""
+    import asyncio
+
     pressed = asyncio.Event()
     if not sys.stdin.isatty():
         yield pressed

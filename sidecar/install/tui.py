@@ -43,7 +43,7 @@ def install_tui(config: Path, text: str) -> str | None:
     if found is not None and TUI_NAME not in found:
         return None
     changed = [path for path, content in ((file, text), (settings, found or wanted)) if _put(path, content)]
-    return f"wrote {' and '.join(map(str, changed))}: /background in OpenCode is a list" if changed else None
+    return f"wrote {' and '.join(map(str, changed))}, so that /background in OpenCode is a list" if changed else None
 
 
 def uninstall_tui(config: Path, first_line: str) -> list[str]:
