@@ -22,6 +22,7 @@ from sidecar.components import in_background
 from sidecar.config import NotifyConfig, PhantomConfig
 from sidecar.home import Home
 from sidecar.orchestrator import background_command
+from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
@@ -124,6 +125,7 @@ class DurableStream:
         )
         self.worktrees = Worktrees(home.path / "worktrees")
         self.people = People(home, notify, identity, self.host)
+        self._card = CardFile(home.path)
         self._runtime: Runtime | None = None
 
     @property
@@ -167,6 +169,7 @@ class DurableStream:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_SECONDS)
+            await self._draw_card()
             deadline = self.agent.deadline()
             # Without a deadline it does not read the clock, which a deterministic run advances with each reading.
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
@@ -182,6 +185,11 @@ class DurableStream:
             elif loop.time() - idle_since > IDLE_STOP_SECONDS:
                 await self.headless.stop()
                 idle_since = None
+
+    async def _draw_card(self) -> None:
+        text = card_text(self.data.unfinished(), self.people.checkpoints.data.checkpoints.values())
+        if text != self._card.written:
+            await asyncio.to_thread(self._card.write, text)
 
     async def _tell(self, type_: str, key: str, payload: dict[str, Any]) -> None:
         assert self._runtime is not None
