@@ -257,7 +257,16 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     services = Services(reading, ingest, store.manifest.log_id, outside.now_ms)
     sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats, services)
     metrics.read_from(sidecar.status)
-    durable = DurableStream(home, config.phantom, config.notify, identities.agents, outside.nonce, state, ingest)
+    durable = DurableStream(
+        home,
+        config.phantom,
+        config.notify,
+        identities.agents,
+        outside.nonce,
+        state,
+        ingest,
+        lambda: services.registrations,
+    )
     worker = sidecar.worker = Worker(
         home,
         config.worker,

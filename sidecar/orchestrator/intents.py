@@ -173,7 +173,7 @@ class IntentAgent:
             case "resume":
                 return self._resume(event)
             case "host.ready":
-                return notices.deliver_to(self.data, event.payload.get("sessions", ()))
+                return self._host_ready(event)
             case "effect.completed" | "effect.failed":
                 return self._effect_ended(event)
             case "turn.ended":
@@ -266,6 +266,14 @@ class IntentAgent:
         outputs = [Output("resume", {"intents": active})] if active else []
         for intent in self._checkable():
             outputs += self._check(intent, event.ts)
+        return outputs
+
+    def _host_ready(self, event: StreamEvent) -> list[Output]:
+        sessions = event.payload.get("sessions", ())
+        outputs = notices.deliver_to(self.data, sessions)
+        for intent in self._checkable():
+            if intent.session in sessions:
+                outputs += self._check(intent, event.ts)
         return outputs
 
     def _checkable(self) -> list[Intent]:

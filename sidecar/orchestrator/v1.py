@@ -72,7 +72,12 @@ class V1Host:
             raise HostError("OpenCode created no session")
         return str(made["id"])
 
-    async def find(self, intent: str, *, directory: str, pid: int | None) -> str | None:
+    @property
+    def is_there(self) -> bool:
+        """Whether an OpenCode 1 is linked."""
+        return any(link.is_open and link.directory for link in self._links())
+
+    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
         """See ``Host``."""
         link = await self._phantoms(directory, pid)
         listed = await _call(link, "session.list", {"query": {"directory": directory}})
