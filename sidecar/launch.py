@@ -29,8 +29,9 @@ def command(home: Home) -> list[str]:
 
 
 class LastWords:
-    """The stderr of the sidecars that we start. It says why they ended, even if a full disk keeps the reason
-    out of their log.
+    """The stderr of the sidecars that we start.
+
+    It says why they ended, even if a full disk keeps the reason out of their log.
 
     Blocks briefly. Empty if no temporary file can be created.
     """

@@ -70,6 +70,6 @@ _EXPECTED = {"id": "not a ULID", "stream_id": "not a stream id", "type": "not a 
 
 
 def _fault(name: str, error: Mapping[str, Any]) -> str:
-    """One field at fault, in words: what it is not, rather than the pattern it misses."""
+    """One field at fault, in words that say what it should be, instead of its pattern."""
     said = _EXPECTED.get(name) if error["type"] == "string_pattern_mismatch" else None
     return f"{name or 'event'}: {said or error['msg']}"

@@ -314,7 +314,7 @@ class Reader:
         return True
 
     async def _feed(self, session_id: str, events: list[HostEvent], recorded: int) -> None:
-        """Feed events of a session's log. Each is written before the next is fed; see ``Ingest.is_quiet``."""
+        """Feed events of a session's log, and write what they make before returning; see ``Ingest.is_quiet``."""
         for event in events:
             child = child_of(event)
             if child is not None and event.seq is not None and event.seq > recorded:

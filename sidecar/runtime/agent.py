@@ -28,7 +28,7 @@ MAX_OUTPUTS: Final = 100
 """Most events that one call of ``receive`` may return."""
 
 RESERVED: Final = ("agent.", "capture.", "dlq.", "effect.", "execution.", "lifecycle.", "lineage.", "turn.")
-"""Families of types that only capture and the runtime write."""
+"""Prefixes of types that only capture and the runtime write."""
 
 EFFECT_REQUESTED: Final = "effect.requested"
 
@@ -36,7 +36,7 @@ Status = Literal["READY", "DEGRADED", "FAILED"]
 
 
 class HealthStatus(NamedTuple):
-    """How an agent is; ``reasons`` say why it is not ``READY``."""
+    """The health of an agent; ``reasons`` say why it is not ``READY``."""
 
     status: Status
     reasons: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Agent(Protocol):
     def receive(self, event: StreamEvent) -> Sequence[Output]:
         """Decide what follows from an event or command. Pure: same state and event, same outputs.
 
-        An error here is this event's failure; the agent's state is unchanged.
+        If it raises, only this event fails, and the agent's state is unchanged.
 
         Raises:
             BadOutput: the agent returned something that cannot be recorded.
@@ -155,7 +155,7 @@ def outputs_of(returned: Any) -> list[Output]:
     """Check everything that ``receive`` returned; ``None`` is nothing.
 
     Raises:
-        BadOutput: it is not a list, is too long, or something in it is wrong.
+        BadOutput: it is not a list, is too long, or contains an invalid output.
     """
     if returned is None:
         return []

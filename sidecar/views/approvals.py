@@ -17,7 +17,8 @@ from streams.query import describe_span
 from streams.store import Record
 
 LEAST_PERSON_MS = 100
-"""Nobody reads an ask and rejects it in less time: ``opencode run`` did, which OpenCode reports like a person."""
+"""A person cannot read an ask and reject it in less time: ``opencode run`` did, which OpenCode reports
+like a person."""
 
 AskState = Literal["waiting", "replied", "rejected", "over"]
 """``over``: the turn or the process ended before anybody answered."""
@@ -240,7 +241,7 @@ _PATTERN_FIELDS = {
     "task": "subagent_type",
     "subagent": "agent",
 }
-"""By permission: the field of a call's input that the patterns are derived from."""
+"""By permission: the field of a call's input from which the patterns are derived."""
 
 
 def _may_be_same_file(asked: str, given: str) -> bool:

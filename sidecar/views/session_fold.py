@@ -51,7 +51,7 @@ class SessionFold:
     # Turns
 
     def turn(self, message: str) -> Turn:
-        """The turn of a user message; without one, the latest."""
+        """The turn of a user message; without a message, the latest turn."""
         turn = self.turns.get(message) if message else self.current
         if turn is None:
             turn = self.turns[message] = Turn(message)
@@ -251,7 +251,7 @@ def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:
 
 
 _TOOLS_2 = {"shell": "bash", "subagent": "task"}
-"""OpenCode 2's names of tools that readers know by OpenCode 1's."""
+"""OpenCode 2's names of tools → OpenCode 1's, which readers know."""
 
 _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     CREATED: SessionFold._begun,

@@ -115,7 +115,7 @@ def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog
 
 
 def kept_hint(store: Path) -> str | None:
-    """The hint, for a damaged log, about the old store that a migration kept; ``None`` without one."""
+    """The hint, for a damaged log, about the old store that a migration kept; ``None`` if there is no old store."""
     try:
         manifest = read_manifest(store)
         if manifest is None or manifest.kept is None or manifest.kept.backend not in with_records(store):

@@ -38,7 +38,7 @@ FAST_SECONDS: Final = 0.001
 STALL_SECONDS: Final = 0.01
 
 MAX_ON_LOOP_BYTES: Final = 256 * 1024
-"""Larger queues go to the thread: planning and writing them would block the loop, however fast the disk."""
+"""Larger queues go to the thread, because planning and writing them would block the loop, however fast the disk is."""
 
 
 @dataclass(slots=True)
@@ -62,11 +62,11 @@ class Pending:
 
 
 class WouldStall(Exception):
-    """Raised by ``commit`` on the loop before it does anything: it would have to wait. The thread then does it."""
+    """Raised by ``commit`` on the loop, before it does anything, if it would have to wait. The thread then does it."""
 
 
 class Trust:
-    """Tells if the disk is fast enough for the loop to wait for it: a leaky count of slow syncs."""
+    """Says whether the disk is fast enough for the loop to wait for it, by a leaky count of slow syncs."""
 
     LIMIT = 16
     SLOW, STALL = 8, 48
@@ -92,8 +92,8 @@ class GroupCommit:
     once. It sets every ``outcome`` (records, or the ``StreamError`` that refuses that
     append), returns only when all of them are durable, and returns the seconds
     the disk took. An ``OSError`` from it stops the writer. ``settled`` runs on the
-    loop after the callers have their answers. While ``may_stall`` is true, commits run
-    on the thread: the next one may take long however fast the disk is.
+    loop after the callers have their answers. While ``may_stall`` is true, commits run on
+    the thread, because the next one may take long, however fast the disk is.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class GroupCommit:
             self._abandon()
 
     def _refusal(self) -> StoreUnavailable:
-        """Make a new exception each time: a shared one would collect every caller's traceback."""
+        """Make a new exception each time, because a shared one would collect every caller's traceback."""
         assert self._stop is not None
         return type(self._stop)(self._stop.reason, self._stop.hint)
 

@@ -42,8 +42,9 @@ class Heard:
 
 
 def expanded(text: str) -> str:
-    """The subjects that a person means. Completes short forms of the L0 protocol's subjects, which lack
-    project and channel.
+    """The subjects that a person means.
+
+    Completes short forms of the L0 protocol's subjects, which lack project and channel.
 
     ``evt.agent.*.step`` and ``str.>`` are such forms; ``evt.>``, every record, stays as it is.
 

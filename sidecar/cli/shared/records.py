@@ -87,8 +87,7 @@ class Lines:
                     self.learn(answer)
 
     async def _learn_all(self, reader: LogReader) -> None:
-        """Read the log once for all turns and checkpoints, because without an index this costs no more than
-        reading it for one."""
+        """Read the log once for all turns and checkpoints, which without an index costs as much as for one."""
         if self._has_all:
             return
         self._has_all = True

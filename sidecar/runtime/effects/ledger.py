@@ -36,7 +36,7 @@ FAILED: Final = "effect.failed"
 IN_DOUBT: Final = "effect.in_doubt"
 
 MAX_RESULT: Final = 256 * 1024
-"""Most bytes of a result in the log; of a longer one, digest, size and beginning are kept."""
+"""Most bytes of a result in the log. The log keeps the digest, size and beginning of a longer one."""
 
 _HEAD: Final = 16 * 1024
 
@@ -100,7 +100,10 @@ class Ledger:
         self._store, self._identity, self._sleep = store, identity, sleep
 
     async def get_last_by_key(self, run_id: str, idempotency_key: str) -> StepRecord | None:
-        """The last step of an effect; ``None`` if it was never started. Four lookups and one for each attempt."""
+        """The last step of an effect; ``None`` if it was never started.
+
+        It takes four lookups, and one for each attempt.
+        """
         base, attempt, last = _base(run_id, idempotency_key), 0, None
         while (found := await self._store.find(_key(base, attempt + 1, STARTED))) is not None:
             attempt, last = attempt + 1, found
@@ -113,7 +116,10 @@ class Ledger:
         return _step(last, run_id, idempotency_key)
 
     async def started(self, request: Request, attempt: int, effect_class: EffectClass, of: int) -> bool:
-        """Record the beginning of an attempt; false if it is recorded already: then somebody else makes it."""
+        """Record the beginning of an attempt.
+
+        False if it is recorded already, because then somebody else makes the attempt.
+        """
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
         stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
         # A write that failed may be durable all the same. Then the record found is this one.
@@ -147,7 +153,7 @@ class Ledger:
         return await self._answer(request, attempt, FAILED, about)
 
     async def _settle(self, request: Request, attempt: int, type_: str, about: dict[str, Any]) -> Record:
-        """Record the end of an attempt. If it has one already, answer this request all the same."""
+        """Record the end of an attempt. If the attempt already has an end, answer this request anyway."""
         stamped = self._stamp(request, attempt, type_, about, _key(_base_of(request), attempt, type_))
         record = await self._append(stamped)
         kept = record.event.payload

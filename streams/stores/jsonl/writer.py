@@ -111,7 +111,7 @@ class JsonlWriter:
         return line
 
     def make_durable(self, lines: Sequence[bytes]) -> float:
-        """Write and sync lines that are already indexed, then move head. Return the disk's seconds."""
+        """Write and sync lines that are already indexed, then move head. Return the seconds that the disk took."""
         begun = time.perf_counter()
         self._disk.write(self._fd, b"".join(lines))
         self._disk.sync(self._fd)

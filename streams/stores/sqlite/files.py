@@ -4,7 +4,7 @@
 
     store/  store.json  format, backend and log id       lock  held by the writer
             log.db      records                          log.db-wal, log.db-shm  SQLite's own
-            sqlite-head the last record, see sqlite_head.py
+            sqlite-head the last record, see head.py
             search.db   full-text index; derived, may be deleted
 """
 
@@ -112,7 +112,7 @@ class StoreInterrupted(StoreUnavailable):
 
 @contextmanager
 def translated(path: Path, doing: str) -> Iterator[None]:
-    """Translate SQLite's errors into the store's: none of ``sqlite3`` leaves the backend.
+    """Translate SQLite's errors into the store's, so that no error of ``sqlite3`` leaves the backend.
 
     Raises:
         ForeignStore: the file is damaged or not a database.

@@ -66,7 +66,7 @@ class SqliteReader:
     """
 
     def __init__(self, store: Path, *, exists: bool = False, alone: bool = False) -> None:
-        """``exists``: without its file this log is gone, not empty. ``alone``: see ``connect_to_read``."""
+        """``exists``: a log without its file is gone, not empty. ``alone``: see ``connect_to_read``."""
         self._store, self._path, self._alone = store, store / LOG_FILE, alone
         self._exists = exists
         """The file exists or did; without it this log is not empty but gone."""
@@ -91,7 +91,10 @@ class SqliteReader:
             yield record
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``. Looks text up in the index as far as that reaches, and reads the rest."""
+        """See ``StreamReader.query``.
+
+        Looks text up in the index, and reads the records that the index does not cover.
+        """
         if wanted.streams:
             async for record in self._of_streams(wanted):
                 yield record
@@ -285,7 +288,7 @@ class SqliteReader:
         return replace(wanted, types=found or ["none"])
 
     async def _before(self, wanted: Filter) -> int:
-        """A position below all records of ``wanted``'s times; found once, not for each fetch."""
+        """A position below all records in ``wanted``'s range of times. Computed once, not for each fetch."""
         if wanted.since_ms is None:
             return NOTHING
         found = (await self._fetch("SELECT min(position) FROM records WHERE ts >= ?", [wanted.since_ms]))[0][0]
@@ -315,7 +318,7 @@ class SqliteReader:
                 last = rows[-1][0]
 
     def _following(self, previous: int, position: int) -> int:
-        """Return ``position`` if it follows: rows of a damaged page come in any order, again and again."""
+        """Return ``position`` if it is the next, because rows of a damaged page come in any order and repeat."""
         if position <= previous:
             at = previous + 1
             raise CorruptLog(str(self._path), at + 1, at, f"record {position} is out of order")
@@ -422,7 +425,7 @@ class SqliteReader:
 
 
 def _place(path: Path) -> tuple[int, int] | None:
-    """The file a name now refers to."""
+    """The file to which a name now refers."""
     with suppress(OSError):
         found = path.stat()
         return found.st_dev, found.st_ino
