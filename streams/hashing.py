@@ -105,7 +105,7 @@ def _text(value: str, repairs: Repairs) -> str:
         value.encode()
     except UnicodeEncodeError:
         repairs.surrogates += 1
-        # A surrogate pair is one character that a careless encoder split.
+        # A surrogate pair is one character, split by a careless encoder.
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return value
 
@@ -143,7 +143,7 @@ def encode(event: StreamEvent) -> Encoded:
         return encoded
     repairs = Repairs()
     fields = normalise(event.fields(), repairs)
-    # Readers will get the stored event, so the one in hand must equal it.
+    # Readers will get the stored event, so the returned event must equal it.
     event = StreamEvent.trusted(orjson.loads(orjson.dumps(fields)))
     repaired = _encode(event, fields, repairs)
     assert repaired is not None

@@ -86,7 +86,7 @@ class _Randomness:
     def __init__(self) -> None:
         self._page, self._at = b"", 0
         self._lock = Lock()
-        # Two processes must never draw from one page.
+        # Two processes must never use the same page of random bytes.
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:

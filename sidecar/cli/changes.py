@@ -95,7 +95,7 @@ async def _records(
 
 
 async def _fold(found: Changes, records: AsyncIterator[Record]) -> CorruptLog | None:
-    """Apply every record; returns the fault that ended them early, if one did."""
+    """Apply every record. Returns the fault that ended reading early, if any."""
     from streams.errors import CorruptLog
 
     try:

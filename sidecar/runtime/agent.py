@@ -77,7 +77,7 @@ class Agent(Protocol):
         ...
 
     def apply(self, event: StreamEvent) -> None:
-        """Fold one event that ``receive`` returned into the state: the only place where the state changes."""
+        """Fold one event that ``receive`` returned into the state. Only this method changes the state."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -85,11 +85,11 @@ class Agent(Protocol):
         ...
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Replace the state by one that ``state`` gave; ``None``: by the one of a new agent."""
+        """Replace the state by one that ``state`` returned; ``None`` means the state of a new agent."""
         ...
 
     def health(self) -> HealthStatus:
-        """How the agent is. Asked by ``status`` and ``agents``; must return at once."""
+        """The agent's health, for ``status`` and ``agents``. Must return at once."""
         ...
 
 

@@ -216,7 +216,8 @@ class Outbox:
                 "workspace": output.workspace,
                 "route": "log" if self._is_local(output.to) else "bus",
             }
-            # A call has a correlation of its own, under which its depth is known; the trace joins the whole chain.
+            # Each call has its own correlation id, under which its depth is recorded. The trace id is that of the
+            # whole chain.
             correlation = identity
         return self._stamp(cause, number, identity, type_, payload, metadata, correlation)
 

@@ -148,7 +148,7 @@ class Catalog:
         if event.type in _TITLED:
             session.title = as_text(payload.get("title")) or session.title
         if event.type in _ENDS_ASKS:
-            # OpenCode keeps its asks in memory: they end with the turn and with the process.
+            # OpenCode keeps its asks in memory, so they end with the turn and with the process.
             session.asks.clear()
         if event.type in (CREATED, RESUMED):
             session.agent = session.agent or as_text(payload.get("agent"))
@@ -282,7 +282,7 @@ class Catalog:
 def add_cost(total: float, payload: dict[str, Any]) -> float:
     """``total`` plus the cost of a step."""
     cost = payload.get("cost")
-    # Rounded, so that the order of addition does not matter.
+    # Round the sum, so that the order of addition does not matter.
     return round(total + cost, 9) if is_number(cost) else total
 
 

@@ -307,7 +307,7 @@ async def records_of(
 
 
 async def newest(records: AsyncIterator[Record], count: int) -> tuple[list[Record], CorruptLog | None]:
-    """The last ``count`` of ``records``, and the fault that ended them early, if one did."""
+    """The last ``count`` of ``records``, and the fault that ended reading early, if any."""
     kept: deque[Record] = deque(maxlen=count)
     try:
         async for record in records:

@@ -167,7 +167,7 @@ class SessionFold:
         call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
         call.duration_ms = as_int(payload.get("duration_ms"))
         call.diffs = diffs_of(payload, self.session.directory)
-        # An ask that an earlier call with this id has taken is no longer an item of the turn.
+        # An ask that already belongs to an earlier call with this id is no longer an item of the turn.
         asks = [each.ask for each in self.approvals.of_step(payload)]
         call.asks = [ask for ask in asks if any(item is ask for item in turn.items)]
         turn.items = [item for item in turn.items if not any(item is ask for ask in asks)]

@@ -338,7 +338,7 @@ class Log(KeepsHints):
         """The number of files of a jsonl log, and their bytes; ``None`` with another backend. Blocks briefly."""
         return self._backend.file_sizes() if isinstance(self._backend, JsonlStore) else None
 
-    # Moving to another backend; see streams/log/migrate.py
+    # Migrating to another backend; see streams/log/migrate.py
 
     @property
     def source(self) -> DiskStore:

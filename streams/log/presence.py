@@ -30,7 +30,7 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
     Raises:
         ForeignStore: as ``read_manifest``.
         MissingLog: records exist without a ``store.json``, or it names a store that is missing.
-        CorruptLog: a sqlite log holds less than its head file says. A jsonl log is checked on reading.
+        CorruptLog: a sqlite log has fewer records than its head file says. A jsonl log is checked on reading.
         StoreLocked: another program holds the database.
     """
     manifest = read_manifest(store)

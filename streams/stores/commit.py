@@ -156,7 +156,7 @@ class GroupCommit:
             self._flush_is_due = True
             loop.call_soon(self._flush)
             if self._last_group == 1 and self._is_for_the_loop():
-                # Nobody shared the last commit, so this append need not wait for others.
+                # No other append shared the last commit, so this one need not wait for others.
                 self._commit_on_loop()
         return await pending.future
 
@@ -294,7 +294,7 @@ class GroupCommit:
         try:
             self.check()
         except (StoreFenced, OSError) as lost:
-            # Cutting off what is at the end of the log could cut off what another process has written since.
+            # Do not cut the end of the log: another process may have written there since.
             may_abandon = False
             failure = lost if isinstance(lost, StoreFenced) else failure
         else:

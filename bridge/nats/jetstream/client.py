@@ -196,7 +196,7 @@ class GuardedClient(Client):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()
         except (OSError, nats.errors.Error, AttributeError, TimeoutError) as error:
-            # The library closes parts that it has not opened yet, and waits for a peer that may never answer.
+            # The library would close parts that it has not opened yet, and wait for a peer that may never answer.
             log.debug("closing a connection failed: %s", short(error))
         finally:
             self.abort()

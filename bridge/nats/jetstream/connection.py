@@ -221,7 +221,7 @@ class JetStream:
         finally:
             if self.is_open:
                 try:
-                    # ``unsubscribe`` would silently lose messages that the server has already sent.
+                    # The library's ``unsubscribe`` would silently lose messages that the server has already sent.
                     async with asyncio.timeout(CLOSE_SECONDS):
                         await subscription.drain()  # type: ignore[no-untyped-call]
                 except Exception as error:  # noqa: BLE001 - the subscription ends with the connection at the latest

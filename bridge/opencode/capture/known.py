@@ -98,7 +98,7 @@ _PARTS: Final[dict[str, Shape]] = {
         "cost?": _number,
         "snapshot?": str,
     },
-    # These are noise, or already in the input.
+    # Parts of these types are noise, or already in the input.
     **{kind: {} for kind in ("step-start", "snapshot", "patch", "compaction", "retry", "file", "agent", "subtask")},
 }
 """Shapes of message parts, by type."""

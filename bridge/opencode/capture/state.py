@@ -54,7 +54,7 @@ REMEMBERED_AT_REST = 4
 # Equal states must dump to equal bytes, but sets have no order, and the log reorders a payload's fields.
 Names = Annotated[set[str], PlainSerializer(sorted, return_type=list[str])]
 Fields = Annotated[dict[str, Any], PlainSerializer(lambda found: orjson.loads(canonical(found)))]
-# A count that is loaded as 10.0 would change the payload of the turn's end.
+# ``int`` comes first, because a count loaded as 10.0 would change the payload of the turn's end.
 Sums = Annotated[dict[str, int | float], PlainSerializer(lambda found: dict(sorted(found.items())))]
 
 

@@ -48,7 +48,7 @@ class Output:
         self.json = json
         self.terminal = not json and sys.stdout.isatty()
         if hasattr(sys.stdout, "reconfigure"):
-            # A terminal that knows only ASCII shows question marks; it must not end the command.
+            # A terminal that knows only ASCII shows question marks, which must not fail the command.
             sys.stdout.reconfigure(errors="replace")
 
     @cached_property

@@ -147,7 +147,7 @@ class DeltaStream:
         self._timer = None
         now = self._loop.time()
         while self._quiet_at and next(iter(self._quiet_at.values())) <= now:
-            # Only the last word is released: later text is redacted in the context of the earlier.
+            # Release only the last word, because later text is redacted in the context of earlier text.
             self._end(self._held[self._quiet_at.popitem(last=False)[0]], now)
         self._send(self._coalescer.due(now))
         self._wake_when_due()

@@ -113,7 +113,8 @@ class MirrorCheck:
             CorruptLog: a record is damaged; the mirror may have an intact copy.
             Disturbed: see there.
         """
-        # In this order: everything mirrored by now is in the streams and the log, which are read next.
+        # Read the mirror's position first: everything mirrored by now is in the streams and the log, which
+        # are read next.
         mirrored_to = await asyncio.to_thread(self._mirrored_to)
         session = await self._sessions.get()
         sides = [

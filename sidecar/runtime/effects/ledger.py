@@ -1,13 +1,13 @@
-"""The ledger of effects: what was tried, and what came of it, as records of the log.
+"""The ledger of effects: the attempts and their results, as records of the log.
 
 Each attempt is ``effect.started``, written before anything is done, and then
 ``effect.completed``, ``effect.failed``, or, if nobody knows, ``effect.in_doubt``.
 Their keys are derived from run, idempotency key and attempt, so the last step of
 an effect is found with a few lookups, however long the log is.
 
-Several requests may share an idempotency key. Each of them gets a final record of its
-own: the one that ends an attempt answers the request that made it; the others get one
-under a key of their own.
+Several requests may share an idempotency key. The record that ends an attempt answers
+the request that made it. Each other request gets a final record of its own, under its
+own key.
 
 Source: seed 001, B and C (``LedgerStore.get_last_by_key``).
 """
@@ -148,7 +148,7 @@ class Ledger:
         return await self._answer(request, step.attempt, COMPLETED, about)
 
     async def refused(self, request: Request, error: str, error_code: str, attempt: int = 0) -> Record:
-        """Record, for good, that a request is not executed: a failure that ends no attempt."""
+        """Record that a request is never executed, which is a failure without an attempt."""
         about = {"error": error[:500], "retry_at": None, "final": True, "error_code": error_code}
         return await self._answer(request, attempt, FAILED, about)
 
@@ -204,7 +204,7 @@ class Ledger:
 
 
 def bounded(result: Any) -> Any:
-    """A result as the log keeps it: a long one as its digest, size and beginning."""
+    """A result in the form that the log keeps: of a long one the digest, size and beginning."""
     text = canonical(result)
     if len(text) <= MAX_RESULT:
         return result

@@ -191,7 +191,7 @@ class JsonlReader:
                     return
                 number += 1
                 place = _Place(line, segment, number, expected)
-                # Nearly always this is the expected line; checking that costs a tenth of parsing it.
+                # This is nearly always the expected line, and checking that costs a tenth of parsing it.
                 if not _says(line, expected):
                     _refuse_other(place)
                 start += len(line) + 1

@@ -23,7 +23,7 @@ _LOOKED_UP: Final = 500
 """Keys looked up at once."""
 
 COMPARED: Final = 10_000
-"""Records that one statement compares with the table before others get their turn."""
+"""Most records that one statement compares with the table, so that other work gets its turn."""
 
 _THROUGH: Final = "(SELECT position FROM keys_through)"
 
@@ -83,7 +83,7 @@ class Keys:
         """Some of them may have been pruned since: callers read the record anyway."""
 
     def positions(self, digests: Sequence[bytes]) -> dict[bytes, int]:
-        """Where the records of these digests are; those not stored are left out.
+        """Where the records of these digests are. Digests that are not stored are left out.
 
         Nearly always none is stored, and one query for many is cheaper than one each.
         """
@@ -101,7 +101,7 @@ class Keys:
         self._remembered.update(written)
 
     def recent(self, digest: bytes) -> int | None:
-        """Where the record of a digest is that the table does not have yet. May be called from any thread."""
+        """The place of a record whose digest is not in the table yet. May be called from any thread."""
         return self._remembered.get(digest)
 
     @property

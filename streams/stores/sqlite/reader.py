@@ -2,9 +2,8 @@
 
 A reader cannot write and never repairs. A reader sees committed records, which with
 ``synchronous=FULL`` are durable. It fetches a few rows at a time, each
-fetch a query of its own that continues after the last position: no read
-transaction stays open between fetches, so none holds up the writer's
-checkpoints.
+fetch a query of its own that continues after the last position: no read transaction
+stays open between fetches, so the writer's checkpoints never wait for one.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class SqliteReader:
         return record_of(row, str(self._path)) if row is not None else None
 
     async def find_known(self, idempotency_key: str, recent: Callable[[bytes], int | None]) -> Record | None:
-        """As ``find``, for the writer, which remembers where the keys are that the table does not have yet."""
+        """As ``find``, for the writer, which remembers the places of keys that the table does not have yet."""
         digest = key_digest(idempotency_key)
         position = recent(digest)
         row = await asyncio.to_thread(
@@ -225,7 +224,7 @@ class SqliteReader:
                 search.close()
 
     def let_go(self) -> None:
-        """Close the files, unless one is being read now; the next read opens those that exist then."""
+        """Close the files, unless one is being read now. The next read opens those that exist then."""
         if self._lock.acquire(blocking=False):
             try:
                 self._close()
@@ -261,7 +260,7 @@ class SqliteReader:
                 return
 
     async def _of_streams(self, wanted: Filter) -> AsyncIterator[Record]:
-        """Yield matching records of ``wanted.streams``, merged by position: the index has them by offset."""
+        """Yield matching records of ``wanted.streams``, merged by position, because the index has them by offset."""
         head = await self._head_now()
         reads = [self._stream(stream, 0, head) for stream in dict.fromkeys(wanted.streams)]
         waiting: list[tuple[int, int, Record]] = []

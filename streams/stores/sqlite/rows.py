@@ -117,7 +117,7 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         if value is not None:
             parts.append(f"records.{column} = ?")
             values.append(value)
-    # The index of times is not in position order: the plus keeps SQLite from using it, see ``SqliteReader``.
+    # The plus keeps SQLite from using the index of times, which is not in position order; see ``SqliteReader``.
     if wanted.since_ms is not None:
         parts.append("+records.ts >= ?")
         values.append(wanted.since_ms)

@@ -253,7 +253,7 @@ class SqliteVerification:
             return self._fetch_one_by_one(connection, damage_text(error))
         positions = [max(self._last, self._scanned), *(row[0] for row in rows)]
         if any(one >= following for one, following in pairwise(positions)):
-            # Rows of a damaged page come in any order, again and again.
+            # Rows of a damaged page come in any order, and may repeat without end.
             return self._fetch_one_by_one(connection, "its rows are out of order")
         for row in rows:
             self._judge(_Row(*row))
@@ -264,7 +264,7 @@ class SqliteVerification:
         if self._named is None:
             self._named = self._names(connection)
         begin = max(self._last, self._scanned) + 1
-        # Without the index the log's end is unknown: then the first unreadable row is the end.
+        # Without the index the log's end is unknown, so the first unreadable row counts as the end.
         end = max(self._named) if self._named else begin + _ROWS
         read = 0
         for position in range(begin, min(begin + _ROWS, end + 1)):
