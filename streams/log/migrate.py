@@ -303,7 +303,7 @@ async def discard_old(store: Path) -> int:
         if faults:
             raise StoreUnavailable(
                 f"the log in {store} does not verify ({faults[0]}), so the old {manifest.kept.backend} store was kept",
-                "run `durable-stream verify`, and restore the log or take the old store, then run the command again",
+                "run `durable-stream verify`, and restore the log or use the old store, then run the command again",
             )
     return await in_thread(discard_kept, store)
 

@@ -270,7 +270,7 @@ class Result(_Frame, frozen=True, tag="result"):
 
     def __post_init__(self) -> None:
         if self.error is not None and self.value is not None:
-            raise ValueError("both value and error")
+            raise ValueError("a result has a value or an error, not both")
 
     def wire(self) -> dict[str, Any]:
         if self.error is None:

@@ -177,7 +177,7 @@ class _Link:
 
     def _need(self, *states: State) -> None:
         if self.state not in states:
-            raise LocalProtocolError(f"the link is in state {self.state.value}")
+            raise LocalProtocolError(f"this is not allowed while the link is in state {self.state.value}")
 
     def _unknown(self, error: UnknownFrame) -> list[Event]:
         return self._fail("protocol", error.reason)

@@ -111,7 +111,7 @@ class MirrorCheck:
         Raises:
             NatsError: the server is unreachable, or disappears and does not return.
             CorruptLog: a record is damaged; the mirror may have an intact copy.
-            Disturbed: see there.
+            Disturbed: the log or the stream changed meanwhile.
         """
         # Read the mirror's position first: everything mirrored by now is in the streams and the log, which
         # are read next.
