@@ -131,7 +131,7 @@ class Identities:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A sidecar that serves. ``components`` are its parts, in the order in which they were started."""
+    """A running sidecar. ``components`` are its parts, in the order in which they were started."""
 
     sidecar: Sidecar
     ingest: Ingest

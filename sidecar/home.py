@@ -26,7 +26,8 @@ from streams.files import write_durably
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
 _OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
-"""A directory with only these names is not foreign: a plugin creates the spool first; a kill may leave the others."""
+"""A directory with only these names is not foreign, because a plugin creates the spool
+first, and a kill may leave the others."""
 
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_SECONDS: Final = 0.02

@@ -115,7 +115,7 @@ async def _up(home: Home, seconds: float, words: LastWords) -> SidecarInfo:
 
 
 def _let_live(process: subprocess.Popen[bytes] | None) -> None:
-    """Keep Popen from warning when it is garbage-collected: the sidecar outlives this process on purpose."""
+    """Keep Popen from warning when it is garbage-collected, because the sidecar outlives this process on purpose."""
     if process is not None:
         process.returncode = 0
 

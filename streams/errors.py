@@ -105,7 +105,7 @@ class StoreClosed(StoreUnavailable):
 class StoreFailed(StoreUnavailable):
     """A write or sync failed, so this store stopped for good.
 
-    A failed fsync is never retried: the kernel may have dropped the dirty
+    A failed fsync is never retried, because the kernel may have dropped the dirty
     pages, and a second call would report a success that never happened.
     Reopening verifies the tail and cuts what was never acknowledged.
     """

@@ -1,4 +1,4 @@
-"""What a valid event is. Only writers import it: a reader trusts what was validated when it was written."""
+"""What a valid event is. Only writers import it, because a reader trusts what was validated when it was written."""
 
 from __future__ import annotations
 

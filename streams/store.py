@@ -184,9 +184,8 @@ class RetentionStore(StreamStore, Protocol):
         """Remove the records of each named stream below an offset, durably; ``at_ms`` is the time, in ms UTC.
 
         An offset at or beyond the stream's end removes all records; unknown
-        streams and offsets already gone are not errors. Removed records are never
-        read again, not even by ``find``, but their keys stay known: a resend gets
-        a duplicate, with the event as sent. Positions and
+        streams and offsets already gone are not errors. Removed records are never read again, not even by
+        ``find``, but their keys stay known, so a resend gets a duplicate, with the event as sent. Positions and
         offsets are not reused. Snapshots are dropped, cursors stay.
 
         Appends, reads and subscriptions continue meanwhile; a reader that has not yet read a

@@ -89,7 +89,7 @@ def header_lines(headers: Mapping[str, str]) -> str:
 
 
 def are_lines(text: str, count: int) -> bool:
-    """True if header text is ASCII and has exactly ``count`` lines: one more would be a forged header."""
+    """True if header text is ASCII and has exactly ``count`` lines, because one more would be a forged header."""
     return text.count("\n") == text.count("\r") == count and text.isascii()
 
 

@@ -40,7 +40,8 @@ CHECK_MS: Final = 60_000
 silent."""
 
 MAX_STEPS: Final = 300
-"""A session that calls the model this often for one prompt is in an endless loop: a stream without a finish reason."""
+"""A session that calls the model this often for one prompt is in an endless loop, as with a stream without a
+finish reason."""
 
 MAX_STOPS: Final = 20
 """Most intents that one input stops. The next tick, which follows at once, stops more."""

@@ -153,7 +153,7 @@ class JetStream:
         """Publish many messages without waiting for answers; each is subject, headers, ``more`` header text and body.
 
         ``more`` holds lines of ``Name: value``, each ending in CR LF. Takes a sixth of the time of single ``send``
-        calls: the library formats each header again and wakes its writer for each message.
+        calls, because the library formats each header again and wakes its writer for each message.
 
         Raises:
             NatsError: sending failed for some of them.

@@ -82,7 +82,7 @@ class Stored:
 class PublishStopped(Exception):
     """Publishing stopped at ``error``. The messages before it are stored; ``stored`` says where.
 
-    Some of the messages after it may be stored too. Publish again from there: their ids prevent duplicates.
+    Some of the messages after it may be stored too. Publish again from there; the ids prevent duplicates.
     """
 
     code: ClassVar[str] = "nats-publish-stopped"

@@ -32,7 +32,8 @@ SHELL = "shell"
 """The trigger of a turn that consists of one ``!`` command of a person. No model answers it."""
 
 REMEMBERED = 256
-"""Inputs, turns and calls remembered per session. Older ones are still recorded only once: the log has their keys."""
+"""Inputs, turns and calls remembered per session. Older ones are still recorded only once, because the
+log has their keys."""
 
 BUSY_SESSIONS = 64
 """Sessions that remember this much: those that last began a turn or appeared. This keeps the state of any log

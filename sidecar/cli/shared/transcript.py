@@ -54,7 +54,7 @@ async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Sessi
 
 
 async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
-    """The notes for the top of the transcript: that its beginning was pruned."""
+    """The notes for the top of the transcript, such as that its beginning was pruned."""
     from sidecar.views.select import pruned_text
 
     gone = (await reader.removed()).get(stream)

@@ -2,7 +2,7 @@
 
 A shim sends deltas without acknowledgement, in addition to its hooks. A delta that
 arrives before its turn is known is dropped and counted. Nothing here waits for the
-server: the queue is bounded, and drops its oldest chunk first.
+server. The queue is bounded, and drops its oldest chunk first.
 """
 
 from __future__ import annotations

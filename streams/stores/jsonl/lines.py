@@ -120,7 +120,7 @@ def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def position_of(line: bytes) -> int | None:
     """The position that a line gives, without verifying the checksum; ``None`` if it gives none."""
-    # The last match is the record's own: the event comes before it.
+    # The last match is the record's own, because the event comes before it.
     found = _POSITION.match(line, line.rfind(b'"position":'))
     return None if found is None else int(found[1])
 

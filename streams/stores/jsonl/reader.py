@@ -271,7 +271,7 @@ class _Mark(NamedTuple):
         return cls(_file_of(segment), segment.first, expected, start, number)
 
     def continues(self, after: int, segments: Sequence[Segment]) -> bool:
-        """True if reading after ``after`` can begin here: the file is still the one read before."""
+        """True if reading after ``after`` can begin here, because the file is still the one read before."""
         if after + 1 != self.expected:
             return False
         # If a segment begins at the next position, it holds the next line, and the marked segment has ended.

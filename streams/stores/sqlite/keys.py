@@ -2,9 +2,8 @@
 
 A digest may fall anywhere in an index, so writing each with its record would change
 one page of the index for every record of a commit. Instead, the writer remembers the
-digests of its last records, up to ``FOLDED`` of them, and then writes them all
-in the order of the table: a page takes several.
-Opening reads the ones not yet written from their records.
+digests of its last records, up to ``FOLDED`` of them, and then writes them all in the order of the table, so
+that one page takes several. Opening reads the ones not yet written from their records.
 
 ``keys`` holds exactly the keys of ``records`` up to ``keys_through.position``;
 ``verify`` compares them.
@@ -85,7 +84,7 @@ class Keys:
     def positions(self, digests: Sequence[bytes]) -> dict[bytes, int]:
         """Where the records of these digests are. Digests that are not stored are left out.
 
-        Nearly always none is stored, and one query for many is cheaper than one each.
+        Nearly always no digest is stored, and one query for many is cheaper than one query for each.
         """
         found = {digest: self._remembered[digest] for digest in digests if digest in self._remembered}
         for begin in range(0, len(digests), _LOOKED_UP):

@@ -410,7 +410,7 @@ class SqliteReader:
     def _indexed(self) -> int:
         """The last position that the full-text index holds; ``NOTHING`` without an index."""
         path = self._store / SEARCH_FILE
-        # The index is optional: without it everything is read.
+        # The index is optional. Without it, everything is read.
         with self._lock, suppress(StreamError, OSError), translated(path, "opening"):
             if self._search is not None and not self._search.can_go_on(path):
                 self._search.close()
