@@ -93,7 +93,10 @@ class IntentArgs(Args):
 
 
 def write_tools(home: Home, wanted: bool) -> None:
-    """Tell plugins that load from now on which tools to register. A disk that refuses it costs only the tools."""
+    """Tell plugins that load from now on which tools to register.
+
+    If the disk refuses the file, only the tools are missing.
+    """
     path = home.path / "tools.json"
     text = json.dumps(tools_json() if wanted else {}, indent=1).encode()
     try:
@@ -201,7 +204,7 @@ class DurableStream:
     # --- seed 004: observe, register_intent, resume ---
 
     async def observe(self, link: Any) -> None:
-        """An OpenCode linked: what waits for its sessions can be delivered, and what worked there may have stopped."""
+        """An OpenCode linked: deliver what waits for its sessions, and see whether work in them has stopped."""
         sessions = self.host.waiting_for(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
         at_work = {i.session for i in self.data.intents.values() if i.state == "running" and i.session is not None}
@@ -239,7 +242,7 @@ class DurableStream:
         return found
 
     def _above(self, session: str | None) -> list[str]:
-        """A session and the sessions above it, nearest first: a phantom's own child may start work, too."""
+        """A session and its ancestors, nearest first, because a phantom's own child may start work, too."""
         found: list[str] = []
         while session is not None and session not in found:
             found.append(session)
@@ -393,7 +396,7 @@ class DurableStream:
         return as_row(self.data.intents[intent.id])
 
     async def _request_apply(self, args: IntentArgs) -> dict[str, Any]:
-        """Make the changes of an intent in the user's directory. Doing it again changes nothing."""
+        """Apply the changes of an intent to the user's directory. Idempotent."""
         assert self._runtime is not None
         intent = self._find(args.intent)
         if not intent.changes.get("ref"):

@@ -1,8 +1,8 @@
 """``Host`` on OpenCode 1: through the links of its plugin, each to the one process that hosts the session.
 
-A session of the user's is touched only through the OpenCode that hosts it: no lock exists
-between processes, and a message from another one would not be shown. A phantom is hosted by
-the sidecar's own headless OpenCode.
+A user's session is touched only through the OpenCode that hosts it, because processes share
+no lock, and a message from another one would not be shown. A phantom is hosted by the
+sidecar's own headless OpenCode.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class V1Host:
         return about
 
     def waiting_for(self, link: Link) -> list[str]:
-        """The sessions that a process which just appeared may now be asked to act on."""
+        """The sessions on which a process that just appeared may now be asked to act."""
         return [session for session in self._state.sessions if self._hosting(session) is link]
 
     # --- who hosts what ---
