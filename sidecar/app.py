@@ -51,7 +51,7 @@ KILL_SECONDS: Final = 10.0
 """How long a killed process may take to end; longer only if the system holds it."""
 
 CHECK_LOCK_SECONDS: Final = 1.0
-"""How often a sidecar that writes nothing checks that it is still the one. Every commit checks it too."""
+"""How often a sidecar that writes nothing checks that it still holds the home. Every commit checks this too."""
 
 _LOOK_SECONDS: Final = 0.05
 
@@ -67,7 +67,7 @@ async def serve(
 ) -> int:
     """Run a sidecar until it is stopped; returns the exit code.
 
-    SIGTERM, SIGINT and the request ``stop`` drain it, or cancel its start: 0. If
+    SIGTERM, SIGINT and the request ``stop`` drain it, or cancel its start; it then returns 0. If
     the log can no longer be written, it returns 1, so that a shim starts another
     sidecar, which verifies the tail. Shims pass ``idle_exit``: it exits when idle,
     returns 0 if another sidecar serves the home, and waits for one that is
@@ -82,7 +82,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    # Before anything is created, so that a foreign directory stays unchanged.
+    # Check this before anything is created, so that a foreign directory stays unchanged.
     await asyncio.to_thread(read_manifest, home.store_path)
     home.create()
     identities = Identities.of(seed)
@@ -109,11 +109,11 @@ async def serve(
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """Where this process takes its time, ids and randomness from; everything in it gets one of these.
+    """The sources of time, ids and randomness in this process. Every part gets one of them.
 
-    ``log`` is for what capture records. ``agents`` is for what agents record: an agent looks at events while capture
-    records others, so it must not take from the same source. ``outside`` is for what never reaches the log, such as
-    the token and the nonces of the links: they stay secret from those who know the seed.
+    ``log`` is for what capture records. ``agents`` is for what agents record. Agents handle events while capture
+    records others, so the two must not share a source. ``outside`` is for what never reaches the log, such as the
+    token and the nonces of the links. These must stay secret from those who know the seed.
     """
 
     log: Identity
@@ -122,7 +122,7 @@ class Identities:
 
     @classmethod
     def of(cls, seed: int | None) -> Identities:
-        """The system's, or for a deterministic run a seeded one."""
+        """The system's identities, or seeded ones for a deterministic run."""
         system = system_identity()
         if seed is None:
             return cls(system, system, system)
@@ -131,7 +131,7 @@ class Identities:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A sidecar that serves. ``components`` are its parts, in the order in which they were started."""
+    """A running sidecar. ``components`` are its parts, in the order in which they were started."""
 
     sidecar: Sidecar
     ingest: Ingest
@@ -166,12 +166,14 @@ async def _start(
 
 
 async def _end_unlocked(home: Home) -> None:
-    """Kill an older sidecar that lost the home's lock: suspended, it could go on later, beside this one.
+    """Kill an older sidecar that lost the home's lock.
+
+    If it is only suspended, it could continue later, beside this one.
 
     Killing is safe: what was acknowledged is durable, and the shims send the rest again.
 
     Raises:
-        HomeLocked: the system does not let it end.
+        HomeLocked: the system does not let the old sidecar end.
     """
     older = await asyncio.to_thread(home.unlocked)
     if older is None:
@@ -257,7 +259,16 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     services = Services(reading, ingest, store.manifest.log_id, outside.now_ms)
     sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats, services)
     metrics.read_from(sidecar.status)
-    durable = DurableStream(home, config.phantom, config.notify, identities.agents, outside.nonce, state, ingest)
+    durable = DurableStream(
+        home,
+        config.phantom,
+        config.notify,
+        identities.agents,
+        outside.nonce,
+        state,
+        ingest,
+        lambda: services.registrations,
+    )
     worker = sidecar.worker = Worker(
         home,
         config.worker,
@@ -295,7 +306,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
 
 
 class _Consumers:
-    """A component: commands from NATS for the user's agents. Nobody on the server commands the built-in ones."""
+    """A component: commands from NATS for the user's agents. The built-in agents take no commands from the server."""
 
     def __init__(self, nats: NatsService, worker: Worker) -> None:
         self._nats, self._worker = nats, worker

@@ -250,7 +250,7 @@ class NatsConfig(_Section):
     @classmethod
     def _are_addresses(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
         for server in servers:
-            # The error does not show the address: it may hold a password.
+            # The error does not show the address, because it may contain a password.
             try:
                 parts = urlsplit(server)
                 is_one = parts.scheme in ("nats", "tls") and parts.hostname and (parts.port or 1) > 0

@@ -26,7 +26,8 @@ from streams.files import write_durably
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
 _OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
-"""A directory with only these names is not foreign: a plugin creates the spool first; a kill may leave the others."""
+"""A directory with only these names is not foreign, because a plugin creates the spool
+first, and a kill may leave the others."""
 
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_SECONDS: Final = 0.02
@@ -166,7 +167,7 @@ class Home:
             try:
                 draft.unlink(missing_ok=True)
                 write_new(draft, token + "\n")
-                # A link, not a rename: it fails if the token exists, and no reader sees half a token.
+                # Use a link, not a rename: it fails if the token exists, and no reader sees half a token.
                 os.link(draft, self.token_path)
             except FileExistsError:
                 return self.read_token()
@@ -185,7 +186,7 @@ class Home:
         path = self.token_path
         renew = "remove it; the next start of the sidecar creates a new one"
         try:
-            # O_NONBLOCK: opening must not hang if the path is a pipe.
+            # O_NONBLOCK, because opening must not hang if the path is a pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             raise HomeError(path, "it does not exist", "start the sidecar once: `durable-stream serve`") from None
@@ -454,7 +455,7 @@ def open_file(path: Path) -> int:
     Raises:
         OSError: it is missing, a link, not a regular file, or belongs to somebody else.
     """
-    # O_NONBLOCK: opening must not hang if the path is a pipe.
+    # O_NONBLOCK, because opening must not hang if the path is a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     found = os.fstat(descriptor)
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():

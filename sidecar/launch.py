@@ -29,8 +29,9 @@ def command(home: Home) -> list[str]:
 
 
 class LastWords:
-    """The stderr of the sidecars that we start. It says why they ended, even if a full disk keeps the reason
-    out of their log.
+    """The stderr of the sidecars that we start.
+
+    It says why they ended, even if a full disk keeps the reason out of their log.
 
     Blocks briefly. Empty if no temporary file can be created.
     """
@@ -114,7 +115,7 @@ async def _up(home: Home, seconds: float, words: LastWords) -> SidecarInfo:
 
 
 def _let_live(process: subprocess.Popen[bytes] | None) -> None:
-    """Keep Popen from warning when it is garbage-collected: the sidecar outlives this process on purpose."""
+    """Keep Popen from warning when it is garbage-collected, because the sidecar outlives this process on purpose."""
     if process is not None:
         process.returncode = 0
 

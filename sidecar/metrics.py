@@ -44,7 +44,11 @@ FACTS: Final = (
     Fact("durable_stream_spool_files", ("spool", "files"), "Spools that are not recorded yet"),
     Fact("durable_stream_spool_bytes", ("spool", "bytes"), "Size of those spools"),
     Fact("durable_stream_capture_events_total", ("counts", "appended"), "Captured events that were written"),
-    Fact("durable_stream_capture_duplicates_total", ("counts", "duplicates"), "Captured events that were known"),
+    Fact(
+        "durable_stream_capture_duplicates_total",
+        ("counts", "duplicates"),
+        "Captured events that were already recorded",
+    ),
     Fact("durable_stream_capture_gaps_total", ("gaps",), "Gaps in the capture: hooks that were lost"),
     Fact("durable_stream_nats_connected", ("nats", "connected"), "1 while NATS is connected"),
     Fact("durable_stream_mirror_lag", ("nats", "mirror", "lag"), "Records that the mirror has not published yet"),
@@ -57,7 +61,7 @@ AGENT_FACTS: Final = (
     Fact("durable_stream_agent_lag", ("lag",), "Records of the log that the agent has not seen"),
     Fact("durable_stream_agent_dead_letters", ("dead",), "Dead letters that are kept"),
     Fact("durable_stream_agent_effects", ("effects",), "Effects that are not finished"),
-    Fact("durable_stream_agent_effects_in_doubt", ("in_doubt",), "Effects of which nobody knows whether they happened"),
+    Fact("durable_stream_agent_effects_in_doubt", ("in_doubt",), "Effects that may or may not have happened"),
 )
 """Read from each agent's row of ``status``."""
 
@@ -78,10 +82,10 @@ class SidecarMetrics:
             return Counter(name, text, labels, registry=self.registry)
 
         self._received = counter("events_received", "Commands and events pulled for an agent", "agent")
-        self._emitted = counter("events_emitted", "Events that an agent put out", "agent")
-        self._duplicates = counter("durable_stream_agent_duplicates", "Deliveries whose key was known", "agent")
+        self._emitted = counter("events_emitted", "Events that an agent emitted", "agent")
+        self._duplicates = counter("durable_stream_agent_duplicates", "Deliveries whose key was already known", "agent")
         self._failures = counter("durable_stream_agent_failures", "Deliveries that failed", "agent")
-        self._dead = counter("durable_stream_dead_letters", "Deliveries that were given up", "agent")
+        self._dead = counter("durable_stream_dead_letters", "Deliveries that became dead letters", "agent")
         self._retries = counter("durable_stream_effect_retries", "Effects that were tried again", "kind")
         self._processing = Histogram(
             "event_processing_duration_ms",

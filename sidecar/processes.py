@@ -15,7 +15,7 @@ _SLACK_MS: Final = 2000
 def still_runs(pid: int, told_ms: int) -> bool:
     """True if the process that had this pid at ``told_ms`` (ms since 1970) still runs.
 
-    A process of another user, or one that started later, merely has the same pid. A zombie does not run.
+    A process of another user, or one that started later, only has the same pid. A zombie does not run.
     If the system reports neither (macOS), any process with the pid counts.
     """
     try:
@@ -34,7 +34,7 @@ def still_runs(pid: int, told_ms: int) -> bool:
 
 
 def mark_of(pid: int) -> str:
-    """What tells this run of a process from every other: no other process ever gets the same pid and mark.
+    """What distinguishes this run of a process from every other: no other process ever has the same pid and mark.
 
     It holds the process's user and the moment of its start, which a later change of the clock does not move.
     Empty if no process has the pid, if all of it has ended, or if the system does not say. May start a program.

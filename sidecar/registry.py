@@ -49,7 +49,7 @@ class Request:
 
 
 class Requests:
-    """The requests of one sidecar, by name. It answers ``requests`` itself: with the table."""
+    """The requests of one sidecar, by name. It answers the request ``requests`` itself, with the table."""
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}

@@ -70,21 +70,21 @@ class SidecarRequests:
         return {"boot": self._sidecar.boot}
 
     async def status(self, args: NoArgs) -> dict[str, Any]:
-        """Say how everything is."""
+        """Report the status of every part."""
         return self._sidecar.status()
 
     async def metrics(self, args: NoArgs) -> dict[str, Any]:
-        """Give all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return {"text": self._metrics.text().decode()}
 
     async def stop(self, args: NoArgs) -> dict[str, Any]:
-        """Stop the sidecar, once the answer is on its way."""
+        """Stop the sidecar, after sending the answer."""
         asyncio.get_running_loop().call_soon(self._sidecar.stopping.set)
         return {"stopping": True, "pid": os.getpid()}
 
 
 class LogRequests:
-    """The requests that move or remove what is in the log."""
+    """The requests that migrate the log or remove records from it."""
 
     def __init__(self, upkeep: Upkeep, spools: SpoolWatch, nats: NatsService) -> None:
         self._upkeep, self._spools, self._nats = upkeep, spools, nats
@@ -99,15 +99,15 @@ class LogRequests:
         requests.register("forget", ForgetArgs, self.forget, "counts of what was replaced")
 
     async def migrate(self, args: MigrateArgs) -> dict[str, Any]:
-        """Begin to move the log to another backend."""
+        """Begin to migrate the log to another backend."""
         return self._upkeep.migrate(args.to)
 
     async def migration(self, args: NoArgs) -> dict[str, Any]:
-        """Say how the move is."""
+        """Report the progress of the migration."""
         return self._upkeep.migration()
 
     async def discard_old(self, args: NoArgs) -> dict[str, Any]:
-        """Delete the store that a move left."""
+        """Delete the old store that a migration left."""
         return {"freed": await self._upkeep.discard()}
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class LogRequests:
 
 
 class ImportRequests:
-    """The requests that bring in what was recorded elsewhere, or not at all."""
+    """The requests that import sessions from elsewhere."""
 
     def __init__(self, ingest: Ingest, services: Services, clean: Callable[[Any], Any]) -> None:
         self._ingest, self._services, self._clean = ingest, services, clean
@@ -173,11 +173,11 @@ class NatsRequests:
         requests.register("mirror_rebuilding", NoArgs, self.rebuilding, "the state of the current or last rebuild")
 
     async def address(self, args: NoArgs) -> dict[str, Any]:
-        """Say how to reach the embedded server."""
+        """Return how to reach the embedded server."""
         return await self._nats.address()
 
     async def mirror(self, args: NoArgs) -> dict[str, Any]:
-        """Say how the mirror is."""
+        """Report the state of the mirror."""
         return self._nats.mirror_status()
 
     async def rebuild(self, args: NoArgs) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class NatsRequests:
         return self._nats.rebuild()
 
     async def rebuilding(self, args: NoArgs) -> dict[str, Any]:
-        """Say how the rebuild is."""
+        """Report the progress of the rebuild."""
         return self._nats.rebuilding()
 
 

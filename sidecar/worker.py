@@ -1,6 +1,6 @@
 """The runtime in the sidecar: built-in agents, the user's agents and effects from ``[worker]``, and its requests.
 
-An agent that cannot be loaded keeps nothing else from working: it is listed as FAILED, with the reason.
+An agent that cannot be loaded does not stop the others. It is listed as FAILED, with the reason.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Worker:
         requests.register("dlq_drop", LetterArgs, self.drop, "`letter`, `outcome`: `dropped`")
 
     async def redrive(self, args: LetterArgs) -> dict[str, Any]:
-        """Hand a dead letter to its agent again; it stays one if it fails again."""
+        """Hand a dead letter to its agent again. It stays a dead letter if it fails again."""
         await self.runtime.until_level()
         try:
             outcome = await self.runtime.redrive(args.letter)
@@ -173,7 +173,7 @@ class Worker:
         return {"agents": self.runtime.status(), "problems": self.problems}
 
     async def agents(self, args: NoArgs) -> dict[str, Any]:
-        """Say how every agent is."""
+        """Report the state of every agent."""
         return self.status()
 
     async def send(self, args: SendArgs) -> dict[str, Any]:

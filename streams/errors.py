@@ -3,7 +3,7 @@
 ::
 
     StreamError
-    ├── InvalidEvent              the caller's event breaks the envelope (also a ValueError)
+    ├── InvalidEvent              the caller's event does not match the envelope (also a ValueError)
     ├── Conflict                  the append was refused, nothing was written
     │   ├── OffsetConflict        another writer moved a stream past its expected offset
     │   └── IdempotencyConflict   a key is stored with another body, or a batch is partly known
@@ -37,13 +37,13 @@ class StreamError(Exception):
 
 
 class InvalidEvent(StreamError, ValueError):
-    """The event breaks the envelope: a missing field, a bad id, a payload that is not a JSON object."""
+    """The event does not match the envelope: a missing field, a bad id, a payload that is not a JSON object."""
 
     code: ClassVar[str] = "invalid-event"
 
 
 class Conflict(StreamError):
-    """The append was refused as a whole; the log is as it was."""
+    """The whole append was refused, and the log is unchanged."""
 
     code: ClassVar[str] = "conflict"
 
@@ -65,7 +65,7 @@ class OffsetConflict(Conflict):
 
 
 class IdempotencyConflict(Conflict):
-    """``key`` is already stored, and this batch is not a mere repetition; ``reason`` says why."""
+    """``key`` is already stored, and this batch does not just repeat the first; ``reason`` says why."""
 
     code: ClassVar[str] = "key-conflict"
 
@@ -105,7 +105,7 @@ class StoreClosed(StoreUnavailable):
 class StoreFailed(StoreUnavailable):
     """A write or sync failed, so this store stopped for good.
 
-    A failed fsync is never retried: the kernel may have dropped the dirty
+    A failed fsync is never retried, because the kernel may have dropped the dirty
     pages, and a second call would report a success that never happened.
     Reopening verifies the tail and cuts what was never acknowledged.
     """
@@ -177,5 +177,5 @@ class ForeignStore(BadStore):
 
     @property
     def is_not_ours(self) -> bool:
-        """True if another program wrote it: then it is not damaged, and there is nothing to repair."""
+        """True if another program wrote it. Then it is not damaged, and nothing can be repaired."""
         return self.reason == NOT_OURS

@@ -15,7 +15,8 @@ from typing import Any, NoReturn, Self
 from streams.upcast import UPCASTERS, upcast
 
 SCHEMA_VERSION = 1
-"""The version of new events. When it rises, ``streams/upcast.py`` gets the function from the one before."""
+"""The version of new events. When it rises, add a function to ``streams/upcast.py``
+that converts events of the version before."""
 
 _STREAM_PART = r"[A-Za-z0-9](\.?[A-Za-z0-9_~-])*\.?"
 STREAM_ID = re.compile(f"{_STREAM_PART}(/{_STREAM_PART})*")
@@ -66,11 +67,11 @@ class Source(_Value):
 class StreamEvent(_Value):
     """One thing that happened, as it is stored.
 
-    ``id`` is a ULID and sorts by creation within one process. ``ts`` is in
-    milliseconds UTC, the time the thing happened where the source knows it.
-    ``causation_id`` is the id of the event that caused this one; ``None`` on a
-    root, and where the cause is unknown: it is never guessed.
-    ``idempotency_key`` is scoped, ``scope:key``, and unique in the whole log.
+    ``id`` is a ULID and sorts by creation within one process. ``ts`` is the time in
+    milliseconds UTC when the thing happened, if the source knows it. ``causation_id`` is
+    the id of the event that caused this one. It is ``None`` on a root and if the cause is
+    unknown, and never guessed. ``idempotency_key`` is scoped, ``scope:key``, and unique
+    in the whole log.
     """
 
     __slots__ = ()
@@ -102,7 +103,8 @@ class StreamEvent(_Value):
     def trusted(cls, fields: dict[str, Any]) -> Self:
         """Build an event from stored ``fields``, validated when they were first written; no checks.
 
-        The fields of an older version are upcast. ``fields`` becomes the event's own: the caller no longer uses it.
+        The fields of an older version are upcast. ``fields`` becomes the event's own, so the caller must not use it
+        afterwards.
         """
         # This runs for every record that is read.
         if UPCASTERS and fields.get("schema_version") in UPCASTERS:
@@ -129,7 +131,7 @@ def is_stream_id(value: str) -> bool:
 
 
 def _validated(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The checks of ``event_schema``, whose library a command that only reads does not load: that takes 0.1 s."""
+    """The checks of ``event_schema``. A command that only reads does not load their library, which takes 0.1 s."""
     global _validated
     from streams.event_schema import validated
 
@@ -139,7 +141,7 @@ def _validated(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _plain_source(agent: str, adapter: str) -> Source:
-    """A log has few sources and they are frozen: records share them."""
+    """Records share their sources, because a log has few of them and they are frozen."""
     return _made_source({"agent": agent, "adapter": adapter}, _NONE_UNKNOWN)
 
 

@@ -1,4 +1,4 @@
-"""What a valid event is. Only writers import it: a reader trusts what was validated when it was written."""
+"""What a valid event is. Only writers import it, because a reader trusts what was validated when it was written."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ _EXPECTED = {"id": "not a ULID", "stream_id": "not a stream id", "type": "not a 
 
 
 def _fault(name: str, error: Mapping[str, Any]) -> str:
-    """One field at fault, in words: what it is not, rather than the pattern it misses."""
+    """One field at fault, in words that say what it should be, instead of its pattern."""
     said = _EXPECTED.get(name) if error["type"] == "string_pattern_mismatch" else None
     return f"{name or 'event'}: {said or error['msg']}"

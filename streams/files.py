@@ -1,4 +1,4 @@
-"""Files of a store and of the home: opened without following links, kept whole across a power loss.
+"""Files of a store and of the home: opened without following links, and kept intact across a power loss.
 
 No file of a store is ever reached through a symbolic link. A program that can put
 a link there must not choose what is read or written.

@@ -2,12 +2,12 @@
 
 There are four kinds of fault:
 
-* ``corrupt``  - a record is damaged: wrong checksum, no record at all, an incomplete batch.
+* ``corrupt``  - a record is damaged: a wrong checksum, bytes that are not a record, or an incomplete batch.
 * ``missing``  - records that were durable are gone.
 * ``tampered`` - a record's checksum is right, but it is not what the writer wrote there: it breaks its
   stream's hash chain, is in another place, or is not in canonical form.
-* ``torn``     - what a killed writer left above head. It was never acknowledged, and the next
-  opening cuts it off and keeps it aside.
+* ``torn``     - what a killed writer left above head. It was never acknowledged. The next opening cuts
+it off and keeps a copy.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Finding:
 class Summary:
     """What was verified; ``head`` is the last durable position, -1 for an empty log.
 
-    ``streams`` counts those that hold records, not those pruned whole.
+    ``streams`` counts the streams with records, not the fully pruned ones.
     """
 
     records: int = 0
@@ -63,7 +63,7 @@ class Summary:
     pruned: int = 0
     """Pruned records, which ``records`` does not count."""
     forgotten: int = 0
-    """Records with forgotten payloads, which it counts."""
+    """Records with forgotten payloads, which ``records`` also counts."""
 
     def reset(self) -> None:
         """Reset every count."""
@@ -76,7 +76,7 @@ class Summary:
 
 
 class Found:
-    """Findings that wait to be reported, in order. Its length is the number of waiting appends."""
+    """Findings that wait to be reported, in order. Its length is the number of waiting findings."""
 
     def __init__(self, summary: Summary) -> None:
         """``summary`` counts each finding as it is added."""
@@ -93,10 +93,10 @@ class Found:
             self._summary.findings += 1
 
     def drain(self) -> list[Finding]:
-        """Return and remove the waiting ones."""
+        """Return and remove the waiting findings."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
     def clear(self) -> None:
-        """Drop the waiting ones; the summary is unchanged."""
+        """Drop the waiting findings; the summary is unchanged."""
         self._waiting.clear()

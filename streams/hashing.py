@@ -27,7 +27,7 @@ GENESIS = bytes(32)
 """The hash before a stream's first record."""
 
 MAX_DEPTH = 200
-"""Most levels of nested objects and lists in an event, itself included; deeper ones become a marker, counted.
+"""Most levels of nested objects and lists in an event, itself included. Deeper ones become a marker, and are counted.
 
 orjson writes 254 and reads 1024, so an event still fits into a line, an answer, or a message.
 """
@@ -51,7 +51,7 @@ class Repairs:
 
 
 NO_REPAIRS: Final = Repairs()
-"""For nearly every event; shared, never changed."""
+"""The value for nearly every event. It is shared and never changed."""
 
 
 def canonical(value: Any) -> bytes:
@@ -96,7 +96,7 @@ _TOO_DEEP = "$too_deep"
 
 
 def _is_marker(value: Any) -> bool:
-    """True if ``value`` already marks something too deep: a stored event encodes to the same bytes again."""
+    """True if ``value`` is such a marker already, so that a stored event encodes to the same bytes again."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_TOO_DEEP), str)
 
 
@@ -105,7 +105,7 @@ def _text(value: str, repairs: Repairs) -> str:
         value.encode()
     except UnicodeEncodeError:
         repairs.surrogates += 1
-        # A surrogate pair is one character that a careless encoder split.
+        # A surrogate pair is one character, split by a careless encoder.
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return value
 
@@ -125,7 +125,7 @@ class Encoded(NamedTuple):
     canonical: bytes
     payload_sha256: str
     digest_form: bytes
-    """Canonical bytes with the payload replaced by its digest: what the chain hashes."""
+    """Canonical bytes with the payload replaced by its digest, which the chain hashes."""
     repairs: Repairs = NO_REPAIRS
 
     def body(self) -> tuple[str, str, str, str]:
@@ -143,7 +143,7 @@ def encode(event: StreamEvent) -> Encoded:
         return encoded
     repairs = Repairs()
     fields = normalise(event.fields(), repairs)
-    # Readers will get the stored event, so the one in hand must equal it.
+    # Readers will get the stored event, so the returned event must equal it.
     event = StreamEvent.trusted(orjson.loads(orjson.dumps(fields)))
     repaired = _encode(event, fields, repairs)
     assert repaired is not None

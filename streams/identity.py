@@ -26,8 +26,8 @@ _PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
 class Identity:
     """Clock, randomness and ids of one process.
 
-    ULIDs increase strictly, also within a millisecond and when the clock steps
-    back: order in one process is creation order. Safe to share between threads.
+    ULIDs increase strictly, even within a millisecond and when the clock steps back, so their order
+    in one process is the order of creation. Safe to share between threads.
     """
 
     def __init__(self, clock_ms: Callable[[], int], random_bytes: Callable[[int], bytes]) -> None:
@@ -41,7 +41,7 @@ class Identity:
         return self._clock_ms()
 
     def ulid(self) -> str:
-        """A new ULID, greater than every one this object gave before."""
+        """A new ULID, greater than all that this object returned before."""
         with self._lock:
             value = (self._clock_ms() << _RANDOM_BITS) | int.from_bytes(self._random_bytes(10), "big")
             if value <= self._last:
@@ -54,13 +54,13 @@ class Identity:
         return self._random_bytes(32).hex()
 
     def stamp(self, fields: Mapping[str, Any]) -> StreamEvent:
-        """Complete ``fields`` into an event: what upstream gave is kept, what is missing or ``None`` is injected.
+        """Complete ``fields`` into an event. Keeps what upstream gave, and fills in what is missing or ``None``.
 
         ``id``, ``ts`` and ``schema_version`` are filled in; an event without an
         idempotency key gets one of its own, ``event:{id}``.
 
         Raises:
-            InvalidEvent: the completed event breaks the envelope.
+            InvalidEvent: the completed event does not match the envelope.
         """
         filled = dict(fields)
         if filled.get("id") is None:
@@ -86,7 +86,7 @@ class _Randomness:
     def __init__(self) -> None:
         self._page, self._at = b"", 0
         self._lock = Lock()
-        # Two processes must never draw from one page.
+        # Two processes must never use the same page of random bytes.
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:

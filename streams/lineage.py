@@ -30,7 +30,7 @@ ENDED = "lifecycle.session.ended"
 LINKED = "lineage.linked"
 
 LINEAGE_VERSION: Final = 1
-"""Version of the dumped family tree and of the fold: a greater one invalidates older snapshots."""
+"""Version of the dumped family tree and of the fold. A greater version invalidates older snapshots."""
 
 
 def trace_id(root: str) -> str:

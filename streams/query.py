@@ -28,7 +28,7 @@ class Filter:
 
     ``types`` match exactly, or as a prefix if they end in ``.*`` (``agent.*``).
     ``since_ms`` is inclusive, ``until_ms`` exclusive, both against ``ts``.
-    ``trace_id`` is that of the event's ``traceparent``.
+    ``trace_id`` is the trace id in the event's ``traceparent``.
     ``text`` is found in any string or number of the payload, case-insensitively; never in a field's name.
     """
 
@@ -64,7 +64,7 @@ class Filter:
 
 
 def type_matches(actual: str, wanted: str) -> bool:
-    """True if a type is ``wanted``, or below it if that ends in ``.*``."""
+    """True if a type is ``wanted``, or has its prefix if ``wanted`` ends in ``.*``."""
     return actual.startswith(wanted[:-1]) if wanted.endswith(".*") else actual == wanted
 
 
@@ -87,7 +87,7 @@ def holds_text(event: StreamEvent, text: str) -> bool:
 
 
 def value_with(value: Any, text: str) -> str | None:
-    """The first string or number in a JSON value that contains ``text``, as a text; ``None`` if none does."""
+    """The first string or number in a JSON value that contains ``text``, as a string; ``None`` if none does."""
     return _value_in([value], text.casefold())
 
 

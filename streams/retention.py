@@ -6,7 +6,7 @@
 What the log keeps of removed records: the ranges of their positions; for each stream
 its ``Base`` (first kept offset, hash of the last removed record), from which its
 chain continues; and for each record an ``Entry``, which identifies a late resend
-as a duplicate. For forgotten ones: the streams, and up to which offset.
+as a duplicate. For forgotten records: the streams, and up to which offset.
 Positions and offsets are never reused.
 """
 
@@ -59,7 +59,7 @@ class Tally:
         )
 
     def sizes(self) -> list[StreamSize]:
-        """Of all streams, by name."""
+        """The parts of all streams, by name."""
         return [self._sizes[name] for name in sorted(self._sizes)]
 
 
@@ -70,7 +70,7 @@ class Pruned(NamedTuple):
     bytes: int = 0
     streams: int = 0
     moved_from: str | None = None
-    """The backend from which the log moved to sqlite first; ``None``: it was there already."""
+    """The backend from which the log migrated to sqlite before the removal; ``None`` if it was in sqlite already."""
 
 
 class Forgotten(NamedTuple):
@@ -80,7 +80,7 @@ class Forgotten(NamedTuple):
     bytes: int = 0
     streams: int = 0
     moved_from: str | None = None
-    """The backend from which the log moved to sqlite first; ``None``: it was there already."""
+    """The backend from which the log migrated to sqlite before the removal; ``None`` if it was in sqlite already."""
 
 
 class Gone(NamedTuple):
@@ -116,7 +116,7 @@ class Mark(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What stays of a removed record: digests of its key and body, and its place."""
+    """What the log keeps of a removed record: digests of its key and body, and its place."""
 
     key: bytes
     body: bytes
@@ -186,7 +186,7 @@ class Ranges:
         return end - first - (self._below(end) - self._below(first))
 
     def told(self, first: int, end: int) -> str:
-        """In words, those from ``first`` to before ``end`` that were not removed; there must be one.
+        """In words, the positions from ``first`` to before ``end`` that were not removed; there must be at least one.
 
         ``record 4``, ``records 4 to 9``, or ``5 of the records 4 to 40`` if some of them were removed.
         """
@@ -232,7 +232,7 @@ class Removal:
     bases: Mapping[str, Base] = field(default_factory=dict)
     marks: Mapping[str, Mark] = field(default_factory=dict)
     singles: Ranges = field(default_factory=Ranges)
-    """Positions of records forgotten one by one, in streams that were not."""
+    """Positions of records that were forgotten one by one, in streams that were not forgotten."""
     singles_in: Mapping[str, Mark] = field(default_factory=dict)
     """By stream, the offset after the last of these, and its time."""
     pending: bool = False
@@ -255,7 +255,7 @@ class Removal:
         return replace(self, singles=singles, singles_in={**self.singles_in, **last}, pending=True)
 
     def finished(self) -> Removal:
-        """Note that the files hold none of it."""
+        """Note that the files hold nothing of what was removed."""
         return replace(self, pending=False)
 
     def first_offset(self, stream_id: str) -> int:
@@ -285,11 +285,11 @@ class Removal:
 
 
 NOTHING_REMOVED: Final = Removal(Ranges(), MappingProxyType({}), MappingProxyType({}))
-"""The start of nearly every log; shared, never changed."""
+"""The value for nearly every log at first. It is shared and never changed."""
 
 
 def payload_fault(removal: Removal, stream_id: str, offset: int, position: int, payload: dict[str, Any]) -> str | None:
-    """Why a stored payload should be gone, or should not be a mere digest; ``None`` if it is right."""
+    """Why a stored payload should be gone, or should not be a digest; ``None`` if it is correct."""
     if is_digest(payload) == removal.is_forgotten(stream_id, offset, position):
         return None
     if not is_digest(payload):

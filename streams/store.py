@@ -50,7 +50,7 @@ class Record(NamedTuple):
     duplicate: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """The record as commands print it: ``{event, offset, position, hash}``."""
+        """The record in the form that commands print: ``{event, offset, position, hash}``."""
         return {
             "event": self.event.fields(),
             "offset": self.offset,
@@ -78,8 +78,8 @@ class StreamReader(Protocol):
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """Replay one stream from ``from_offset`` (inclusive) to the tail seen at call time.
 
-        An unknown stream yields nothing: absence is not an error, since the
-        first hook of a session can arrive after its first reader.
+        An unknown stream yields nothing, which is not an error, because a session's
+        first hook can arrive after its first reader.
 
         Raises:
             CorruptLog: a record below head is damaged; those before it were yielded.
@@ -91,7 +91,7 @@ class StreamReader(Protocol):
         ...
 
     def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """Yield the records that match ``wanted``, of any stream, in position order; none is not an error."""
+        """Yield the records that match ``wanted``, of any stream, in position order."""
         ...
 
     async def find(self, idempotency_key: str) -> Record | None:
@@ -120,9 +120,9 @@ class StreamStore(StreamReader, Protocol):
         """Write all of ``events`` or none, across their streams. Return one record each, in order.
 
         When this returns, the batch survives ``kill -9`` and power loss.
-        Cancelling leaves it wholly written or wholly absent: retry with the
-        same keys to find out. ``expected`` maps a stream id to the offset its
-        first new record must take.
+        After cancelling, the batch is wholly written or wholly absent. Retry with the
+        same keys to find out. ``expected`` maps a stream id to the offset its first new
+        record must take.
 
         Keys are checked before ``expected``. A batch whose keys are all
         known, with the same bodies (type, stream, actor, payload), returns the
@@ -143,9 +143,8 @@ class StreamStore(StreamReader, Protocol):
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """Yield every record after ``after``, then each new one once durable, without end.
 
-        Skips nothing and buffers nothing without bound: a slow
-        subscriber reads from the log at its own pace. Ends when the store
-        closes; safe to cancel.
+        Skips nothing, and buffers a bounded amount, because a slow subscriber reads from
+        the log at its own pace. Ends when the store closes; safe to cancel.
         """
         ...
 
@@ -161,7 +160,7 @@ class StreamStore(StreamReader, Protocol):
         ...
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """A projection's last snapshot of this version, not beyond head; ``None``: fold from the beginning."""
+        """A projection's last snapshot of this version, not beyond head. If ``None``, fold from the beginning."""
         ...
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
@@ -179,15 +178,14 @@ class StreamStore(StreamReader, Protocol):
 
 
 class RetentionStore(StreamStore, Protocol):
-    """A store that can remove records: memory, sqlite, and a ``Log``, which moves to sqlite for it."""
+    """A store that can remove records: memory, sqlite, and a ``Log``, which first migrates to sqlite."""
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
         """Remove the records of each named stream below an offset, durably; ``at_ms`` is the time, in ms UTC.
 
         An offset at or beyond the stream's end removes all records; unknown
-        streams and offsets already gone are not errors. Removed records are never
-        read again, not even by ``find``, but their keys stay known: a resend gets
-        a duplicate, with the event as sent. Positions and
+        streams and offsets already gone are not errors. Removed records are never read again, not even by
+        ``find``, but their keys stay known, so a resend gets a duplicate, with the event as sent. Positions and
         offsets are not reused. Snapshots are dropped, cursors stay.
 
         Appends, reads and subscriptions continue meanwhile; a reader that has not yet read a
@@ -201,11 +199,11 @@ class RetentionStore(StreamStore, Protocol):
         ...
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
-        """Replace payloads by their digests, durably: of all records these streams hold now, and of single ones.
+        """Replace payloads by their digests, durably: of all records that these streams hold now, and of single ones.
 
         ``positions``: single records, of any streams; positions without a record are not errors.
 
-        The records stay, and so do their hashes: the chain still verifies. Later
+        The records and their hashes stay, so the chain still verifies. Later
         appends are kept. When this returns, no file of the store holds the
         payloads: not the log, its write-ahead file, the search index, snapshots,
         or what recovery set aside. A resend of the event is still a duplicate.

@@ -1,4 +1,4 @@
-"""Long work on a store, on threads: one piece at a time, or just each to its end."""
+"""Runs long work on a store on threads: one piece at a time, or each to its end."""
 
 from __future__ import annotations
 

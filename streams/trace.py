@@ -1,8 +1,7 @@
 """Parses W3C trace contexts, derives child spans, and makes a context if none came. Pure.
 
-``streams.lineage`` derives spans from names, never at random: a message that
-is published again, or by another home, has the same trace. A causal chain
-keeps its trace id; each hop has its own span.
+``streams.lineage`` derives spans from names, never at random, so a message that is published again, or
+by another home, has the same trace. A causal chain keeps its trace id; each hop has its own span.
 
 Source: W3C Trace Context, level 1, 3.2; seed 002, 3 ("Trace"); FEATURES C12, C26-C29.
 """
@@ -50,7 +49,7 @@ def parse_traceparent(text: str) -> TraceContext | None:
     """Parse a ``traceparent``; ``None`` if ``text`` is invalid and a new trace must start.
 
     Of versions after 00, only the first four fields are read; they are forwarded as 00.
-    Text longer than ``MAX_TRACESTATE`` is invalid: it is foreign input, and results are cached.
+    Text longer than ``MAX_TRACESTATE`` is invalid, because it is foreign input and results are cached.
     """
     return _parse(text) if len(text) <= MAX_TRACESTATE else None
 

@@ -1,8 +1,9 @@
-"""Reading events that an older version wrote: the table from a ``schema_version`` to the function to the next.
+"""Reads events that an older version wrote.
 
-The log is never rewritten: hashes, moves and ``verify`` work on the bytes as they
-were written, and only what a reader gets is of the newest version. An event of a
-newer version has no entry, so it is read as it is.
+A table maps each ``schema_version`` to the function that converts to the next.
+
+The log is never rewritten. Hashes, migrations and ``verify`` work on the bytes as they were written; only
+readers get the newest version. An event of a newer version has no entry, so it is read as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ UPCASTERS: Final[dict[int, Upcaster]] = {}
 """The upcaster from each version to the next. Empty: version 1 is the first and the newest."""
 
 KEPT: Final = ("id", "ts", "type", "stream_id", "idempotency_key", "causation_id", "correlation_id", "actor")
-"""Fields that no upcaster changes: the stores find records by what was written there."""
+"""Fields that no upcaster changes, because the stores find records by their written values."""
 
 
 def upcast(fields: dict[str, Any], table: Mapping[int, Upcaster]) -> dict[str, Any]:

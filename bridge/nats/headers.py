@@ -89,7 +89,7 @@ def header_lines(headers: Mapping[str, str]) -> str:
 
 
 def are_lines(text: str, count: int) -> bool:
-    """True if header text is ASCII and has exactly ``count`` lines: one more would be a forged header."""
+    """True if header text is ASCII and has exactly ``count`` lines, because one more would be a forged header."""
     return text.count("\n") == text.count("\r") == count and text.isascii()
 
 
@@ -116,7 +116,7 @@ def header_text(text: str) -> str:
         return "%_"
     raw = text.encode("utf-8", "surrogatepass")
     parts = [chr(b) if 0x20 <= b <= 0x7E and b != 0x25 else f"%{b:02X}" for b in raw]
-    # Clients strip white space at the ends.
+    # Clients strip white space at the ends of a value.
     for end in (0, -1):
         if parts[end] == " ":
             parts[end] = "%20"
@@ -223,7 +223,7 @@ def depth_header(depth: int) -> dict[str, str]:
 
 def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
     """The payload's top-level keys that begin like the protocol's headers, in any case."""
-    # This runs for every record, and the third character excludes nearly all keys.
+    # This runs for every record, so test the third character first, which excludes nearly all keys.
     return tuple(
         [
             key

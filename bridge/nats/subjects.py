@@ -102,7 +102,7 @@ def unescape(token: str) -> str:
     except UnicodeDecodeError:
         raise SubjectError(token, "not an escaped name: its bytes are not UTF-8") from None
     if escape(name) != token:
-        raise SubjectError(token, "not in the one escaped form that this name has")
+        raise SubjectError(token, "not the form in which `escape` writes this name")
     return name
 
 

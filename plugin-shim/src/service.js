@@ -1,6 +1,6 @@
 /**
- * OpenCode 2: `setup` tells the sidecar which service it runs in, and nothing more. The sidecar reads the service's own
- * durable log, so no event passes through here.
+ * OpenCode 2: `setup` tells the sidecar which service it runs in, and gives the model our tools. The sidecar reads the
+ * service's own durable log, so no event passes through here.
  *
  * OpenCode 1 boots an embedded core of 2 that calls `setup` as well, with a context that has no `event`: there the
  * plugin's `server` records, and `setup` does nothing.
@@ -12,12 +12,13 @@ import { Calls } from "./calls.js";
 import { newCounters } from "./counters.js";
 import { Link } from "./link.js";
 import { Starter, bootId, defaultHome, locate } from "./start.js";
+import { ANSWER_MS, Tools, readTools } from "./tools.js";
 
 // Process-wide: `setup` is called once for each directory, and by each copy of the plugin.
 const ANNOUNCED = Symbol.for("durable-stream.announced");
 const shared = /** @type {Record<symbol, any>} */ (/** @type {unknown} */ (globalThis));
 
-/** @typedef {{link: Link, users: number}} Announcement */
+/** @typedef {{link: Link, tools: Tools, users: number}} Announcement */
 
 /**
  * Make `setup`, which OpenCode 2 calls once for each directory.
@@ -33,7 +34,12 @@ export function announce(options) {
       const env = options.env ?? process.env;
       if (env.DURABLE_STREAM?.trim().toLowerCase() === "off") return undefined;
       if (typeof ctx?.event?.subscribe !== "function") return undefined;
-      return join(options, env, ctx.app ?? {});
+      const { link, leave } = join(options, env, ctx.app ?? {});
+      const undo = await offer(ctx, link, options, env);
+      return async () => {
+        undo();
+        await leave();
+      };
     } catch {
       // OpenCode works without a link, but would report a broken plugin if this threw.
       return undefined;
@@ -53,11 +59,11 @@ function join(options, env, app) {
   /** @type {Map<string, Announcement>} */
   const known = (shared[ANNOUNCED] ??= new Map());
   const there = known.get(home);
-  const announced = there ?? { link: newLink(options, env, home, app), users: 0 };
+  const announced = there ?? { ...newLink(options, env, home, app), users: 0 };
   announced.users += 1;
   known.set(home, announced);
   let ended = false;
-  return async () => {
+  const leave = async () => {
     if (ended) return;
     ended = true;
     announced.users -= 1;
@@ -65,6 +71,42 @@ function join(options, env, app) {
     known.delete(home);
     announced.link.dispose();
   };
+  return { link: announced, leave };
+}
+
+/**
+ * Register the model's tools. A service that cannot take them still records.
+ *
+ * @param {any} ctx
+ * @param {Announcement} announced
+ * @param {import("./plugin.js").Options} options
+ * @param {NodeJS.ProcessEnv} env
+ * @returns {Promise<() => void>} removes them
+ */
+async function offer(ctx, announced, options, env) {
+  try {
+    const home = path.resolve(options.home || env.DURABLE_STREAM_HOME || defaultHome(env));
+    const definitions = readTools(home);
+    if (Object.keys(definitions).length === 0 || typeof ctx.tool?.transform !== "function") return () => {};
+    const made = await ctx.tool.transform((/** @type {any} */ tools) => {
+      for (const [name, { description, args, required, wait_ms }] of Object.entries(definitions)) {
+        tools.add({
+          name,
+          description,
+          input: { type: "object", properties: args, required, additionalProperties: false },
+          options: { codemode: false },
+          execute: async (/** @type {any} */ given, /** @type {any} */ context) => {
+            const text = await announced.tools.call(name, given ?? {}, context ?? {}, wait_ms ?? ANSWER_MS);
+            return { content: [{ type: "text", text }] };
+          },
+        });
+      }
+    });
+    return () => void made?.dispose?.();
+  } catch {
+    // Another shape of the plugin API: `doctor` says on which versions the tools were proven.
+    return () => {};
+  }
 }
 
 /**
@@ -77,7 +119,16 @@ function newLink(options, env, home, app) {
   const counters = newCounters();
   options.onCounters?.(counters);
   const instance = randomBytes(8).toString("hex");
+  /** @type {Tools} */
+  const tools = new Tools({
+    get live() {
+      return link.live;
+    },
+    send: (text) => link.send(text),
+  });
+  /** @type {Link} */
   const link = new Link({
+    tools,
     locate: () => locate(home),
     starter: new Starter({
       command: options.command ?? [env.DURABLE_STREAM_COMMAND || "durable-stream"],
@@ -109,7 +160,7 @@ function newLink(options, env, home, app) {
   });
   // Nothing is ever sent on this link, so nothing waits and nothing can be lost.
   link.start({ welcomed() {}, acknowledged() {}, lost() {}, waitingMs: () => 0, settled: true });
-  return link;
+  return { link, tools };
 }
 
 /**

@@ -10,7 +10,7 @@ import path from "node:path";
 /** How long a call waits for a link before it fails, ms. */
 const LINK_MS = 5000;
 /** How long the sidecar may take to answer, ms, unless the tool's description says otherwise. */
-const ANSWER_MS = 60_000;
+export const ANSWER_MS = 60_000;
 const LOOK_MS = 50;
 /** How long a compaction, which is a model's call of seconds, waits for the list of background work, ms. */
 const COMPACTION_MS = 500;

@@ -27,7 +27,7 @@ from streams.store import MAX_BATCH, StreamStore
 log = logging.getLogger("sidecar.capture.ingest")
 
 ASK_SECONDS: Final = 1.5
-"""How long OpenCode may take to describe a session; a hook waits no longer than the translator holds it."""
+"""How long OpenCode may take to describe a session. A hook waits at most as long as the translator holds it."""
 
 MAX_MISSING_CHECKS: Final = 200
 """Most sessions to look up, one by one, when a directory's first link delivers."""
@@ -51,9 +51,8 @@ class Link(Protocol):
 class Ingest:
     """There is one per sidecar. Call all methods from its event loop.
 
-    ``failed`` is set when the log can no longer be written: nothing is
-    acknowledged after that, and the owner must stop. ``committed`` gets the
-    seconds and the events of each append.
+    ``failed`` is set when the log can no longer be written. After that nothing is acknowledged, and the owner
+    must stop. ``committed`` gets the seconds and the events of each append.
     """
 
     def __init__(
@@ -268,7 +267,7 @@ class Ingest:
         self.pump()
 
     async def _session(self, link: Link, session_id: str) -> Any:
-        """Return OpenCode's description of a session; ``None`` if it gives none, ``False`` if there is none."""
+        """Return OpenCode's description of a session; ``None`` without an answer, ``False`` if it does not exist."""
         try:
             return await link.call("session.get", {"path": {"id": session_id}}, timeout=ASK_SECONDS)
         except CallError as error:
@@ -338,6 +337,6 @@ class Ingest:
 
 
 def _seen(appended: asyncio.Task[Any]) -> None:
-    """Mark the error as seen. The first failed append ends the sidecar; those after it fail for the same reason."""
+    """Mark the error as seen. The first failed append ends the sidecar. Later appends fail for the same reason."""
     if not appended.cancelled():
         appended.exception()

@@ -32,8 +32,9 @@ GIVE_UP_SECONDS: Final = 60.0
 _MAX_PAUSE_SECONDS: Final = 1.0
 
 MAX_EXPLAINED: Final = 2
-"""Play gives up after this many sidecars exit with a reason and without an ack between them: the second one
-met the same problem as the first, such as a full disk."""
+"""Play gives up after this many sidecars exit with a reason and without an ack between
+them, because the second one then met the same problem as the first, such as a full
+disk."""
 
 _END_SECONDS: Final = 5.0
 """How long a sidecar that closed its link may take to give a reason and exit."""
@@ -56,7 +57,7 @@ class Recording:
     boot_id: str
     items: list[tuple[int, HookItem]]
     skipped: int
-    """Lines of the recorder itself (hooks beginning with ``__``)."""
+    """The number of the recorder's own lines (hooks beginning with ``__``)."""
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class PlayResult:
     skipped: int
     relinked: int
     added: int
-    """The number of records that the log gained; 0 if it held all of them. Never negative."""
+    """The number of records that the log gained; 0 if it had all of them. Never negative."""
 
 
 def read_recording(path: Path) -> Recording:
@@ -133,7 +134,7 @@ async def play(
     ``instance`` is the plugin instance that the items come from.
     If the sidecar dies, play restarts it and resends what it had
     not acknowledged, until nothing was acknowledged for ``give_up_seconds``.
-    ``nonce`` is an identity's. The sidecar's calls are answered with ``unavailable``.
+    ``nonce`` is the method of an identity. The sidecar's calls are answered with ``unavailable``.
     Cancelling leaves the first part recorded; playing again completes it.
 
     Raises:
@@ -175,14 +176,14 @@ async def _played(
         try:
             info = await ensure_running(home, start_seconds, words)
             starting = False
-            # A killed sidecar may have left records that nobody acknowledged; recovery cuts them off.
+            # A killed sidecar may have left unacknowledged records, which recovery cuts off.
             lowest = min(lowest, _head(home))
             async with await ShimClient.connect(home, identity=identity, nonce=nonce) as client:
                 await player.run(client)
                 break
         except LinkClosed as error:
             if error.reason == "replaced":
-                # Reconnecting would end the other one's link, which would end ours, and so on.
+                # Do not reconnect: that would end the other process's link, which would end ours, and so on.
                 hint = "wait for it, then play again: what is known is not added twice"
                 raise LinkUnavailable(f"another process is playing {path}", hint) from None
             progress.relinked += 1
@@ -209,7 +210,7 @@ async def _played(
 
 
 async def _until_gone(home: Home, info: SidecarInfo) -> None:
-    """Wait for a sidecar that closed its link: before it releases its home, it says why it gives up."""
+    """Wait for a sidecar that closed its link, because it says why it gives up before it releases its home."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _END_SECONDS
     while loop.time() < deadline:

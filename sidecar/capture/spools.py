@@ -31,7 +31,7 @@ log = logging.getLogger("sidecar.capture.spools")
 _NAME = re.compile(r"([0-9a-f]{16,64})-([0-9a-f]{16,64})(\.left\d{1,9})?\.jsonl")
 
 MAX_UNSETTLED_ITEMS: Final = 512
-"""Most items of a spool that may wait for the disk before more are read: as many as a link's window."""
+"""Most items of a spool that may wait for the disk before more are read. The same as a link's window."""
 
 MAX_UNSETTLED_BYTES: Final = 8 * 1024 * 1024
 """After this many bytes of a spool, wait until everything read is durable."""

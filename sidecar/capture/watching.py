@@ -18,11 +18,11 @@ SPOOL_SCAN_SECONDS: Final = 15.0
 """How often the sidecar looks for spools of dead processes; it also looks when a link closes."""
 
 DEATH_SCAN_SECONDS: Final = 1.0
-"""How often it checks the process of an open turn whose OpenCode has no link: it may have just died."""
+"""How often it checks the process of an open turn whose OpenCode has no link and so may have just died."""
 
 
 class SpoolWatch:
-    """A component: looks at the start, after each closed link, and periodically."""
+    """A component that looks at start-up, after each closed link, and periodically."""
 
     def __init__(self, directory: Path, ingest: Ingest) -> None:
         self._directory, self._ingest = directory, ingest
@@ -39,7 +39,7 @@ class SpoolWatch:
         return self._taking.locked()
 
     def wake(self) -> None:
-        """Look now: a link closed."""
+        """Look now, because a link closed."""
         self._scan.set()
 
     async def take(self) -> int:

@@ -1,4 +1,4 @@
-"""What a person should know about agents and their commands, from the running sidecar's status. Pure."""
+"""Checks agents and their commands, from the running sidecar's status. Pure."""
 
 from __future__ import annotations
 

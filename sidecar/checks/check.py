@@ -56,12 +56,12 @@ class Survey(NamedTuple):
     directories: tuple[str, ...] = ()
     fault: str | None = None
     hint: str = ""
-    """What to do about the fault, beyond what ``fault`` itself says."""
+    """What to do about the fault, in addition to the text of ``fault``."""
     torn: str | None = None
     """A fault that the next start of the sidecar repairs."""
     backend: str | None = None
     pruned: int = 0
-    """Records up to ``head`` that were removed."""
+    """The number of records up to ``head`` that were removed."""
 
 
 class Plugin(NamedTuple):
@@ -111,7 +111,7 @@ def scene_of(
     """The part of the scene that is cheap to gather.
 
     With ``quick``, the configuration is loaded only if a check of ``status`` could need it; ``served`` says that
-    the running sidecar loaded the same one.
+    the running sidecar loaded the same configuration.
     """
     cwd = cwd or Path.cwd()
     places = Places.of(cwd, environ)

@@ -83,7 +83,10 @@ def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None
 
 
 def _bad_directory(directory: Path) -> tuple[str, str] | None:
-    """The fault of an embedded server's directory and its hint. A missing directory is fine: the server creates it."""
+    """The fault of an embedded server's directory and its hint.
+
+    A missing directory is not a fault, because the server creates it.
+    """
     move = "stop the sidecar and move it away; it holds only a copy of the log, which the sidecar rebuilds"
     for path in (directory, directory / "store"):
         try:

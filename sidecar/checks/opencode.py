@@ -1,4 +1,4 @@
-"""Checks of OpenCode and the plugin: installed, complete, loaded, one version, and no wait for npm at start-up."""
+"""Checks that OpenCode and the plugin are installed, complete, loaded and of one version, without a wait for npm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidecar.install.npm import RC, Places, read_rc, starves, waits
 from sidecar.version import VERSION
 
 OLDEST_OPENCODE = (1, 18)
-"""The oldest supported release, and the one we test with. A newer one is a note, not a problem."""
+"""The oldest supported release, and the release that the tests use. A newer release is a note, not a problem."""
 
 PROVEN = frozenset({"1.18.33", "0.0.0-next-16350"})
 """The versions that the tests drive; see ``docs/opencode2.md``."""
@@ -215,7 +215,7 @@ def _check_directory(scene: Scene, directory: Path) -> list[Check]:
         return []
     text = f"without a network, OpenCode waits over a minute for npm at each start, because of {directory}"
     if "fetch-retries" in read_rc(directory / RC) or (directory / RC).is_symlink():
-        # The user's own setting, which `install` never changes.
+        # This is the user's own setting, which `install` never changes.
         hint = f"to avoid the wait, set fetch-retries=0 in {directory / RC}"
         return [Check("start-up", "note", text, hint)]
     return [Check("start-up", "problem", text, hint, Fix("prepare", directory))]

@@ -133,7 +133,7 @@ def _last_link(home: Home) -> str | None:
 
 
 def check_log(scene: Scene) -> list[Check]:
-    """The head and the newest records."""
+    """Whether the head and the newest records are intact."""
     log = scene.survey
     if log.fault is not None:
         return [Check("log", "problem", log.fault, log.hint)]

@@ -1,4 +1,4 @@
-"""``python -m sidecar.cli``: the command line where the script ``durable-stream`` is not installed."""
+"""``python -m sidecar.cli``: the command line, if the script ``durable-stream`` is not installed."""
 
 from __future__ import annotations
 

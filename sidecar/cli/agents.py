@@ -18,7 +18,7 @@ _CUT_OFF = "run the same command with the same --key, which is safe"
 
 
 CHECKED_EVENTS = 1000
-"""With how many recorded events ``--check`` tries an agent: the newest."""
+"""With how many of the newest recorded events ``--check`` tries an agent."""
 
 
 async def agents(
@@ -105,7 +105,7 @@ async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
 
 
 async def _wanted(home: Home, agent: Agent) -> list[Any]:
-    """The newest events of the log that the agent would get: those it lists, and its own commands and results."""
+    """The newest events of the log that the agent would get, with its own commands and results."""
     from collections import deque
 
     from sidecar.runtime.inputs import RECEIVED, agent_stream, effects_stream

@@ -1,4 +1,4 @@
-"""The commands, and the app that runs one of them. Modules that a command needs are imported when it runs."""
+"""The commands, and the app that runs one of them. The modules that a command needs are imported when it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ LOOK, CHECK, RUN, SETUP = "Inspect", "Check", "Run", "Set up"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A command: its name, its heading in the help, and its examples. ``module`` holds it under its name."""
+    """A command: its name, its heading in the help, and its examples.
+
+    ``module`` contains the function, under the command's name.
+    """
 
     name: str
     panel: str
@@ -93,7 +96,7 @@ GROUPS = {
     MIRROR: ("Check or rebuild the log's copy on NATS.", MIRROR_COMMANDS),
     DLQ: ("List, redrive or drop what agents could not handle.", DLQ_COMMANDS),
 }
-"""Commands with commands of their own: their help, and the commands."""
+"""The commands that have subcommands: their help, and the subcommands."""
 
 
 class Sections(TyperGroup):
@@ -140,8 +143,8 @@ _EXAMPLE = (
 
 
 def build(only: str | None = None) -> typer.Typer:
-    """The app with all commands, or with one: building the others takes longer than most commands run."""
-    # Rich's help would add a third of a second to every `--help`.
+    """The app with all commands, or with one, because building the others takes longer than most commands run."""
+    # Help formatted by Rich would add a third of a second to every `--help`.
     options: dict[str, Any] = {
         "rich_markup_mode": None,
         "pretty_exceptions_enable": False,
@@ -163,7 +166,7 @@ def build(only: str | None = None) -> typer.Typer:
 
 
 def named(arguments: Sequence[str]) -> str | None:
-    """The command that the arguments name; ``None`` where the whole list is needed: for help, or an unknown name."""
+    """The command that the arguments name. ``None`` if the whole list is needed, for help or an unknown name."""
     rest = iter(arguments)
     for argument in rest:
         if argument == "--home":

@@ -75,8 +75,7 @@ async def changes(
 async def _records(
     reader: LogReader, catalog: Catalog, stream: str | None, wanted: Filter, chosen: set[str] | None
 ) -> AsyncIterator[Record]:
-    """The records to fold: those of ``stream``, or of all ``chosen`` streams that were written to in the wanted
-    time."""
+    """The records to fold: of ``stream``, or of all ``chosen`` streams with records in the wanted time."""
     from sidecar.views.changes import TYPES
     from sidecar.views.select import family_of, find_session, records_of
     from streams.query import Filter
@@ -96,7 +95,7 @@ async def _records(
 
 
 async def _fold(found: Changes, records: AsyncIterator[Record]) -> CorruptLog | None:
-    """Apply every record; returns the fault that ended them early, if one did."""
+    """Apply every record. Returns the fault that ended reading early, if any."""
     from streams.errors import CorruptLog
 
     try:

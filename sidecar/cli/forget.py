@@ -113,8 +113,10 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
 
 
 async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
-    """The reasons why ``forget`` would be refused now, each to follow "it will be refused". Takes no lock and
-    writes nothing."""
+    """The reasons why ``forget`` would be refused now, each to follow "it will be refused".
+
+    Takes no lock and writes nothing.
+    """
     from sidecar.cli.shared.identity import own_identity
     from sidecar.keeping.retaining import busy_streams, streams_of_agents
     from sidecar.keeping.upkeep import restore

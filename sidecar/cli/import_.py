@@ -39,7 +39,7 @@ async def import_(
     from sidecar.cli.shared.output import Output
 
     if (file is None) is not opencode:
-        raise typer.BadParameter("name what to import: FILE or --opencode")
+        raise typer.BadParameter("give FILE or --opencode")
     out, home = Output(json), home_of(context)
     home.check_owner()
     home.check_kind()

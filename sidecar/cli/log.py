@@ -65,7 +65,7 @@ async def log(
         raise typer.BadParameter("give a stream or a --project, not both")
     if stream is None and follow:
         if from_offset:
-            raise typer.BadParameter("--from is an offset of one stream: name the stream")
+            raise typer.BadParameter("--from is an offset in one stream; name the stream")
         await _follow_all(reader, store, out, wanted, FOLLOWED_LAST if last is None else last, project)
         return
     lines = Lines(out)
@@ -164,7 +164,7 @@ async def _follow(
         if not began:
             continue
         for stream in joined:
-            # What a stream held before it was joined would otherwise never be shown.
+            # Otherwise the records that a stream had before it was joined would never be shown.
             async for earlier in LogReader(store).read(stream):
                 lines.learn(earlier)
                 if earlier.position < record.position and wanted.matches(earlier.event):

@@ -247,8 +247,8 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
     except CorruptLog as error:
         raise Failure(
             error.code,
-            f"{error}; records after that cannot be reached, and the copy on NATS may be the only one of them, so "
-            "nothing is rebuilt; see `durable-stream verify` and `repair`",
+            f"{error}; the records after it cannot be read, and NATS may have their only copy, so "
+            "nothing was rebuilt; see `durable-stream verify` and `repair`",
         ) from None
     streams = check.summary.streams
     return {

@@ -55,7 +55,7 @@ async def tree(
 
 
 async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:
-    """Fold ``records`` into an overview; also return the fault that ended them early, if any."""
+    """Fold ``records`` into an overview; also return the fault that ended reading early, if any."""
     from sidecar.views.overview import Overview
     from streams.errors import CorruptLog
 

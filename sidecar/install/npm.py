@@ -265,7 +265,7 @@ def write(path: Path, content: bytes, *, is_ours: bool = False) -> None:
     Raises:
         OSError: it cannot be written; the old file is as it was.
     """
-    # An .npmrc may hold a token: the draft gets the same mode as the file.
+    # The draft gets the same mode as the file, because an .npmrc may hold a token.
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else FILE_MODE
     if is_ours:
         mode &= ~OTHERS_MAY_WRITE

@@ -158,7 +158,7 @@ class Upkeep:
             if self._store.head - catalog.position <= SLOW_TAIL:
                 await self.keep_catalog(1)
             else:
-                # Building the catalog for the first time would delay the exit: keep what is done so far.
+                # Building the catalog for the first time would delay the exit, so keep what is done so far.
                 await self._put_catalog(1)
         except (StreamError, OSError) as error:
             log.warning("no snapshot was kept, the next start reads more of the log: %s", error)
@@ -168,7 +168,7 @@ class Upkeep:
         sizes = self._store.file_sizes()
         return None if sizes is None else asdict(sizes)
 
-    # Moving to another backend
+    # Migrating to another backend
 
     def migrate(self, to: Backend) -> dict[str, Any]:
         """Begin to migrate the log, unless a migration is in progress; return its progress, as ``migration`` does."""

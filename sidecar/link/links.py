@@ -69,8 +69,8 @@ class Handler(Protocol):
     async def opened(self, link: ShimConnection) -> None:
         """Called when a shim has authenticated; the welcome goes out when this returns.
 
-        May raise ``link.acked_seq`` and ``link.push_context``. Must not await
-        ``link.call``: the shim answers calls only after the welcome.
+        May raise ``link.acked_seq`` and ``link.push_context``. Must not await ``link.call``,
+        because the shim answers calls only after the welcome.
         """
         ...
 
@@ -84,7 +84,7 @@ class Handler(Protocol):
         ...
 
     async def ready(self, link: ShimConnection) -> None:
-        """Called once, in the background, when a shim was welcomed: it answers calls from now on."""
+        """Called once, in the background, when a shim was welcomed and so answers calls."""
         ...
 
     async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
@@ -251,7 +251,7 @@ class ShimConnection:
     def finish(self, seqs: Iterable[int]) -> None:
         """Mark items as durable, or as making no event. One cumulative ack goes out per loop tick.
 
-        Also legal after the link closed: an instance that reconnects need not resend them.
+        Also legal after the link closed, so that an instance that reconnects need not resend them.
 
         Raises:
             ValueError: a seq was never received on this link.

@@ -336,7 +336,7 @@ class LinkServer:
         link = ShimConnection(wire, identity, self._memory, self._handler_failed)
         for other in self.links:
             if other.key == link.key and other.is_open:
-                # Its shim has given the old link up, or it would not have reconnected.
+                # The shim has given up its old link, or it would not have reconnected.
                 self.counters.replaced += 1
                 other.close("replaced")
         try:

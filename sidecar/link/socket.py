@@ -95,7 +95,7 @@ class ClientSocket:
             raise NotWebSocket
         if code[:3] != b"101":
             raise Refused(int(code[:3]))
-        # SHA-1 proves nothing here, only that the peer speaks WebSocket.
+        # SHA-1 is no protection here. It only shows that the peer speaks WebSocket.
         wanted = b64encode(sha1(key + _GUID, usedforsecurity=False).digest())
         fields = ((name.lower(), value.strip()) for name, _, value in (each.partition(b":") for each in headers))
         if dict(fields).get(b"sec-websocket-accept") != wanted:
@@ -142,7 +142,7 @@ class ClientSocket:
             opcode, final = first & 0x0F, bool(first & _FINAL)
             size = second & 0x7F
             is_control = opcode >= _CLOSE
-            # A server does not mask, and no extension was agreed on that uses the reserved bits.
+            # A server does not mask, and no agreed extension uses the reserved bits.
             if first & 0x70 or second & _MASKED or (is_control and (size > 125 or not final)):
                 raise self._broken()
             if size >= 126:

@@ -272,7 +272,7 @@ class _AgentConsumer:
                         record = await self._runtime.bury(self._agent, _command_of(arrived), reason, about, key=key)
                         break
                     except InputRefused:
-                        pass  # it breaks the envelope, so only its text can be kept
+                        pass  # it does not match the envelope, so only its text can be kept
                 as_text = about | _kept_body(delivery.body)
                 command = Command(f"message:{key}", UNDECODABLE, {})
                 record = await self._runtime.bury(self._agent, command, reason, as_text, key=key)

@@ -32,7 +32,7 @@ class ServiceGone(Exception):
 
 
 class ServiceError(Exception):
-    """The service answered with another status than 200; ``status`` says which."""
+    """The service refused a request; ``status`` says how."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status}")
@@ -58,7 +58,10 @@ class ServiceClient:
             ServiceError: the status is not 200.
             ServiceGone: the answer is incomplete or did not come.
         """
-        async with self._open(path) as body:
+        return await self._answer("GET", path)
+
+    async def _answer(self, method: str, path: str, sent: bytes = b"") -> Any:
+        async with self._open(path, method, sent) as body:
             content = bytearray()
             async for piece in _limited(body, ANSWER_SECONDS):
                 content += piece
@@ -70,6 +73,10 @@ class ServiceClient:
             return orjson.loads(content)
         except ValueError:
             raise ServiceGone("the answer is not JSON") from None
+
+    async def post(self, path: str, body: Any) -> Any:
+        """The decoded answer to a ``POST`` of JSON; ``None`` if it is empty. Raises as ``get``."""
+        return await self._answer("POST", path, b"" if body is None else orjson.dumps(body))
 
     async def stream(self, path: str, silence: float = ANSWER_SECONDS) -> AsyncGenerator[Any, None]:
         """The decoded ``data:`` lines of an answer, until it ends. Lines that are not JSON are left out.
@@ -95,7 +102,7 @@ class ServiceClient:
                     raise ServiceGone("a line is too long")
 
     @asynccontextmanager
-    async def _open(self, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def _open(self, path: str, method: str = "GET", sent: bytes = b"") -> AsyncIterator[AsyncIterator[bytes]]:
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -103,10 +110,11 @@ class ServiceClient:
                 reader, writer = await asyncio.open_connection(
                     self._service.host, self._service.port, limit=_HEAD_BYTES
                 )
-                writer.write(f"GET {path} HTTP/1.1\r\n{self._head}".encode())
+                about = f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n" if method == "POST" else ""
+                writer.write(f"{method} {path} HTTP/1.1\r\n{about}{self._head}".encode() + sent)
                 await writer.drain()
                 status, headers = await _read_head(reader)
-            if status != 200:
+            if status not in (200, 201, 204):
                 raise ServiceError(status)
             yield _body(reader, headers)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:

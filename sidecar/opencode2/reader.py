@@ -263,7 +263,10 @@ class Reader:
         return session_id in self._state.sessions
 
     async def _read(self, session_id: str, info: dict[str, Any] | None = None) -> bool:
-        """Read what is new in a session's own log. False if there is none: it is deleted, or not recorded."""
+        """Read what is new in a session's own log.
+
+        False if there is none, because the session is deleted or not recorded.
+        """
         if session_id in self._reading:
             return True  # it waits for a child of its own
         self._reading.add(session_id)
@@ -291,7 +294,7 @@ class Reader:
         recorded = self._cursors.get(session_id)
         begin = recorded
         if recorded is None:
-            # The first time in this sidecar's life: remember again what its latest turn needs.
+            # This sidecar reads the session for the first time, so it must remember again what the latest turn needs.
             recorded, begin = session.host_seq, min(session.host_turn, session.host_seq)
             self._translator.forget(session_id)
         path = _log_path(session_id)
@@ -314,7 +317,7 @@ class Reader:
         return True
 
     async def _feed(self, session_id: str, events: list[HostEvent], recorded: int) -> None:
-        """Feed events of a session's log. Each is written before the next is fed; see ``Ingest.is_quiet``."""
+        """Feed events of a session's log, and write what they make before returning; see ``Ingest.is_quiet``."""
         for event in events:
             child = child_of(event)
             if child is not None and event.seq is not None and event.seq > recorded:

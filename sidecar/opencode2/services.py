@@ -91,6 +91,11 @@ class Services:
                 if known.task is not None:
                     known.task.cancel()
 
+    @property
+    def registrations(self) -> list[Path]:
+        """The registration files that linked plugins announce."""
+        return list(self._announced)
+
     async def close(self) -> None:
         """Stop reading."""
         tasks = [known.task for known in self._announced.values() if known.task is not None]

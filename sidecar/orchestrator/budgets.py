@@ -55,7 +55,9 @@ def used_share(limits: Limits, spent: Spent) -> tuple[float, str] | None:
 
 def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
     """Why an intent must stop: its parent intent was stopped, or its root has spent too much.
-    ``None`` if it may go on."""
+
+    ``None`` if it may go on.
+    """
     if intent.state in ENDED or intent.state in ("cancelling", "finishing"):
         return None
     starter = state.intents.get(intent.starter or "")

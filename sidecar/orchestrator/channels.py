@@ -96,7 +96,7 @@ def _to_desktop(title: str, text: str) -> None:
 
 
 class _Codes(logging.Handler):
-    """Keeps the HTTP codes of apprise's complaints, and nothing else: a complaint may show the URL."""
+    """Keeps only the HTTP codes of apprise's complaints, because a complaint may show the URL."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -361,7 +361,7 @@ class CheckpointAgent:
 
 
 def checkpoint_id(session: str, request: str) -> str:
-    """The id of a checkpoint: the same request of the same session has the same."""
+    """The id of a checkpoint. The same request of the same session always has the same id."""
     return f"chk_{sha256(f'{session}:{request}'.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 

@@ -30,7 +30,7 @@ class Create(_Kind):
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        found = await self._host.find(args["intent"], directory=args["directory"], pid=args.get("pid"))
+        found = await self._find(effect)
         if found is None:
             found = await self._host.create(
                 args["intent"],
@@ -43,9 +43,13 @@ class Create(_Kind):
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""
-        args = effect.args
-        found = await self._host.find(args["intent"], directory=args["directory"], pid=args.get("pid"))
+        found = await self._find(effect)
         return NotDone() if found is None else Done({"session": found})
+
+    async def _find(self, effect: Effect) -> str | None:
+        args = effect.args
+        about = {name: args.get(name) for name in ("parent", "pid")}
+        return await self._host.find(args["intent"], directory=args["directory"], **about)
 
 
 class Prompt(_Kind):

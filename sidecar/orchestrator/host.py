@@ -44,14 +44,16 @@ class Look(NamedTuple):
 class Host(Protocol):
     """Creates sessions, and acts on those that exist. Everything raises ``HostError`` if it fails."""
 
-    lacks: frozenset[str]
-    """What this version of OpenCode cannot do; shown by ``doctor``."""
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What this version of OpenCode cannot do; shown by ``doctor``."""
+        ...
 
     async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
         """Create a phantom session that carries the intent's id. Return the session's id."""
         ...
 
-    async def find(self, intent: str, *, directory: str, pid: int | None) -> str | None:
+    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
         """The session that carries an intent's id, or ``None``."""
         ...
 

@@ -1,5 +1,4 @@
-"""The built-in agent ``intents``: registers intents, runs each in a phantom session, and sends the
-result to the parent. Pure.
+"""The built-in agent ``intents``: registers intents, runs each in a phantom session, and reports to the parent. Pure.
 
 It decides; effects act (``effects.py``). Its inputs are commands (``intent.register``,
 ``intent.cancel``, ``notify``, ``tick``, ``host.ready``), the results of its effects, and
@@ -41,7 +40,8 @@ CHECK_MS: Final = 60_000
 silent."""
 
 MAX_STEPS: Final = 300
-"""A session that calls the model this often for one prompt is in an endless loop: a stream without a finish reason."""
+"""A session that calls the model this often for one prompt is in an endless loop, as with a stream without a
+finish reason."""
 
 MAX_STOPS: Final = 20
 """Most intents that one input stops. The next tick, which follows at once, stops more."""
@@ -126,8 +126,10 @@ class IntentAgent:
         return outputs + ahead._follow(outputs, event.ts)
 
     def _follow(self, outputs: list[Output], ts: int) -> list[Output]:
-        """Stop what must stop, deliver what was queued, start what may start. Folds each output into this copy's
-        state."""
+        """Stop what must stop, deliver what was queued, start what may start.
+
+        Folds each output into this copy's state.
+        """
         more: list[Output] = []
 
         def add(new: list[Output]) -> None:
@@ -173,7 +175,7 @@ class IntentAgent:
             case "resume":
                 return self._resume(event)
             case "host.ready":
-                return notices.deliver_to(self.data, event.payload.get("sessions", ()))
+                return self._host_ready(event)
             case "effect.completed" | "effect.failed":
                 return self._effect_ended(event)
             case "turn.ended":
@@ -268,6 +270,14 @@ class IntentAgent:
             outputs += self._check(intent, event.ts)
         return outputs
 
+    def _host_ready(self, event: StreamEvent) -> list[Output]:
+        sessions = event.payload.get("sessions", ())
+        outputs = notices.deliver_to(self.data, sessions)
+        for intent in self._checkable():
+            if intent.session in sessions:
+                outputs += self._check(intent, event.ts)
+        return outputs
+
     def _checkable(self) -> list[Intent]:
         return [i for i in self.data.intents.values() if i.state == "running" and i.session and not i.prompting]
 
@@ -281,8 +291,10 @@ class IntentAgent:
         return [Output("intent.checked", {"intent": intent.id, "ts": ts}), _effect(CHECK, intent.id, args)]
 
     def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
-        """Handles the result of checking a session, if the log does not say it. A check from before a
-        resume is ignored."""
+        """Handles the result of checking a session, if the log does not say it.
+
+        A check from before a resume is ignored.
+        """
         assert intent.session is not None
         if intent.state != "running" or intent.prompting or found.get("resumes") != intent.resumes:
             return []

@@ -75,9 +75,11 @@ def woken(state: State, event: StreamEvent, session: str, result: dict[str, Any]
 def seen(state: State, event: StreamEvent) -> list[Output]:
     """A message in a session carries one of our keys, so its notice has arrived."""
     parts = event.payload.get("parts")
+    # OpenCode 1 keeps the mark in the part, OpenCode 2 in the message.
+    marked = [event.payload, *(parts if isinstance(parts, list) else [])]
     keys = {
         mark.get("key")
-        for part in (parts if isinstance(parts, list) else [])
+        for part in marked
         if isinstance(part, dict) and isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict)
     }
     found = [n for n in state.notices.values() if n.key and n.key in keys and n.state != "observed"]

@@ -1,5 +1,4 @@
-"""The questions, answers and signals between a person and a model, over the agents ``checkpoints``, ``alerts`` and
-``signals``."""
+"""Questions and signals between a person and a model, over the agents ``checkpoints``, ``alerts`` and ``signals``."""
 
 from __future__ import annotations
 

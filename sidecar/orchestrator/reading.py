@@ -1,4 +1,4 @@
-"""Intents, checkpoints and notices as the log has them, for commands that only read."""
+"""Reads intents, checkpoints and notices from the log, for commands that only read."""
 
 from __future__ import annotations
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -26,6 +27,7 @@ from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
+from sidecar.orchestrator.hosts import Hosts
 from sidecar.orchestrator.intent_state import Intent, Limits, as_row
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED
@@ -44,6 +46,7 @@ from sidecar.orchestrator.tools import (
     tools_json,
 )
 from sidecar.orchestrator.v1 import V1Host
+from sidecar.orchestrator.v2 import V2Host
 from sidecar.orchestrator.worktree_effects import worktree_kinds
 from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
 from sidecar.registry import Args, NoArgs, Requests
@@ -61,6 +64,9 @@ log = logging.getLogger("sidecar.orchestrator")
 DEFAULT_MINUTES: Final = 60.0
 IDLE_STOP_SECONDS: Final = 120.0
 """How long the headless OpenCode stays without work."""
+
+KNOWN_SECONDS: Final = 15.0
+"""How long a tool call of OpenCode 2 waits for the record of its session."""
 
 _TICK_SECONDS: Final = 1.0
 
@@ -88,7 +94,10 @@ class IntentArgs(Args):
 
 
 def write_tools(home: Home, wanted: bool) -> None:
-    """Tell plugins that load from now on which tools to register. A disk that refuses it costs only the tools."""
+    """Tell plugins that load from now on which tools to register.
+
+    If the disk refuses the file, only the tools are missing.
+    """
     path = home.path / "tools.json"
     text = json.dumps(tools_json() if wanted else {}, indent=1).encode()
     try:
@@ -110,12 +119,13 @@ class DurableStream:
         nonce: Any,
         state: CaptureState,
         ingest: Any,
+        registrations: Callable[[], Iterable[Path]] = tuple,
     ) -> None:
         self.agent = IntentAgent(Limits.of(config))
         self.links: Any = list
         self._home, self._config, self._identity, self._state = home, config, identity, state
         self.headless = Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable)
-        self.host = V1Host(
+        one = V1Host(
             lambda: self.links(),
             ingest.delivers,
             state,
@@ -123,6 +133,7 @@ class DurableStream:
             lambda session: session in self.data.sessions,
             identity.now_ms,
         )
+        self.host = Hosts(one, V2Host(registrations, state))
         self.worktrees = Worktrees(home.path / "worktrees")
         self.people = People(home, notify, identity, self.host)
         self._card = CardFile(home.path)
@@ -201,10 +212,11 @@ class DurableStream:
     # --- seed 004: observe, register_intent, resume ---
 
     async def observe(self, link: Any) -> None:
-        """An OpenCode linked: what waits for its sessions can be delivered now."""
+        """An OpenCode linked: deliver what waits for its sessions, and see whether work in them has stopped."""
         sessions = self.host.waiting_for(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
-        wanted = sorted(waiting & set(sessions))
+        at_work = {i.session for i in self.data.intents.values() if i.state == "running" and i.session is not None}
+        wanted = sorted((waiting | at_work) & set(sessions))
         if wanted:
             await self._tell("host.ready", f"host:{self._identity.ulid()}", {"sessions": wanted})
 
@@ -238,7 +250,7 @@ class DurableStream:
         return found
 
     def _above(self, session: str | None) -> list[str]:
-        """A session and the sessions above it, nearest first: a phantom's own child may start work, too."""
+        """A session and its ancestors, nearest first, because a phantom's own child may start work, too."""
         found: list[str] = []
         while session is not None and session not in found:
             found.append(session)
@@ -263,6 +275,9 @@ class DurableStream:
                 return await self._background(str(args.get("text") or ""))
             checked = check(name, args)
             session = str(context.get("sessionID") or "")
+            # OpenCode 2 calls as soon as it starts; where the session lives is known when its log was read.
+            if link.identity.service and not await until(lambda: session in self._state.sessions, KNOWN_SECONDS):
+                raise RequestError("not-recorded", "this session is not recorded yet; try again")
             match checked:
                 case SpawnArgs():
                     return await self._spawn(link, session, checked, context)
@@ -293,7 +308,7 @@ class DurableStream:
         given = RegisterArgs(
             prompt=args.prompt,
             title=args.title,
-            directory=str(context.get("directory") or link.directory),
+            directory=str(context.get("directory") or self.host.about(session).get("directory") or link.directory),
             parent=session or None,
             agent=args.agent,
             models=given_models or ([own] if own else []),
@@ -389,7 +404,7 @@ class DurableStream:
         return as_row(self.data.intents[intent.id])
 
     async def _request_apply(self, args: IntentArgs) -> dict[str, Any]:
-        """Make the changes of an intent in the user's directory. Doing it again changes nothing."""
+        """Apply the changes of an intent to the user's directory. Idempotent."""
         assert self._runtime is not None
         intent = self._find(args.intent)
         if not intent.changes.get("ref"):

@@ -1,4 +1,4 @@
-"""The built-in agent ``signals``: named signals, raised by a person or a script, that ``wait_for`` waits for. Pure."""
+"""The built-in agent ``signals``: signals that a person or a script raises by name, for ``wait_for``. Pure."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def _tool(args: type[ToolArgs]) -> dict[str, Any]:
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """A property's schema in its shortest form: it costs the model tokens in every request."""
+    """A property's schema in its shortest form, because it costs the model tokens in every request."""
     options = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
     plain = {"type": options[0].get("type", "string"), "description": schema.get("description", "")}
     return plain | ({"items": {"type": "string"}} if plain["type"] == "array" else {})

@@ -1,8 +1,8 @@
 """``Host`` on OpenCode 1: through the links of its plugin, each to the one process that hosts the session.
 
-A session of the user's is touched only through the OpenCode that hosts it: no lock exists
-between processes, and a message from another one would not be shown. A phantom is hosted by
-the sidecar's own headless OpenCode.
+A user's session is touched only through the OpenCode that hosts it, because processes share
+no lock, and a message from another one would not be shown. A phantom is hosted by the
+sidecar's own headless OpenCode.
 """
 
 from __future__ import annotations
@@ -72,7 +72,12 @@ class V1Host:
             raise HostError("OpenCode created no session")
         return str(made["id"])
 
-    async def find(self, intent: str, *, directory: str, pid: int | None) -> str | None:
+    @property
+    def is_there(self) -> bool:
+        """Whether an OpenCode 1 is linked."""
+        return any(link.is_open and link.directory for link in self._links())
+
+    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
         """See ``Host``."""
         link = await self._phantoms(directory, pid)
         listed = await _call(link, "session.list", {"query": {"directory": directory}})
@@ -216,7 +221,7 @@ class V1Host:
         return about
 
     def waiting_for(self, link: Link) -> list[str]:
-        """The sessions that a process which just appeared may now be asked to act on."""
+        """The sessions on which a process that just appeared may now be asked to act."""
         return [session for session in self._state.sessions if self._hosting(session) is link]
 
     # --- who hosts what ---

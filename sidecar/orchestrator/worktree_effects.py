@@ -16,13 +16,13 @@ from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled
 log = logging.getLogger("sidecar.orchestrator")
 
 REST_LOOKS: Final = 50
-"""How often a session that was stopped is looked at until it rests."""
+"""How often a stopped session is checked until it is idle."""
 
 _POLL_SECONDS: Final = 0.1
 
 
 class Isolate:
-    """``worktree.add``. Result: ``{directory, root, base}``, or ``{}`` where there is no git repository."""
+    """``worktree.add``. Result: ``{directory, root, base}``, or ``{}`` without a git repository."""
 
     effect_class: EffectClass = "idempotent"
 

@@ -1,8 +1,8 @@
-"""Git worktrees for background work: a copy of the project to edit, and the changes that came of it.
+"""Git worktrees for background work: a copy of the project to edit, and the changes made in it.
 
-A worktree begins with what the user's directory holds in tracked files, uncommitted changes included. What the
+A worktree starts as a copy of the tracked files in the user's directory, including uncommitted changes. What the
 agent changed is kept as the commit ``refs/durable-stream/<intent>`` in the user's repository, where no branch list
-shows it, until it is applied. Hooks of the repository do not run. Nothing here changes the user's files but ``apply``.
+shows it, until it is applied. Hooks of the repository do not run. Only ``apply`` changes the user's files.
 
 Source: DESIGN 11 (isolation); FEATURES U25.
 """
@@ -20,7 +20,7 @@ _ID: Final = re.compile(r"int_[0-9a-f]{4,64}")
 _SECONDS: Final = 120.0
 
 MAX_DIFF: Final = 64 * 1024
-"""Most characters of a diff that the log keeps; git has the whole."""
+"""Most characters of a diff that the log keeps; git has all of it."""
 
 MAX_FILES: Final = 200
 """Most files that are listed."""
@@ -51,7 +51,7 @@ class Worktrees:
         self._folder = folder
 
     async def add(self, intent: str, directory: str) -> Worktree | None:
-        """Make the worktree of an intent, in place of one whose making was cut off.
+        """Make the worktree of an intent. Replaces a worktree whose creation was cut off.
 
         Returns ``None`` if the directory is in no git repository, or in one without a commit.
 
@@ -74,7 +74,7 @@ class Worktrees:
         return Worktree(str(root / below), str(root), base, repository.rstrip("\n"))
 
     async def collect(self, intent: str, repository: str, base: str) -> dict[str, Any]:
-        """Keep what the agent changed as a commit, and remove the worktree. Doing it again gives the same.
+        """Save the agent's changes as a commit, and remove the worktree. Idempotent.
 
         Returns ``ref`` (empty if nothing changed), ``files`` (``{file, added, removed}``, the counts ``None`` for a
         binary file; at most ``MAX_FILES``), ``count`` and ``diff`` (at most ``MAX_DIFF`` characters).
@@ -101,7 +101,7 @@ class Worktrees:
         return {"ref": ref, "files": files[:MAX_FILES], "count": len(files), "diff": _plain(diff[:MAX_DIFF])}
 
     async def apply(self, intent: str, directory: str, base: str) -> bool:
-        """Make the kept changes in the user's directory: all of them, or none. False if they are there already.
+        """Apply the saved changes to the user's directory: all of them, or none. False if they are there already.
 
         Raises:
             WorktreeError: ``no-changes`` if nothing is kept, ``apply-conflict`` if they conflict with the files.
@@ -162,7 +162,7 @@ def _counted(line: str) -> dict[str, Any]:
 
 
 async def _git(directory: str, *arguments: str, given: str | None = None) -> str:
-    """Run git in a directory, without hooks, prompts, or what another git's environment says."""
+    """Run git in a directory, without hooks, prompts, or variables that another git set."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     name = "durable-stream"
     who = {f"GIT_{role}_{what}": name for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

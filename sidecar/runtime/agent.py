@@ -28,7 +28,7 @@ MAX_OUTPUTS: Final = 100
 """Most events that one call of ``receive`` may return."""
 
 RESERVED: Final = ("agent.", "capture.", "dlq.", "effect.", "execution.", "lifecycle.", "lineage.", "turn.")
-"""Families of types that only capture and the runtime write."""
+"""Prefixes of types that only capture and the runtime write."""
 
 EFFECT_REQUESTED: Final = "effect.requested"
 
@@ -36,7 +36,7 @@ Status = Literal["READY", "DEGRADED", "FAILED"]
 
 
 class HealthStatus(NamedTuple):
-    """How an agent is; ``reasons`` say why it is not ``READY``."""
+    """The health of an agent; ``reasons`` say why it is not ``READY``."""
 
     status: Status
     reasons: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Agent(Protocol):
     def receive(self, event: StreamEvent) -> Sequence[Output]:
         """Decide what follows from an event or command. Pure: same state and event, same outputs.
 
-        An error here is this event's failure; the agent's state is unchanged.
+        If it raises, only this event fails, and the agent's state is unchanged.
 
         Raises:
             BadOutput: the agent returned something that cannot be recorded.
@@ -77,7 +77,7 @@ class Agent(Protocol):
         ...
 
     def apply(self, event: StreamEvent) -> None:
-        """Fold one event that ``receive`` returned into the state: the only place where the state changes."""
+        """Fold one event that ``receive`` returned into the state. Only this method changes the state."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -85,11 +85,11 @@ class Agent(Protocol):
         ...
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Replace the state by one that ``state`` gave; ``None``: by the one of a new agent."""
+        """Replace the state by one that ``state`` returned; ``None`` means the state of a new agent."""
         ...
 
     def health(self) -> HealthStatus:
-        """How the agent is. Asked by ``status`` and ``agents``; must return at once."""
+        """The agent's health, for ``status`` and ``agents``. Must return at once."""
         ...
 
 
@@ -155,7 +155,7 @@ def outputs_of(returned: Any) -> list[Output]:
     """Check everything that ``receive`` returned; ``None`` is nothing.
 
     Raises:
-        BadOutput: it is not a list, is too long, or something in it is wrong.
+        BadOutput: it is not a list, is too long, or contains an invalid output.
     """
     if returned is None:
         return []

@@ -71,7 +71,7 @@ Outcome = Literal["done", "duplicate", "refused", "nothing", "dead"]
 """What became of an input.
 
 ``nothing``: an event of the log that the agent did not react to; nothing was recorded. ``dead``: an event of the log
-that the agent failed on; it is a dead letter now, because a pure function fails again.
+on which the agent failed. It is a dead letter now, because a pure function would fail again.
 """
 
 
@@ -94,7 +94,7 @@ class AgentFailed(Exception):
 
 
 class InputRefused(Exception):
-    """The input can never be handled: its key is known with another body, or it breaks the envelope."""
+    """The input can never be handled: its key is known with another body, or it does not match the envelope."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(code, reason)
@@ -209,13 +209,13 @@ class Engine:
         return not self._waiting and not self._from_log
 
     def passed(self, position: int) -> None:
-        """Note that no event up to ``position`` is for this agent, unless one is still being handled."""
+        """Note that no event up to ``position`` is for this agent, except events that are being handled."""
         self._passed = position
         if not self._from_log and not self.is_broken:
             self.position = max(self.position, position)
 
     async def keep_place(self) -> None:
-        """Keep a hint of the place in the log, so that a restart need not read what was passed."""
+        """Keep a hint of the place in the log, so that a restart need not read the records before it."""
         if self.position > NOTHING:
             with hinted(f"the place of agent {self.name}"):
                 await self._store.advance(self._cursor, self.position)
@@ -225,7 +225,7 @@ class Engine:
     async def command(self, command: Command) -> Handled:
         """Handle a command; returns when its results are durable. Cancelling ends only the wait.
 
-        Types of the recorder's own families are refused: a command must not pass for what the runtime records.
+        Types with a reserved prefix are refused, because a command must not pass for what the runtime records.
 
         Raises:
             InputRefused: it can never be handled.
@@ -258,12 +258,14 @@ class Engine:
         return await asyncio.shield(await self._enqueue(replace(given, position=None)))
 
     async def bury(self, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
-        """Record a command as a dead letter; durable on return. ``key`` names its message: one letter each.
+        """Record a command as a dead letter; durable on return.
+
+        ``key`` names its message, and each message makes one letter.
 
         ``about`` is redacted and recorded with it; with a ``body`` the letter cannot be redriven.
 
         Raises:
-            InputRefused: the command breaks the envelope; bury its body instead.
+            InputRefused: the command does not match the envelope; bury its body instead.
             StreamError: the log cannot be written.
         """
         try:
@@ -475,7 +477,7 @@ class Engine:
         return "done", events
 
     async def _visit(self, key_of: Callable[[int], str], taken: set[str]) -> int:
-        """The number of the next visit, found with few lookups also in a long loop."""
+        """The number of the next visit. Takes few lookups even in a long loop."""
 
         async def is_known(visit: int) -> bool:
             key = key_of(visit)
@@ -494,7 +496,7 @@ class Engine:
         return key in self._removed or await self._store.find(key) is not None
 
     async def _note_removed(self, error: Conflict) -> None:
-        """Remember a key that the store knows but ``find`` does not: its record was pruned."""
+        """Remember a key that the store knows but ``find`` does not, because its record was pruned."""
         try:
             if isinstance(error, IdempotencyConflict) and await self._store.find(error.key) is None:
                 self._removed.add(error.key)
@@ -556,7 +558,7 @@ class Engine:
 
 @contextmanager
 def hinted(what: str) -> Iterator[None]:
-    """Keep something that only saves time: a disk that refuses it ends nothing."""
+    """Keep a hint, which only saves time, so an error of the disk is only logged."""
     try:
         yield
     except (OSError, StreamError) as error:

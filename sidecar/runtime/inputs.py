@@ -69,7 +69,7 @@ class Command:
     metadata: dict[str, Any] = field(default_factory=dict)
     """More metadata to record, such as ``tracestate`` or the subject."""
     refusal: Refusal | None = None
-    """Set if the command broke a rule on its way: it is recorded as refused, and its depth is not believed."""
+    """Set if the command broke a rule on its way. It is then recorded as refused, and its depth is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def digest(data: bytes) -> str:
 
 
 def depth_of(event: StreamEvent) -> int:
-    """How many steps an event is away from what a user did; 0 for captured events."""
+    """An event's distance in steps from a user's action; 0 for captured events."""
     depth = event.metadata.get("depth")
     return depth if isinstance(depth, int) and depth >= 0 else 0
 
@@ -118,7 +118,7 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
     """A command as an input; its payload is redacted first, because ``receive`` must see what the log keeps.
 
     Raises:
-        InvalidEvent: the command breaks the envelope.
+        InvalidEvent: the command does not match the envelope.
     """
     key = scoped("inbox", agent, command.key)
     metadata = {**command.metadata, "role": "input", "key": command.key[:_MAX_KEY]}
@@ -199,7 +199,7 @@ class Outbox:
         A command that would be too deep becomes ``agent.refused`` with the code ``recursion_depth_exceeded``.
 
         Raises:
-            InvalidEvent: the output breaks the envelope.
+            InvalidEvent: the output does not match the envelope.
         """
         depth = cause.depth + 1
         payload = self._clean(output.payload)
@@ -216,7 +216,8 @@ class Outbox:
                 "workspace": output.workspace,
                 "route": "log" if self._is_local(output.to) else "bus",
             }
-            # A call has a correlation of its own, under which its depth is known; the trace joins the whole chain.
+            # Each call has its own correlation id, under which its depth is recorded. The trace id is that of the
+            # whole chain.
             correlation = identity
         return self._stamp(cause, number, identity, type_, payload, metadata, correlation)
 
@@ -227,7 +228,7 @@ class Outbox:
         return Effect(output.effect, args, run, output.node, agent=self._agent)
 
     def requested(self, cause: Input, number: int, effect: Effect, key: str) -> StreamEvent:
-        """The event that requests an effect, whose visit is known by now; ``key`` is ``visit_key`` of it."""
+        """The event that requests an effect with a known visit; ``key`` is its ``visit_key``."""
         payload = {
             "kind": effect.kind,
             "args": effect.args,
@@ -255,7 +256,7 @@ class Outbox:
         )
 
     def dead(self, cause: Input, reason: str, about: dict[str, Any], key: str = "") -> StreamEvent:
-        """The dead letter of an input that cannot be handled; it holds what a redrive needs.
+        """The dead letter of an input that cannot be handled. It contains what a redrive needs.
 
         ``about`` with a ``body`` is a message that is not a command, so it cannot be redriven. ``key`` names the
         message, if the same command may come in several.

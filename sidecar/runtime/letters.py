@@ -1,4 +1,4 @@
-"""The dead letters of a log, for those who only read it: open ones, and those that were redriven or dropped."""
+"""The dead letters of a log, for readers: open letters, and those that were redriven or dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _SETTLED: Final[dict[str, State]] = {REDRIVEN: "redriven", DROPPED: "dropped"}
 
 @dataclass(slots=True)
 class Letter:
-    """A command or event that an agent could not handle. ``can_redrive`` is false for what never was a command."""
+    """A command or event that an agent could not handle.
+
+    ``can_redrive`` is false for a message that never was a command.
+    """
 
     id: str
     agent: str

@@ -1,4 +1,4 @@
-"""What the runtime counts, in words (seed 003, "Metrics Emission"). The composition root decides how it is exported."""
+"""What the runtime counts (seed 003, "Metrics Emission"). The composition root decides how it is exported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Metrics(Protocol):
-    """Takes note of what happened. Every method returns at once and never raises.
+    """Counts what happened. Every method returns at once and never raises.
 
     ``agent`` is an agent's configured id, ``kind`` an effect's kind, ``seconds`` a duration on a monotonic clock.
     """
@@ -16,23 +16,26 @@ class Metrics(Protocol):
         ...
 
     def processed(self, agent: str, seconds: float) -> None:
-        """It was handled, from the pull to the durable outcome."""
+        """It was handled; ``seconds`` is the time from the pull to the durable outcome."""
         ...
 
     def emitted(self, agent: str, count: int) -> None:
-        """The agent put ``count`` events out; they are durable."""
+        """The agent emitted ``count`` events, which are durable."""
         ...
 
     def duplicate(self, agent: str) -> None:
-        """Its idempotency key was known, so the agent was not called."""
+        """The input's idempotency key was known, so the agent was not called."""
         ...
 
     def failed(self, agent: str) -> None:
-        """The agent raised an error, or what it returned was refused; it will be delivered again, or is dead."""
+        """The agent raised an error, or what it returned was refused.
+
+        The input is delivered again, or becomes a dead letter.
+        """
         ...
 
     def dead(self, agent: str) -> None:
-        """It was given up and recorded as a dead letter."""
+        """The input was given up and recorded as a dead letter."""
         ...
 
     def retried(self, kind: str) -> None:

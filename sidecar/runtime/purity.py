@@ -1,13 +1,13 @@
-"""Checks that an agent is pure: it only decides and remembers, so that a replay gives the same again.
+"""Checks that an agent is pure: that it only decides and remembers, so that a replay gives the same results.
 
-Three checks, none of which proves purity, but which together catch what happens by accident:
+None of the three checks proves purity, but together they catch accidents:
 
 * its source must not name a clock, randomness, a socket, a process, a file or an event loop;
 * while ``receive`` and ``apply`` run, these raise;
 * two fresh agents that get the same events must return the same and end in the same state, ``receive``
   must not change the state, and the state must survive a snapshot.
 
-Not for the sidecar that works: the second check changes the whole process while it runs.
+Do not use it in a working sidecar, because the second check changes the whole process while it runs.
 
 Source: seed 003, "Pure Receive Function", "Deterministic Execution"; FEATURES R3, R6-R8.
 """
@@ -42,11 +42,11 @@ IMPURE_MODULES: Final = frozenset(
         *("urllib", "http", "smtplib", "ftplib", "requests", "httpx", "aiohttp", "websockets", "nats"),
     }
 )
-"""Modules that an agent has no use for; ``os.path`` is allowed."""
+"""Modules that an agent must not use; ``os.path`` is allowed."""
 
 IMPURE_CALLS: Final = frozenset({"uuid.uuid1", "uuid.uuid4", "uuid.getnode"})
 IMPURE_METHODS: Final = frozenset({"now", "utcnow", "today"})
-"""Of ``datetime`` and ``date``."""
+"""Impure methods of ``datetime`` and ``date``."""
 
 IMPURE_BUILTINS: Final = frozenset({"open", "input", "breakpoint", "hash", "id", "__import__"})
 """``hash`` and ``id`` differ from process to process."""
@@ -86,7 +86,7 @@ def check_agent(
 ) -> list[Finding]:
     """Check an agent with some events; each is a ``StreamEvent``, or a dictionary with ``type`` and ``payload``.
 
-    ``wrap`` makes an ``Agent`` of what ``make`` returns.
+    ``wrap`` turns what ``make`` returns into an ``Agent``.
 
     Raises:
         LoadError: it is not an agent.
@@ -154,7 +154,7 @@ def _event(given: StreamEvent | Mapping[str, Any], identity: Identity) -> Stream
 
 
 _guards: list[list[str]] = []
-"""What the audit hook adds to: one list for each guard that is up."""
+"""The lists that the audit hook fills: one for each active guard."""
 _is_hooked = False
 
 
@@ -199,7 +199,7 @@ def _guarded(where: str, findings: list[Finding]) -> Iterator[None]:
 
 
 def check_source(agent: type) -> list[Finding]:
-    """What an agent's class, and the functions of its module that it calls, name and must not name."""
+    """The forbidden names in an agent's class and in the functions of its module that it calls."""
     findings: list[Finding] = []
     waiting = [
         function

@@ -1,6 +1,6 @@
-"""Replays an agent: its recorded inputs go into a clean agent, and what comes out is compared with the log.
+"""Replays an agent: gives its recorded inputs to a new agent, and compares the results with the log.
 
-Nothing is written and no effect is run. It works over any reader, so also on the log of a stopped sidecar.
+Nothing is written and no effect is run. It works with any reader, and so also on the log of a stopped sidecar.
 
 Compared are, for each input, what ``receive`` returns (type and payload of each event, command and effect)
 and the hash of the state after it; and the stored snapshot with the state at its place. A replay ends at
@@ -48,7 +48,7 @@ class Difference(NamedTuple):
 
 
 class ReplayResult(NamedTuple):
-    """How far a replay came, and what it found; ``difference`` is ``None`` if everything was equal."""
+    """How far a replay got, and what it found; ``difference`` is ``None`` if everything was equal."""
 
     agent: str
     inputs: int
@@ -66,7 +66,7 @@ class ReplayResult(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """An input and what is recorded for it. Without an input: a record that no state follows from."""
+    """An input and what is recorded for it. Without an input, the record does not change the state."""
 
     input: Record | None
     rest: list[Record]

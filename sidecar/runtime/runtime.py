@@ -39,7 +39,7 @@ from streams.store import NOTHING, Record, Snapshot, StreamStore
 log = logging.getLogger("sidecar.runtime")
 
 KEEP_EVERY: Final = 5000
-"""After how many records of the log hints are kept."""
+"""Hints are kept after this many records of the log."""
 
 LOOK_SECONDS: Final = 0.01
 LEVEL_SECONDS: Final = 5.0
@@ -59,7 +59,7 @@ class UnknownAgent(LookupError):
 
 
 class Runtime:
-    """The agents over one store. ``start`` before anything else; belongs to its event loop."""
+    """The agents over one store. Call ``start`` before anything else. Belongs to its event loop."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Runtime:
         return rows
 
     async def until_level(self) -> None:
-        """Wait until the view holds everything that is in the log now, but not longer than ``LEVEL_SECONDS``."""
+        """Wait until the view has everything that is in the log now, but at most ``LEVEL_SECONDS``."""
         head, loop = self._store.head, asyncio.get_running_loop()
         end = loop.time() + LEVEL_SECONDS
         while True:
@@ -193,7 +193,9 @@ class Runtime:
     # --- dead letters ---
 
     async def redrive(self, letter_id: str) -> str:
-        """Hand a dead letter to its agent again; returns what became of it. It dies again if it fails again.
+        """Hand a dead letter to its agent again; returns what became of it.
+
+        If it fails again, it becomes a dead letter again.
 
         Raises:
             LookupError: no open dead letter has this id.

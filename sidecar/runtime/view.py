@@ -50,7 +50,7 @@ class RuntimeView:
 
     position: int = NOTHING
     effects: dict[str, OpenEffect] = field(default_factory=dict)
-    """By the id of the request."""
+    """The open effects, by the id of the request."""
     dead: dict[str, DeadLetter] = field(default_factory=dict)
     depths: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """By correlation id: the depth of each command that an agent sent or took."""

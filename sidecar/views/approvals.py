@@ -17,7 +17,8 @@ from streams.query import describe_span
 from streams.store import Record
 
 LEAST_PERSON_MS = 100
-"""Nobody reads an ask and rejects it in less time: ``opencode run`` did, which OpenCode reports like a person."""
+"""A person cannot read an ask and reject it in less time: ``opencode run`` did, which OpenCode reports
+like a person."""
 
 AskState = Literal["waiting", "replied", "rejected", "over"]
 """``over``: the turn or the process ended before anybody answered."""
@@ -117,7 +118,7 @@ class Approval:
             given = list(filter(None, (first_text(each, *names) for each in inputs)))
             if given and (asked := as_text(metadata.get(name))):
                 return any(asked == text or (name == "filepath" and _may_be_same_file(asked, text)) for text in given)
-        # The patterns of a command are parts of it.
+        # The patterns of a command are parts of the command.
         given = list(filter(None, (as_text(each.get(_PATTERN_FIELDS.get(self.ask.permission, ""))) for each in inputs)))
         return not (given and patterns) or any(part in text or "*" in part for part in patterns for text in given)
 
@@ -240,7 +241,7 @@ _PATTERN_FIELDS = {
     "task": "subagent_type",
     "subagent": "agent",
 }
-"""By permission: the field of a call's input that the patterns are derived from."""
+"""By permission: the field of a call's input from which the patterns are derived."""
 
 
 def _may_be_same_file(asked: str, given: str) -> bool:

@@ -1,4 +1,4 @@
-"""What agents, effects, intents, notices, checkpoints, alerts and signals did, in one line each. Pure."""
+"""One line for each event of agents, effects, intents, notices, checkpoints, alerts and signals. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_news(stream_id: str, type_: str) -> bool:
 
 
 def tell(type_: str, payload: dict[str, Any]) -> Told | None:
-    """The line of an event; ``None`` if its type is none of these."""
+    """The line of an event; ``None`` if it has another type."""
     teller = _TELLERS.get(type_)
     return teller(payload) if teller is not None else None
 

@@ -1,7 +1,8 @@
 """A projection of a log's streams and sessions: counts, costs and lineage. Pure.
 
-It stays small however long the log is (turns are counted, not kept), so the
-sidecar keeps a snapshot of it, and commands read that and the few records after it.
+It stays small for a log of any length, because turns are counted, not kept. So the
+sidecar keeps a snapshot of it, and commands read the snapshot and the few records after
+it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class SessionView(msgspec.Struct):
     is_turn_open: bool = False
     turn_ms: int = 0
     pid: int = 0
-    """Of the OpenCode that began the turn; 0 if unknown."""
+    """The pid of the OpenCode that began the turn; 0 if unknown."""
     asks: dict[str, OpenAsk] = {}
 
     @property
@@ -147,7 +148,7 @@ class Catalog:
         if event.type in _TITLED:
             session.title = as_text(payload.get("title")) or session.title
         if event.type in _ENDS_ASKS:
-            # OpenCode keeps its asks in memory: they end with the turn and with the process.
+            # OpenCode keeps its asks in memory, so they end with the turn and with the process.
             session.asks.clear()
         if event.type in (CREATED, RESUMED):
             session.agent = session.agent or as_text(payload.get("agent"))
@@ -185,7 +186,7 @@ class Catalog:
     def end_dead(self, still_runs: Callable[[int, int], bool]) -> None:
         """Close the open turns, with their asks, whose OpenCode process has ended.
 
-        The sidecar records their end. Until it does, or where none runs, readers must not show them as active.
+        The sidecar records their end. Until it does, or if no sidecar runs, readers must not show them as active.
         """
         for session in self.sessions.values():
             if session.is_turn_open and session.pid and not still_runs(session.pid, session.turn_ms):
@@ -205,14 +206,14 @@ class Catalog:
         return sorted(found, key=lambda ask: ask.since_ms)
 
     def directory(self, stream_id: str) -> str:
-        """Where the stream's session ran; of a joined stream that does not know, where its root ran."""
+        """The directory where the stream's session ran; for a joined stream without one, where its root ran."""
         stream = self.streams.get(stream_id)
         if stream is not None and not stream.directory:
             stream = self.streams.get(self.root_stream(stream_id))
         return stream.directory if stream is not None else ""
 
     def own_session(self, stream_id: str) -> SessionView | None:
-        """The session after which a stream is named, its first one; ``None`` for ``system`` and the like."""
+        """The first session of a stream, whose name the stream has; ``None`` for ``system`` and similar streams."""
         stream = self.streams.get(stream_id)
         return self.sessions[stream.sessions[0]] if stream is not None and stream.sessions else None
 
@@ -281,7 +282,7 @@ class Catalog:
 def add_cost(total: float, payload: dict[str, Any]) -> float:
     """``total`` plus the cost of a step."""
     cost = payload.get("cost")
-    # Rounded, so that the order of addition does not matter.
+    # Round the sum, so that the order of addition does not matter.
     return round(total + cost, 9) if is_number(cost) else total
 
 

@@ -61,7 +61,7 @@ class Conversation:
             self._put_below(above, child, call)
 
     def _finished(self, above: SessionFold, payload: dict[str, Any]) -> None:
-        """A ``task`` call that ended: it holds its child session, even if nothing announced it."""
+        """A ``task`` call ended. It holds its child session, even if no event announced the child."""
         child = self._folds.get(as_text(payload.get("child")))
         if child is not None and child.branch is None:
             last = next(reversed(above.turn_of(payload).items), None)
@@ -77,7 +77,7 @@ class Conversation:
                 above.turn("").items.append(call)
 
     def _put_below(self, above: SessionFold, fold: SessionFold, call: Call) -> bool:
-        """Let ``call`` hold the session's turns from now on, and the earlier ones if it was a root."""
+        """Let ``call`` hold the session's later turns, and also its earlier ones if it was a root."""
         session = fold.session
         is_again = fold.branch is not None and fold.parent == above.session.id
         if not is_again and (fold.branch is not None or not self._fits(above, fold)):

@@ -17,7 +17,7 @@ EDITORS = frozenset({"edit", "write", "multiedit", "patch", "apply_patch"})
 """The tools that change files. The files that a command changes are not known."""
 
 MOST_COMPARED = 1_000_000
-"""Pairs of lines up to which two texts are compared; larger ones are shown one after the other."""
+"""Most pairs of lines for which two texts are compared. Larger texts are shown one after the other."""
 
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _NAME = re.compile(r"(?:\+\+\+ (?:b/)?|Index: )([^\t]+)")

@@ -10,7 +10,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 DEEPEST: Final = 40
-"""How deep Markdown may be nested to be rendered; a list or quote is two levels. The parser drops what is deeper."""
+"""How deep Markdown may be nested to be rendered; a list or quote counts as two levels. The parser drops
+deeper content."""
 
 
 class _Markdown(MarkdownIt):

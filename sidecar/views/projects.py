@@ -19,7 +19,7 @@ class Project:
     root: str
 
     def holds(self, directory: str) -> bool:
-        """True if ``directory`` is this project's root or below it; false for the empty one."""
+        """True if ``directory`` is this project's root or below it; false if it is empty."""
         return bool(directory) and PurePath(directory).is_relative_to(self.root)
 
     def streams(self, catalog: Catalog) -> set[str]:
@@ -31,7 +31,7 @@ class Project:
 
 
 def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str | None:
-    """The stream last written to, preferably one with a session; only among ``streams`` if given."""
+    """The stream to which a record was added last, preferably one with a session; only one of ``streams`` if given."""
     found = [stream for stream in catalog.streams.values() if streams is None or stream.id in streams]
     found.sort(key=lambda stream: (bool(stream.sessions), stream.last_position))
     return found[-1].id if found else None

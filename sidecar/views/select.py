@@ -24,7 +24,7 @@ from streams.store import NOTHING, Record
 
 
 class SelectError(Exception):
-    """What was named cannot be shown::
+    """The named thing cannot be shown::
 
     SelectError
     ├── NotFound     no stream or event matches; names similar ones
@@ -87,9 +87,9 @@ def open_reader(store: Path) -> LogReader:
 
 
 async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
-    """The catalog that the sidecar kept last and the records after it, and the fault that ended them early, if one did.
+    """The catalog, from its last snapshot and the records after it, and the fault that ended reading early, if any.
 
-    What a snapshot covers is not read again, only whether its files are there; ``verify`` reads everything.
+    Records that the snapshot covers are not read again; only their files must exist. ``verify`` reads everything.
     """
     known = _CATALOGS.get(reader)
     if known is not None:
@@ -108,7 +108,7 @@ async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
 
 
 _CATALOGS: WeakKeyDictionary[LogReader, Catalog] = WeakKeyDictionary()
-"""What was folded for a reader, so that a command that asks twice reads the log once."""
+"""The folds of a reader, so that a command that asks twice reads the log once."""
 
 
 async def find_stream(reader: LogReader, given: str) -> str:
@@ -116,7 +116,7 @@ async def find_stream(reader: LogReader, given: str) -> str:
 
     Raises:
         SelectError: there is none, or several.
-        CorruptLog: there is none before the fault.
+        CorruptLog: no match comes before the fault.
     """
     stream, session = await find_session(reader, given)
     if session is not None:
@@ -127,11 +127,11 @@ async def find_stream(reader: LogReader, given: str) -> str:
 async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     """The stream that ``given`` names, or a child session and the stream that it is in.
 
-    A stream wins over a session. In a damaged log, what stands before the fault is looked through.
+    A stream wins over a session. In a damaged log, only the records before the fault are searched.
 
     Raises:
         SelectError: there is none, or several.
-        CorruptLog: there is none before the fault.
+        CorruptLog: no match comes before the fault.
     """
     given = given.lstrip("…")  # as a narrow terminal shows a stream
     with suppress(CorruptLog):  # reading all of it comes to the same fault
@@ -213,7 +213,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
 
 
 async def first(records: AsyncIterator[Record]) -> Record | None:
-    """The first record, or ``None``; what was open for the others is closed at once."""
+    """The first record, or ``None``. Closes at once the files that were opened for the others."""
     async with aclosing(cast("AsyncGenerator[Record, None]", records)) as source:
         async for record in source:
             return record
@@ -223,7 +223,7 @@ async def first(records: AsyncIterator[Record]) -> Record | None:
 class Family:
     """The streams that belong to one root session, joined by ``lineage.linked``; grows as records are applied.
 
-    With ``session`` only the records of that session, and of those below it, are in it.
+    With ``session`` it has only the records of that session and its descendants.
     """
 
     def __init__(
@@ -270,11 +270,11 @@ class Family:
         return ".".join(str(self._numbers[session]) for session in reversed(self._above(record)[:-1]))
 
     def depth(self, record: Record) -> int:
-        """How many sessions are above the record's; 0 for a root session and for records without a session."""
+        """How many ancestors the record's session has; 0 for a root session and for records without a session."""
         return max(len(self._above(record)) - 1, 0)
 
     def _above(self, record: Record) -> list[str]:
-        """The record's session and those it descends from, the root last; empty for what belongs to none."""
+        """The record's session and its ancestors, the root last; empty for a record without a session."""
         found: list[str] = []
         session = record.event.payload.get("session")
         while isinstance(session, str) and session in self.lineage.sessions and session not in found:
@@ -284,7 +284,10 @@ class Family:
 
 
 async def family_of(reader: LogReader, stream: str, *, only: bool = False, session: str | None = None) -> Family:
-    """The family of ``stream``; ``only`` leaves the joined streams out. Of a damaged log, as far as it is sound."""
+    """The family of ``stream``; ``only`` leaves the joined streams out.
+
+    In a damaged log, the family covers the records before the damage.
+    """
     # Reading the records of the family finds and reports the fault.
     catalog, _ = await catalog_of(reader)
     return Family(stream, catalog.lineage, only=only, session=session)
@@ -304,7 +307,7 @@ async def records_of(
 
 
 async def newest(records: AsyncIterator[Record], count: int) -> tuple[list[Record], CorruptLog | None]:
-    """The last ``count`` of ``records``, and the fault that ended them early, if one did."""
+    """The last ``count`` of ``records``, and the fault that ended reading early, if any."""
     kept: deque[Record] = deque(maxlen=count)
     try:
         async for record in records:

@@ -51,7 +51,7 @@ class SessionFold:
     # Turns
 
     def turn(self, message: str) -> Turn:
-        """The turn of a user message; without one, the latest."""
+        """The turn of a user message; without a message, the latest turn."""
         turn = self.turns.get(message) if message else self.current
         if turn is None:
             turn = self.turns[message] = Turn(message)
@@ -167,7 +167,7 @@ class SessionFold:
         call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
         call.duration_ms = as_int(payload.get("duration_ms"))
         call.diffs = diffs_of(payload, self.session.directory)
-        # An ask that an earlier call with this id has taken is no longer an item of the turn.
+        # An ask that already belongs to an earlier call with this id is no longer an item of the turn.
         asks = [each.ask for each in self.approvals.of_step(payload)]
         call.asks = [ask for ask in asks if any(item is ask for item in turn.items)]
         turn.items = [item for item in turn.items if not any(item is ask for ask in asks)]
@@ -251,7 +251,7 @@ def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:
 
 
 _TOOLS_2 = {"shell": "bash", "subagent": "task"}
-"""OpenCode 2's names of tools that readers know by OpenCode 1's."""
+"""OpenCode 2's names of tools → OpenCode 1's, which readers know."""
 
 _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     CREATED: SessionFold._begun,

@@ -1,4 +1,4 @@
-"""How long turns took and steps waited for a person, which needs earlier records. Pure."""
+"""How long turns took, and how long steps waited for a person. Both need earlier records. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Timing:
 
 
 def _is_long(payload: dict[str, Any]) -> bool:
-    """Whether a step is a call whose duration is shown."""
+    """True if the step is a call and its duration should be shown."""
     took = payload.get("duration_ms")
     return is_number(took) and took >= LEAST_SHOWN_MS and bool(payload.get("call"))
 

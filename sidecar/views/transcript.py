@@ -1,7 +1,7 @@
 """The data of a conversation: sessions, their turns, and the items of each turn. Pure.
 
-``conversation`` builds it from records. Other modules write it as Markdown, HTML and text. The strings are hostile;
-whoever writes them must make them harmless.
+``conversation`` builds it from records. Other modules write it as Markdown, HTML and text. The strings are hostile,
+so each writer must make them harmless.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Call:
 
 @dataclass(slots=True)
 class Notice:
-    """Something that no agent said or did: an error, a gap, a compaction, an end.
+    """Something that is not an agent's act: an error, a gap, a compaction, an end.
 
     ``count`` is the number of its records. The kind ``other`` is shown only with ``full``.
     """
@@ -154,7 +154,7 @@ def asks_below(turns: list[Turn]) -> list[Ask]:
 
 
 def branches_below(turns: list[Turn]) -> list[Branch]:
-    """Every child session below ``turns``, in order; one that went on later is there once for each part."""
+    """Every child session below ``turns``, in order. A session that was continued later occurs once for each part."""
     found: list[Branch] = []
     for turn in turns:
         for item in turn.items:

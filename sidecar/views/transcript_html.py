@@ -1,4 +1,4 @@
-"""A transcript as one HTML file: no script, nothing from elsewhere, readable in light and in dark. Pure.
+"""A transcript as one HTML file: without scripts or external content, readable in light and dark mode. Pure.
 
 Every text is escaped. Answers are rendered from Markdown without raw HTML; links lead to http and https only.
 """

@@ -35,7 +35,7 @@ def markdown_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """``text`` on one line, as itself: none of its characters means anything in Markdown."""
+    """``text`` on one line, shown literally: none of its characters has a meaning in Markdown."""
     return _MARKS.sub(r"\\\1", one_line(text))
 
 

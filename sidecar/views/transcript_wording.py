@@ -23,7 +23,7 @@ T = TypeVar("T")
 FORGOTTEN = "(forgotten)"
 NO_OUTPUT = "(no output)"
 OUTPUT_LINES = 12
-"""Lines of an output, and of a child session's result, that are shown unless everything is."""
+"""How many lines of an output, and of a child session's result, are shown by default."""
 DIFF_LINES = 40
 THOUGHT_LINES = 3
 
@@ -124,7 +124,7 @@ def diff_facts(diff: Diff) -> str:
 
 
 def call_output(call: Call, *, full: bool = False) -> str:
-    """The output of a call worth reading: not the content of a file that was read, nor "applied successfully"."""
+    """The output of a call, but not the content of a file that was read, and not "applied successfully"."""
     if call.error:
         return call.error
     if call.diffs or call.tool == "question" or (call.tool == "task" and call_result(call)):

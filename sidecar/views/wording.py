@@ -1,4 +1,4 @@
-"""Values as a person reads them: one line of text, moments, counts, sizes, money. Pure."""
+"""Values in the form for people: one line of text, moments, counts, sizes, money. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The event bus: its contract, the one in memory, message subjects and headers."""
+"""The event bus: its contract, an in-memory bus, and the subjects and headers of messages."""

@@ -6,9 +6,9 @@ What every bus does (``tests/streams/bus_contract.py``):
 * The first token of a subject is its mode. ``cmd`` is a work queue: patterns of
   two durables may not overlap, ``start`` is ignored, and a handled message is
   gone. ``str`` is never kept; a bus on a server refuses it. All others are kept.
-* Subscribers with different durables each get every message (multicast); those
-  that share one get each message once among them (competition). A durable keeps
-  its place while it has no subscriber.
+* Subscribers with different durables each get every message (multicast). Subscribers
+  that share a durable compete: each message goes to one of them. A durable keeps its
+  place while it has no subscriber.
 * The bus awaits the handler: a subscription handles one message at a time, and a
   message is done when its handler returns. For each durable, first attempts begin
   in publishing order.
@@ -72,7 +72,10 @@ class DurableConflict(BusError):
 
 
 class Retry(Exception):
-    """Raised by a handler: not now. ``after_s`` replaces the next back-off; the attempt counts."""
+    """Raised by a handler to try the message again later.
+
+    ``after_s`` replaces the next back-off; the attempt counts.
+    """
 
     def __init__(self, after_s: float, reason: str = "") -> None:
         if not 0 <= after_s < float("inf"):
@@ -82,7 +85,7 @@ class Retry(Exception):
 
 
 class Poison(Exception):
-    """Raised by a handler: never again. The message becomes a dead letter at once; ``reason`` says why."""
+    """Raised by a handler to give the message up. The message becomes a dead letter at once; ``reason`` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -112,7 +115,7 @@ class Redelivery:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message as a handler gets it.
+    """A message in the form that a handler gets.
 
     ``sequence`` is its place on the bus, in publishing order. ``attempt``
     counts from 1; ``backoff_s`` is the wait if this attempt fails,
@@ -131,7 +134,10 @@ Handler = Callable[[Delivery], Awaitable[None]]
 
 
 class Published(NamedTuple):
-    """Where a message is kept. ``duplicate``: its id was known; nothing was added, the place is the first's."""
+    """Where a message is kept.
+
+    ``duplicate``: its id was known, so nothing was added, and the place is that of the first message.
+    """
 
     sequence: int
     duplicate: bool
@@ -171,7 +177,7 @@ class EventBus(Protocol):
     ) -> Published:
         """Keep a message and deliver it. Nobody has to listen.
 
-        Cancelling leaves it published or not: publish again with the same ``message_id`` to be sure.
+        After cancelling, it may be published or not. Publish again with the same ``message_id`` to be sure.
 
         Raises:
             SubjectError: ``subject`` is invalid, as with wildcards.
@@ -192,9 +198,9 @@ class EventBus(Protocol):
     ) -> Subscription:
         """Await ``handler`` for every message that ``pattern`` matches, from the time this returns.
 
-        Without a ``durable`` the subscription stands alone and is forgotten when
-        it ends; a message that fails its last attempt is counted, but gives no
-        dead letter. ``start`` applies only to a new durable.
+        A subscription without a ``durable`` is forgotten when it ends. A message that fails its last
+        attempt there is counted, but does not become a dead letter. ``start`` applies only to a new
+        durable.
 
         Raises:
             SubjectError: ``pattern`` is not a pattern, or ``durable`` is not a single token.
@@ -225,7 +231,7 @@ def check_shared(durable: str, *, current: object, pattern: str, is_same_redeliv
     """Check that a subscription may join an existing durable, whose pattern is ``current``.
 
     Raises:
-        DurableConflict: it has another pattern or another redelivery.
+        DurableConflict: it has another pattern or other redelivery settings.
     """
     if current != pattern:
         raise DurableConflict(durable, f"its pattern is {current}, not {pattern}")

@@ -44,7 +44,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Group:
-    """The subscriptions that share one durable's messages, or a single one without."""
+    """The subscriptions that share one durable's messages, or a single subscription without a durable."""
 
     durable: str | None
     pattern: str
@@ -69,11 +69,9 @@ class MemoryEventBus:
     """``EventBus`` in memory: its messages are gone with the process.
 
     ``publish`` waits until every matching subscription has tried the message once
-    (seed 003), successfully or not. A handler that publishes does not wait, as it
-    might wait for its own end.
-    ``waits=False`` returns at once, as a server does. The oldest messages and
-    message ids beyond ``keep`` are forgotten, handled or not. ``sleep`` waits for
-    a back-off.
+    (seed 003), successfully or not. A handler that publishes does not wait, because it might wait for its own
+    end. ``waits=False`` returns at once, as a server does. The oldest messages and message ids beyond ``keep``
+    are forgotten, handled or not. ``sleep`` waits for a back-off.
 
     ``counts``: published, duplicates, handled, failed, dead, given_up (no durable, so no dead letter), forgotten.
     """
@@ -253,7 +251,7 @@ class MemoryEventBus:
         self.counts["dead"] += 1
 
     def left(self, subscription: MemorySubscription) -> None:
-        """Remove an ended subscription; with the last one its group ends, too."""
+        """Remove an ended subscription. When the last one is gone, its group ends, too."""
         group = subscription.group
         group.instances.remove(subscription)
         if group.instances:

@@ -109,7 +109,7 @@ def dead_letter_subject(durable: str, subject: str) -> str:
     """The subject for a message that ``durable`` could not handle: ``dlq.{durable}.{subject}``.
 
     The old subject stays readable after the name, so that ``dlq.*.cmd.>`` matches every dead command. If it
-    is too long, only its first token and a digest stay; a header of the dead letter holds it whole.
+    is too long, only its first token and a digest stay; a header of the dead letter has all of it.
 
     Raises:
         SubjectError: ``durable`` is not one token, or ``subject`` is invalid.

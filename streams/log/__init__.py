@@ -1,1 +1,1 @@
-"""The log over its directory: opening, reading, moving, verifying, repairing."""
+"""The log over its directory: opening, reading, migrating, verifying, repairing."""

@@ -1,4 +1,4 @@
-"""The files of a store that is not the log, which a migration began or left behind: their size, and deleting them."""
+"""The files of a store that is not the log, which a migration began or left behind. Measures and deletes them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE
 from streams.stores.sqlite.head import HEAD_FILE
 
 ROWS_TO_LINES: Final = 2
-"""At most how many times as large a log is as rows with their keys than as lines, for events of
-ordinary size."""
+"""For events of ordinary size, a log of rows with keys is at most this many times as large as a log of lines."""
 
 WAL_BYTES: Final = 16 * MIB
 """About the largest that SQLite's write-ahead file gets while records are copied."""
 
 
 def missing_for_copy(store: Path, to: Backend) -> int:
-    """Estimate how many bytes to free for a migration to ``to``: too many rather than too few, at least one MiB.
+    """Estimate how many bytes to free for a migration to ``to``. Errs on the high side, and returns at least one MiB.
 
-    The move continues an earlier copy, so its bytes do not count again.
+    The migration continues an earlier copy, so the copy's bytes do not count again.
     """
     database = _size(store / LOG_FILE) + _size(store / (LOG_FILE + "-wal"))
     lines = sizes_of(store / "log")

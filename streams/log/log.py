@@ -1,7 +1,7 @@
 """The log as the rest of the program sees it: a ``StreamStore`` whose backend may change while it is open.
 
 ``Log`` owns the store's directory: it takes the lock, opens the backend that
-``store.json`` names, and can move to another one while appends continue.
+``store.json`` names, and can migrate to another one while appends continue.
 ``streams/log/reader.py`` reads the log at the same time, also from another process.
 
 Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
@@ -137,7 +137,7 @@ class Log(KeepsHints):
 
     @property
     def backend(self) -> Backend:
-        """What holds the log now."""
+        """The backend that holds the log now."""
         return self.manifest.backend
 
     @property
@@ -152,7 +152,7 @@ class Log(KeepsHints):
 
     @property
     def head_warning(self) -> str | None:
-        """The warning to print if ``head_lost``; ``verify`` prints the same before the next opening."""
+        """The warning to print if ``head_lost``. Before the next opening, ``verify`` prints the same warning."""
         if not self.head_lost:
             return None
         file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
@@ -261,7 +261,10 @@ class Log(KeepsHints):
             return (await backend.forget(streams, at_ms=at_ms, positions=positions))._replace(moved_from=moved)
 
     async def _to_sqlite(self) -> Backend | None:
-        """Move the log to sqlite, the only backend that removes records. Return the old backend, ``None`` if sqlite."""
+        """Migrate the log to sqlite, the only backend that removes records.
+
+        Return the old backend, ``None`` if sqlite.
+        """
         if self._closed:
             raise StoreClosed("the log is closed", "open it again")
         async with self._to_sqlite_turn:  # concurrent removals move it once
@@ -280,7 +283,7 @@ class Log(KeepsHints):
             )
 
     async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
-        """Cancelling ends the wait, not the removal: no migration may begin before the removal ends."""
+        """Cancelling ends the wait, not the removal, because no migration may begin before the removal ends."""
         task = asyncio.ensure_future(removal)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -316,7 +319,7 @@ class Log(KeepsHints):
         """Prove that no other process can have taken over, as every commit does. Quick.
 
         Raises:
-            StoreFenced: the lock file was deleted or replaced: nothing more is written.
+            StoreFenced: the lock file was deleted or replaced, so nothing more is written.
         """
         self._lock.check()
 
@@ -335,7 +338,7 @@ class Log(KeepsHints):
         """The number of files of a jsonl log, and their bytes; ``None`` with another backend. Blocks briefly."""
         return self._backend.file_sizes() if isinstance(self._backend, JsonlStore) else None
 
-    # Moving to another backend; see streams/log/migrate.py
+    # Migrating to another backend; see streams/log/migrate.py
 
     @property
     def source(self) -> DiskStore:
@@ -364,7 +367,7 @@ class Log(KeepsHints):
         self._admitted.set()
 
     def slow_down(self) -> None:
-        """Slow appends down further: a migration that copies slower than they arrive never ends."""
+        """Slow appends down further, because a migration that copies slower than they arrive never ends."""
         self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
 
     def full_speed(self) -> None:

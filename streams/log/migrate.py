@@ -1,4 +1,4 @@
-"""Move a log to another backend while it is being written: copy, verify, catch up, compare, switch.
+"""Migrate a log to another backend while it is being written: copy, verify, catch up, compare, switch.
 
 Every record is copied byte for byte. When little is left, the copy is verified:
 every record in it is read back and checked, as ``verify`` does. Then the migration
@@ -7,9 +7,9 @@ last hash with the original's, and replaces ``store.json`` by a rename.
 Until that rename the old backend holds the log, after it the new one. A hash
 covers its stream's whole history, so equal last hashes mean equal records.
 
-The next run continues a copy that was cut off. The old store stays as it
-was at the switch until it is discarded; nothing ever continues it: moving back
-makes a new copy.
+The next run continues a copy that was cut off. The old store stays as it was at the
+switch until it is discarded. It is never continued, because migrating back makes a new
+copy.
 
 A log from which records were pruned or forgotten stays in sqlite.
 
@@ -50,7 +50,7 @@ Phase = Literal["opening", "copying", "verifying", "switching", "done"]
 
 
 class MovableLog(Protocol):
-    """What a migration needs of the log it moves; ``streams.log.log.Log`` is one."""
+    """What a migration needs of its log; ``streams.log.log.Log`` implements it."""
 
     store: Path
     manifest: Manifest
@@ -120,14 +120,14 @@ def explaining_full_disk(store: Path, to: Backend) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Migration:
-    """One move of ``log`` to ``to``. ``run`` may be cancelled: the next run continues its copy."""
+    """One migration of ``log`` to ``to``. ``run`` may be cancelled: the next run continues its copy."""
 
     log: MovableLog
     to: Backend
     report: Callable[[Progress], None] = lambda progress: None
     progress: Progress = field(init=False)
     _tails: Tails = field(default_factory=dict)
-    """Of every stream, computed from the bytes in the copy."""
+    """The tail of every stream, computed from the bytes in the copy."""
     _original: Tails = field(default_factory=dict)
     _continued: bool = False
     _touched: set[str] = field(default_factory=set)
@@ -210,7 +210,7 @@ class Migration:
     async def _open_copy(self) -> DiskStore:
         """Open the copy that a cut-off run left in the other backend, if usable, else a new one.
 
-        A store that once held the log is never continued: it may have been damaged since, so it is deleted.
+        A store that once held the log is never continued. It may have been damaged since, so it is deleted.
         """
         if self.log.manifest.kept is not None:
             await discard_old(self.log.store)  # it verifies the log first: the old store may be the only good copy
@@ -303,7 +303,7 @@ async def discard_old(store: Path) -> int:
         if faults:
             raise StoreUnavailable(
                 f"the log in {store} does not verify ({faults[0]}), so the old {manifest.kept.backend} store was kept",
-                "run `durable-stream verify`, and restore the log or take the old store, then run the command again",
+                "run `durable-stream verify`, and restore the log or use the old store, then run the command again",
             )
     return await in_thread(discard_kept, store)
 
@@ -311,7 +311,7 @@ async def discard_old(store: Path) -> int:
 def discard_kept(store: Path) -> int:
     """Delete the store or the unfinished copy that a migration left. Return the bytes freed.
 
-    ``discard_old`` checks first that the log is whole. The caller holds the store's lock.
+    ``discard_old`` first checks that the log is intact. The caller holds the store's lock.
 
     Raises:
         StoreUnavailable: the disk failed; another run deletes what is left.

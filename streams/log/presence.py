@@ -30,7 +30,7 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
     Raises:
         ForeignStore: as ``read_manifest``.
         MissingLog: records exist without a ``store.json``, or it names a store that is missing.
-        CorruptLog: a sqlite log holds less than its head file says. A jsonl log is checked on reading.
+        CorruptLog: a sqlite log has fewer records than its head file says. A jsonl log is checked on reading.
         StoreLocked: another program holds the database.
     """
     manifest = read_manifest(store)
@@ -115,7 +115,7 @@ def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog
 
 
 def kept_hint(store: Path) -> str | None:
-    """The hint, for a damaged log, about the old store that a migration kept; ``None`` without one."""
+    """The hint, for a damaged log, about the old store that a migration kept; ``None`` if there is no old store."""
     try:
         manifest = read_manifest(store)
         if manifest is None or manifest.kept is None or manifest.kept.backend not in with_records(store):

@@ -1,7 +1,7 @@
 """Plan a prune: a request (age, size, streams) against what a log holds and what is still needed. Pure.
 
-A stream is pruned whole: it is a session, and half a session answers
-no question. What is still needed stays, even if requested, and the plan says so.
+A stream is pruned as a whole, because it is a session, and half a session is of no use.
+What is still needed stays, even if requested, and the plan says so.
 
 Source: DESIGN, "Store contract" (prune); FEATURES U10 (retention, size cap).
 """
@@ -16,7 +16,7 @@ from streams.retention import StreamSize
 
 HOUR_MS: Final = 3_600_000
 RECENT_MS: Final = 24 * HOUR_MS
-"""A size cap spares streams written to within this time: they may still be in use."""
+"""A size cap spares streams written to within this time, because they may still be in use."""
 
 CAP_SHARE: Final = 0.9
 """A log over its cap is pruned to this share of it, so that not every check prunes a little."""
@@ -30,7 +30,7 @@ class PruneRequest:
 
     ``older_than_ms``: streams whose last record is older than this many milliseconds.
     ``max_bytes``: the oldest streams, until the log holds no more than this.
-    ``streams``: these, by id.
+    ``streams``: the streams with these ids.
     """
 
     older_than_ms: int | None = None
@@ -43,7 +43,7 @@ class PruneRequest:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One stream of a plan; ``why`` says why it goes, or (in ``kept``) why it stays though requested."""
+    """One stream of a plan; ``why`` says why it is removed, or (in ``kept``) why it stays although requested."""
 
     stream_id: str
     records: int
@@ -54,7 +54,7 @@ class Item:
 
 @dataclass(slots=True)
 class PrunePlan:
-    """``cuts`` go, oldest first; ``kept`` were requested and stay; ``unknown`` are not in the log."""
+    """``cuts`` are removed, oldest first; ``kept`` were requested but stay; ``unknown`` are not in the log."""
 
     cuts: list[Item] = field(default_factory=list)
     kept: list[Item] = field(default_factory=list)
@@ -69,7 +69,7 @@ class PrunePlan:
 
     @property
     def bytes(self) -> int:
-        """Bytes of events that go."""
+        """The bytes of the events that are removed."""
         return sum(item.bytes for item in self.cuts)
 
     def as_json(self) -> dict[str, Any]:
@@ -92,13 +92,12 @@ def make_plan(
     disk_bytes: int = 0,
     uncapped: Collection[str] = (),
 ) -> PrunePlan:
-    """Decide which streams go.
+    """Decide which streams are removed.
 
     Args:
         needed: streams that must stay, with the reason in words.
-        disk_bytes: the log's size on disk, if known: a cap is about the disk, where an event
-            takes more (indexes) or less (compression) than its bytes.
-        uncapped: streams that a size cap spares.
+        disk_bytes: the log's size on disk, if known, because a cap is about the disk, where
+        indexes need space too. uncapped: streams that a size cap spares.
     """
     plan = PrunePlan()
     by_id = {size.stream_id: size for size in sizes if size.records}
@@ -122,7 +121,7 @@ def make_plan(
 
 
 def _decide(plan: PrunePlan, size: StreamSize, why: str, needed: Mapping[str, str]) -> bool:
-    """True if the stream goes."""
+    """True if the stream is removed."""
     reason = needed.get(size.stream_id)
     target = plan.cuts if reason is None else plan.kept
     target.append(Item(size.stream_id, size.records, size.bytes, size.last_ts, reason or why))

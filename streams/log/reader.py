@@ -1,7 +1,7 @@
 """Read a log while it is written, also from another process, in whichever backend holds it now.
 
-A log may move to the other backend during a read, and its old store may be
-deleted. So each read finds out where the log is, and continues there.
+A log may migrate to the other backend during a read, and its old store may be deleted.
+So each read finds out where the log is, and continues there.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LogReader:
                 if self._backend() is backend:
                     raise
                 continue
-            # The log may have moved meanwhile, and the store just read may be deleted.
+            # The log may have migrated meanwhile, and the store that was just read may be deleted.
             if self._backend() is backend:
                 return head
 
@@ -93,7 +93,7 @@ class LogReader:
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
         """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can tell.
 
-        ``None`` also if one of them is damaged: a full read reports it in its place.
+        ``None`` also if one of them is damaged, because a full read reports it in its place.
         """
         backend = self._backend()
         if not isinstance(backend, SqliteReader):
@@ -128,7 +128,7 @@ class LogReader:
     async def event_ids(self) -> AsyncIterator[list[str]]:
         """Yield the ids of all events, many at a time, in no particular order, without reading payloads.
 
-        Some may come twice if the log moved meanwhile.
+        Some may come twice if the log migrated meanwhile.
         """
         while True:
             backend = self._backend()
@@ -144,7 +144,7 @@ class LogReader:
                     return
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``: the one the log's writer kept last. None during a removal."""
+        """See ``StreamStore.snapshot``: the one the log's writer kept last. ``None`` during a removal."""
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
         if found is None or found.position > self.head:
             return None
@@ -156,7 +156,7 @@ class LogReader:
         return await ask_wherever(self._backend, lambda backend: backend.sizes())
 
     async def is_removing(self) -> bool:
-        """True if a prune or forget is running or was cut off: some of what it removes may still be there."""
+        """True if a prune or forget is running or was cut off, so that some of what it removes may still be there."""
         return (await self._backend().removal()).pending
 
     async def cut_off(self) -> str | None:
@@ -183,9 +183,9 @@ async def read_wherever(
 ) -> AsyncIterator[Record]:
     """Yield what ``read`` yields; continue in the other backend if the log moved there meanwhile.
 
-    ``now`` says where the log is. Reading a deleted file finds damage, or nothing: both count
-    only while the log is there. ``read`` also gets the position to continue after; earlier records
-    are skipped.
+    ``now`` says where the log is. Reading a deleted file finds damage, or nothing. Either counts only if
+    the log is still there. ``read`` also gets the position to continue after; earlier records are
+    skipped.
     """
     backend, last = now(), NOTHING
     while True:
@@ -205,7 +205,7 @@ async def read_wherever(
 
 
 async def ask_wherever(now: Callable[[], Backend], ask: Callable[[Backend], Awaitable[Result]]) -> Result:
-    """Like ``read_wherever``, for one answer."""
+    """As ``read_wherever``, but returns one answer."""
     while True:
         backend = now()
         try:

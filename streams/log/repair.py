@@ -1,7 +1,7 @@
 """What ``repair`` does about each fault of a store, and what it leaves alone.
 
-It does only what is provably safe: it cuts nothing that was acknowledged, and
-keeps what it removes in ``repaired/`` (a torn tail, as at every opening, in ``torn/``).
+It does only what is provably safe: it removes nothing that was acknowledged, and keeps what it removes in
+``repaired/``, or a torn tail, as at every opening, in ``torn/``.
 
 =============================================  ======================================================================
 found                                          done, because
@@ -96,7 +96,7 @@ class Facts:
     manifest: Manifest | None = None
     manifest_is_damaged: bool = False
     stores: dict[Backend, StoreFacts] = field(default_factory=dict)
-    """Those with any files; if ``store.json`` names the log, only that is verified."""
+    """The stores with any files. If ``store.json`` names the log, only the log is verified."""
     drafts: tuple[str, ...] = ()
     damaged_hints: tuple[str, ...] = ()
     hints_ahead: tuple[str, ...] = ()
@@ -342,7 +342,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
 
 @dataclass(slots=True)
 class Repairing:
-    """One run over ``store``. It keeps what it removes in ``aside``, which it makes when needed."""
+    """One run over ``store``. It keeps what it removes in ``aside``, which it creates when needed."""
 
     store: Path
     aside: Path | None = None
@@ -474,7 +474,7 @@ async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:
 def _drafts(store: Path, manifest: Manifest | None) -> list[str]:
     """Files that a killed process was about to rename, and SQLite's files whose database is gone.
 
-    Not those that may be the log's: they may hold records, and a restored database needs them.
+    Excludes files that may belong to the log, because they may hold records that a restored database needs.
     """
     found = [path for path in (*store.glob("*.new"), *(store / "hints").glob("*.new")) if path.is_file()]
     for name in (LOG_FILE, SEARCH_FILE):

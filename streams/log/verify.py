@@ -17,7 +17,7 @@ __all__ = ["Finding", "Kind", "Summary", "Verification", "is_of_records"]
 
 
 def is_of_records(finding: Finding) -> bool:
-    """True if it is about the log itself, not about ``store.json`` or the hints."""
+    """True if the finding is about the log itself, not about ``store.json`` or the hints."""
     path = Path(finding.file)
     return path.name != MANIFEST and path.parent.name != "hints"
 
@@ -25,11 +25,11 @@ def is_of_records(finding: Finding) -> bool:
 class Verification:
     """One pass over the log in ``store``. ``run`` yields the findings; then ``summary`` has the counts.
 
-    It changes nothing and takes no lock. While a writer runs, it verifies the log
-    up to the head of that moment. ``backend`` is the one to verify, whatever
-    ``store.json`` says. ``alone``: the caller holds the writer's lock itself. ``quick`` checks only
-    the end of the log: for jsonl the last segments; for sqlite the last records, and as much of the
-    file as a moment allows.
+    It changes nothing and takes no lock. While a writer runs, it verifies the log up to the head at
+    the start of the pass. ``backend`` is the one to verify, whatever ``store.json`` says.
+    ``alone``: the caller holds the writer's lock itself. ``quick`` checks only the end of the log:
+    for jsonl the last segments; for sqlite the last records, and as much of the file as a moment
+    allows.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Verification:
 
         Raises:
             ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
-            StoreUnavailable: the log moved to the other backend meanwhile, and the old store was deleted.
+            StoreUnavailable: the log migrated to the other backend meanwhile, and the old store was deleted.
             OSError: a file cannot be read.
         """
         found = 0

@@ -20,7 +20,7 @@ from streams.retention import Base
 class _Tail:
     """Where a stream's next record goes. ``lost`` counts the log's lost records before the stream's last one.
 
-    ``kept``: the stream holds records; it was not pruned whole.
+    ``kept``: the stream has records, so it was not fully pruned.
     """
 
     next_offset: int = 0
@@ -45,7 +45,7 @@ class Chains:
         return sum(tail.kept for tail in self._tails.values())
 
     def take(self, stream_id: str, offset: int, hash_: bytes, event: dict[str, Any], lost: int) -> str | None:
-        """Say how the stream's next record contradicts those before it; ``None`` if it does not.
+        """Return how the stream's next record contradicts those before it; ``None`` if it does not.
 
         ``lost`` counts the lost records of the whole log so far. After any fault, the stream continues
         after this record, so that one fault is one finding.

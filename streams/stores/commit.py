@@ -38,7 +38,7 @@ FAST_SECONDS: Final = 0.001
 STALL_SECONDS: Final = 0.01
 
 MAX_ON_LOOP_BYTES: Final = 256 * 1024
-"""Larger queues go to the thread: planning and writing them would block the loop, however fast the disk."""
+"""Larger queues go to the thread, because planning and writing them would block the loop, however fast the disk is."""
 
 
 @dataclass(slots=True)
@@ -62,11 +62,11 @@ class Pending:
 
 
 class WouldStall(Exception):
-    """Raised by ``commit`` on the loop before it does anything: it would have to wait. The thread then does it."""
+    """Raised by ``commit`` on the loop, before it does anything, if it would have to wait. The thread then does it."""
 
 
 class Trust:
-    """Tells if the disk is fast enough for the loop to wait for it: a leaky count of slow syncs."""
+    """Says whether the disk is fast enough for the loop to wait for it, by a leaky count of slow syncs."""
 
     LIMIT = 16
     SLOW, STALL = 8, 48
@@ -92,8 +92,8 @@ class GroupCommit:
     once. It sets every ``outcome`` (records, or the ``StreamError`` that refuses that
     append), returns only when all of them are durable, and returns the seconds
     the disk took. An ``OSError`` from it stops the writer. ``settled`` runs on the
-    loop after the callers have their answers. While ``may_stall`` is true, commits run
-    on the thread: the next one may take long however fast the disk is.
+    loop after the callers have their answers. While ``may_stall`` is true, commits run on
+    the thread, because the next one may take long, however fast the disk is.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class GroupCommit:
             self._flush_is_due = True
             loop.call_soon(self._flush)
             if self._last_group == 1 and self._is_for_the_loop():
-                # Nobody shared the last commit, so this append need not wait for others.
+                # No other append shared the last commit, so this one need not wait for others.
                 self._commit_on_loop()
         return await pending.future
 
@@ -294,7 +294,7 @@ class GroupCommit:
         try:
             self.check()
         except (StoreFenced, OSError) as lost:
-            # Cutting off what is at the end of the log could cut off what another process has written since.
+            # Do not cut the end of the log: another process may have written there since.
             may_abandon = False
             failure = lost if isinstance(lost, StoreFenced) else failure
         else:
@@ -310,7 +310,7 @@ class GroupCommit:
             self._abandon()
 
     def _refusal(self) -> StoreUnavailable:
-        """Make a new exception each time: a shared one would collect every caller's traceback."""
+        """Make a new exception each time, because a shared one would collect every caller's traceback."""
         assert self._stop is not None
         return type(self._stop)(self._stop.reason, self._stop.hint)
 

@@ -25,7 +25,7 @@ from streams.identity import Identity
 Backend = Literal["jsonl", "sqlite"]
 
 FORMATS: Final[dict[Backend, int]] = {"jsonl": 1, "sqlite": 2}
-"""Each backend's manifest format: a version that knows only jsonl must not open a sqlite store."""
+"""Each backend's manifest format, so that a version that knows only jsonl does not open a sqlite store."""
 
 NEWEST: Final = max(FORMATS.values())
 
@@ -35,7 +35,7 @@ LOCK: Final = "lock"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A store that the log moved from, still in the directory as it was at ``head``."""
+    """A store from which the log migrated, still in the directory as it was at ``head``."""
 
     backend: Backend
     head: int
@@ -43,7 +43,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of ``store.json``: where the log is, whose it is, and what an earlier migration left."""
+    """The contents of ``store.json``: where the log is, its id, and what an earlier migration left."""
 
     backend: Backend
     log_id: str
@@ -89,7 +89,7 @@ def read_manifest(store: Path) -> Manifest | None:
 
 
 def refuse_links(store: Path) -> None:
-    """Raise ``ForeignStore`` if the store's directory or its lock is a symbolic link: no writer follows one.
+    """Raise ``ForeignStore`` if the store's directory or its lock is a symbolic link, because no writer follows links.
 
     Also if a file is in the place of the directory or of its home.
     """
@@ -116,7 +116,7 @@ def write_manifest(store: Path, manifest: Manifest) -> None:
 def name_log(store: Path, manifest: Manifest | None, identity: Identity, backend: Backend) -> Manifest:
     """The manifest of a store just opened: ``manifest``, or for a new log one that this writes.
 
-    It is written last, so that the store it names existed: see ``streams/log/presence.py``.
+    It is written last, so a store that it names once existed; see ``streams/log/presence.py``.
     """
     if manifest is None:
         manifest = Manifest(backend, identity.ulid())
@@ -139,8 +139,8 @@ class StoreLock:
     """The held writer's lock; ``take_lock`` takes it. ``release``, or the end of the process, gives it up.
 
     Two locks, because a lock file can be deleted while it is held: one on the file, which also names the
-    holder, and one on the directory itself. Some file systems (NFS) lock no directories; there ``check``
-    is all that stops a writer whose lock file was deleted.
+    holder, and one on the directory itself. Some file systems (NFS) cannot lock directories. There only
+    ``check`` stops a writer whose lock file was deleted.
     """
 
     def __init__(self, store: Path, directory: int, file: int) -> None:
@@ -169,7 +169,7 @@ class StoreLock:
         )
 
     def release(self) -> None:
-        """Let the next writer in. Only once: the numbers of closed descriptors are used again."""
+        """Let the next writer in. Works only once, because the numbers of closed descriptors are used again."""
         os.close(self._file)
         os.close(self._directory)
 

@@ -28,7 +28,7 @@ class BadLine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The last durable record: everything at or below it must exist whole."""
+    """The last durable record. Everything at or below it must exist whole."""
 
     position: int
     hash: str
@@ -44,7 +44,7 @@ def check_crc(line: bytes) -> None:
 
 
 def format_head(head: Head) -> bytes:
-    """The head file's bytes: always the same length, so that one write in place replaces it."""
+    """The head file's bytes. They always have the same length, so that one write in place replaces them."""
     body = orjson.dumps({"hash": head.hash, "position": head.position})
     text = b'{"crc":"%08x",%b' % (crc32(body[1:]), body[1:])
     return text.ljust(_HEAD_BYTES - 1) + b"\n"

@@ -83,7 +83,7 @@ class Hints:
         self._drop(lambda found: found.position > position)
 
     def forget_snapshots(self) -> None:
-        """Drop every snapshot: what they were folded from has changed."""
+        """Drop every snapshot, because the records from which they were folded have changed."""
         self._drop(lambda found: bool(found.state))
 
     def known(self) -> list[Known]:
@@ -98,7 +98,7 @@ class Hints:
         return sorted(path for path in self._directory.iterdir() if "." not in path.name and path.is_file())
 
     def set_aside_after(self, position: int) -> list[Lost]:
-        """Set aside the hints that are beyond the log's end at ``position``: their records are lost.
+        """Set aside the hints that are beyond the log's end at ``position``, because their records are lost.
 
         Once the log had grown that far again, such a hint would mean other records. It stays next to the others,
         so that ``verify`` can report the loss.
@@ -192,7 +192,7 @@ def checked_name(name: str) -> str:
 
 
 def remove_kept_aside(store: Path, disk: Disk) -> None:
-    """Delete what recovery and repairs set aside: it may hold what is to be forgotten."""
+    """Delete what recovery and repairs set aside, because it may contain payloads to forget."""
     for name in (TORN, REPAIRED):
         directory = store / name
         if directory.is_dir() and not directory.is_symlink():

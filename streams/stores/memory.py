@@ -41,13 +41,13 @@ class _Known:
 
 
 def _stored(placed: Placed) -> Record:
-    """The record from its bytes, so that a caller who changes a payload later does not change the log."""
+    """The record, made from its bytes, so that a caller who changes a payload later does not change the log."""
     event = StreamEvent.trusted(orjson.loads(placed.encoded.canonical))
     return Record(event, placed.offset, placed.position, placed.hash.hex())
 
 
 def _forgotten(placed: Placed) -> Placed:
-    """The record without its payload; everything that its digest form determines stays."""
+    """The record without its payload. Everything that the digest form determines stays."""
     encoded = placed.encoded
     event = StreamEvent.trusted(orjson.loads(encoded.digest_form))
     return placed._replace(encoded=encoded._replace(event=event, canonical=encoded.digest_form))

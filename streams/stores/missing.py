@@ -1,4 +1,4 @@
-"""Wording for gaps: the same numbers and words for missing records everywhere. Pure."""
+"""The wording for gaps, so that missing records have the same numbers and words everywhere. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Decide what an append writes: keys, expected offsets, places and hashes. Pure.
 
 Every backend plans with this, so all give the same records, errors and hashes.
-A plan sees the tails as they will be after all plans before it:
-the appends of one group commit are planned one after the other.
+A plan sees the tails as they will be after all plans before it, because the appends of
+one group commit are planned one after the other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Plan:
 
 
 class Tails(Protocol):
-    """What planning needs of a backend's log, including earlier plans of the same commit."""
+    """What planning needs to know of a backend's log, including earlier plans of the same commit."""
 
     def next_position(self) -> int:
         """The position the next new record takes."""
@@ -115,7 +115,7 @@ def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
 
     Raises:
         ValueError: the batch is empty or over ``MAX_BATCH``.
-        InvalidEvent: a payload looks like that of a forgotten record, so nobody could tell them apart.
+        InvalidEvent: a payload looks like that of a forgotten record, so the two could not be told apart.
     """
     if not 0 < len(events) <= MAX_BATCH:
         raise ValueError(f"a batch holds 1 to {MAX_BATCH} events, not {len(events)}: split it")

@@ -57,7 +57,7 @@ class Copyable(Protocol):
         Only for a store without appends.
 
         Raises:
-            ValueError: they do not follow the head.
+            ValueError: the records do not follow the head.
             StoreUnavailable: nothing was written.
         """
         ...

@@ -130,9 +130,9 @@ def test_with_no_sidecar_running(home: Home) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "say one of"),
+        ([], 2, "give one of"),
         (["--to", "paper"], 2, "paper"),
-        (["--to", "sqlite", "--rollback"], 2, "say one of"),
+        (["--to", "sqlite", "--rollback"], 2, "give one of"),
         (["--rollback"], 1, "no-old-store"),
     ],
 )

@@ -75,7 +75,7 @@ def test_the_unit_takes_over_restarts_and_never_leaves_when_idle() -> None:
 
 
 def test_a_program_that_systemd_cannot_name_is_refused(world: dict[str, str]) -> None:
-    with pytest.raises(ServiceError, match="plainer path"):
+    with pytest.raises(ServiceError, match="without quotes"):
         Service.here(world, "linux").install(["/opt/a\\b/durable-stream"], Path("/a"))
 
 

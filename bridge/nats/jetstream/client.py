@@ -29,7 +29,7 @@ log = logging.getLogger("sidecar.nats")
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """False for asyncio's warning about each TLS connection that a stream reader closes: it needs no action."""
+    """False for asyncio's warning about each TLS connection that a stream reader closes, which needs no action."""
     return "eof_received()" not in record.getMessage()
 
 
@@ -180,7 +180,7 @@ class GuardedClient(Client):
         # With unsent data, closing raises half way and leaves tasks behind.
         self._pending.clear()
         self._pending_data_size = 0
-        # When the library's writer ends, it forgets the tasks that wait for it: they would wait forever.
+        # When the library's writer ends, it forgets the tasks that wait for it, which would then wait forever.
         while self._flush_queue is not None and not self._flush_queue.empty():
             waiting = self._flush_queue.get_nowait()
             if not waiting.done():
@@ -196,7 +196,7 @@ class GuardedClient(Client):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()
         except (OSError, nats.errors.Error, AttributeError, TimeoutError) as error:
-            # The library closes parts that it has not opened yet, and waits for a peer that may never answer.
+            # The library would close parts that it has not opened yet, and wait for a peer that may never answer.
             log.debug("closing a connection failed: %s", short(error))
         finally:
             self.abort()

@@ -153,7 +153,7 @@ class JetStream:
         """Publish many messages without waiting for answers; each is subject, headers, ``more`` header text and body.
 
         ``more`` holds lines of ``Name: value``, each ending in CR LF. Takes a sixth of the time of single ``send``
-        calls: the library formats each header again and wakes its writer for each message.
+        calls, because the library formats each header again and wakes its writer for each message.
 
         Raises:
             NatsError: sending failed for some of them.
@@ -221,7 +221,7 @@ class JetStream:
         finally:
             if self.is_open:
                 try:
-                    # ``unsubscribe`` would silently lose messages that the server has already sent.
+                    # The library's ``unsubscribe`` would silently lose messages that the server has already sent.
                     async with asyncio.timeout(CLOSE_SECONDS):
                         await subscription.drain()  # type: ignore[no-untyped-call]
                 except Exception as error:  # noqa: BLE001 - the subscription ends with the connection at the latest

@@ -1,4 +1,6 @@
-"""Publishes one message, many in a window, or an atomic batch. Returning means stored; anything else is an error.
+"""Publishes one message, many in a window, or an atomic batch.
+
+When a call returns, the messages are stored; otherwise it raises.
 
 Within the stream's duplicate window ``Nats-Msg-Id`` makes it safe to publish a
 message again, so every call here can be repeated after an error.
@@ -16,7 +18,7 @@ from bridge.nats.jetstream.errors import BatchRefused, NatsError, NoStream
 from bridge.nats.jetstream.wire import Received
 
 MAX_BATCH: Final = 1000
-"""Most messages in an atomic batch: the server's limit."""
+"""Most messages in an atomic batch, which is the server's limit."""
 
 PUBLISH_SECONDS: Final = 10.0
 """How long to wait for the confirmation of a message."""
@@ -47,8 +49,9 @@ class Publishable(Protocol):
 class Expect:
     """The state in which a stream must be to accept a message; ``None`` fields are not checked.
 
-    ``sequence`` is of the stream's last message, ``subject_sequence`` of the last on
-    the same subject (0: none), ``id`` the last message's ``Nats-Msg-Id``.
+    ``sequence`` is that of the stream's last message, ``subject_sequence`` that of the
+    last message on the same subject (0: none), and ``id`` the last message's
+    ``Nats-Msg-Id``.
     """
 
     stream: str | None = None
@@ -79,7 +82,7 @@ class Stored:
 class PublishStopped(Exception):
     """Publishing stopped at ``error``. The messages before it are stored; ``stored`` says where.
 
-    Some of the messages after it may be stored too. Publish again from there: their ids prevent duplicates.
+    Some of the messages after it may be stored too. Publish again from there; the ids prevent duplicates.
     """
 
     code: ClassVar[str] = "nats-publish-stopped"

@@ -27,7 +27,7 @@ log = logging.getLogger("sidecar.nats")
 
 HEARTBEAT: Final = "100"
 EXPIRED: Final = frozenset({"404", "408"})
-"""A request ended with fewer messages than it asked for; send another."""
+"""A request ended with fewer messages than it asked for, so send another."""
 
 _NS: Final = 1_000_000_000
 

@@ -79,7 +79,7 @@ _NEWER: Final[dict[str, tuple[tuple[int, int], str]]] = {"allow_atomic": ((2, 12
 def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
     """Every required stream. ``max_bytes`` limits only the copy of the log, which can be rebuilt.
 
-    No stream stores ``str``: a message without a listener is dropped.
+    No stream stores ``str``, so a message without a listener is dropped.
     """
     token = escape(version)
     return (
@@ -166,7 +166,7 @@ _IN_THE_WAY: Final[dict[str, str]] = {
     "deny_purge": "it cannot be purged, so `mirror rebuild` could not work",
     "deny_delete": "its messages cannot be deleted, so forgotten payloads would stay",
 }
-"""Settings that cannot be undone and that make the stream unusable for the mirror."""
+"""Settings that make the stream unusable for the mirror and that cannot be undone."""
 
 
 def plan_stream(
@@ -178,7 +178,7 @@ def plan_stream(
 ) -> StreamPlan:
     """What to do about one stream; ``found`` is its configuration on the server, ``None`` if there is none.
 
-    ``others`` are the configurations of the account's other streams; no two may store the same subject.
+    ``others`` are the configurations of the account's other streams, because no two streams may store the same subject.
     """
     name = definition.name
     reasons = [

@@ -38,7 +38,7 @@ class StreamFacts:
     config: Mapping[str, Any] = field(repr=False)
     state: Mapping[str, Any]
     created: str = ""
-    """When the server created it, as it reports it: a different time means a different stream."""
+    """When the server created the stream, as reported by the server. A different time means a different stream."""
 
     @property
     def atomic(self) -> bool:
@@ -111,7 +111,7 @@ async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinit
     for each in plans:
         await _carry_out(session, each)
     read = {each.name: await facts(session, each.name) for each in wanted}
-    # Only reading back shows which settings the server silently kept.
+    # Read the settings back, because the server silently keeps some old ones.
     for each in plan(wanted, [dict(one.config) for one in read.values()], server=version):
         if each.action != "keep" and any(change.setting not in _OPTIONAL for change in each.changes):
             raise StreamRefused(f"stream {each.name}", 0, f"the server did not apply the settings: {each}")
@@ -119,7 +119,7 @@ async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinit
 
 
 _OPTIONAL: Final = frozenset({"allow_atomic", "allow_direct", "description"})
-"""Settings that a stream can lack: it only works more slowly."""
+"""Settings that a stream can lack, because without them it only works more slowly."""
 
 
 async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:
@@ -244,7 +244,7 @@ async def read_back(
 
     Raises:
         NotFound: there is no such stream.
-        NatsUnavailable: the connection ended, or nothing came for ``silence_seconds``; continue after the last one.
+        NatsUnavailable: the connection ended, or nothing came for ``silence_seconds``. Continue after the last message.
     """
     last = (await facts(session, stream)).last_sequence
     config: dict[str, Any] = {

@@ -39,7 +39,7 @@ class HeaderBlock(Mapping[str, str]):
 
     @property
     def has_status(self) -> bool:
-        """Whether it is a notice from the server instead of a message."""
+        """Whether this is a notice from the server instead of a message."""
         return self.raw[len(VERSION) : len(VERSION) + 1] == b" "
 
     def begins_with(self, headers: Mapping[str, str]) -> bool:
@@ -48,7 +48,7 @@ class HeaderBlock(Mapping[str, str]):
         return self.raw.startswith(lines) and _SERVERS_OWN.fullmatch(self.raw, len(lines)) is not None
 
     def get(self, name: str, default: Any = None, /) -> Any:
-        """As in any mapping; finds one header without parsing all."""
+        """As in any mapping. Finds one header without parsing all of them."""
         if self._parsed is None:
             mark = name.encode()
             at = self.raw.find(b"\r\n%b: " % mark)
@@ -157,7 +157,7 @@ class Message(NamedTuple):
 
     @property
     def id(self) -> str | None:
-        """``Nats-Msg-Id``; ``None`` for a lossy one."""
+        """``Nats-Msg-Id``; ``None`` for a lossy message."""
         return self.headers.get(MESSAGE_ID)
 
     @property

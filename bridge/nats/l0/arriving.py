@@ -1,4 +1,4 @@
-"""Reads a command as it arrives from ``cmd.{project}.{workspace}.{agent}.{type}``: any client may send one. Pure.
+"""Reads a command that arrives on ``cmd.{project}.{workspace}.{agent}.{type}``, to which any client may send. Pure.
 
 ===================================================  =============================================
 body                                                 read as
@@ -11,12 +11,12 @@ any other JSON value                                 the payload ``{"value": …
 nothing                                              the payload ``{}``
 ===================================================  =============================================
 
-Where the body names no type, the last part of the subject is the type. The command's key is the
+If the body names no type, the last part of the subject is the type. The command's key is the
 body's ``idempotency_key``, else ``Nats-Msg-Id``, else its place in the stream.
 
 Headers win over the body. A missing or invalid ``traceparent`` is replaced by one that is marked as
-generated. The depth rules are those of ``recursion.py``; without a depth, only a command that nothing
-caused is accepted: it begins a chain.
+generated. The depth rules are those of ``recursion.py``; without a depth, only a command without a
+cause is accepted, which begins a chain.
 
 Source: seed 000, "Reliability & Idempotency Protocol"; seed 002, 3; FEATURES C12-C28, J16, J17.
 """
@@ -91,7 +91,7 @@ class ArrivedCommand:
 
     @property
     def is_violation(self) -> bool:
-        """Whether it breaks the protocol, so that its depth means nothing."""
+        """Whether the command breaks the protocol, so that its depth has no meaning."""
         return self.decision.verdict == VIOLATION
 
 
@@ -148,7 +148,7 @@ def read_command(
 
 
 def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that have a meaning here, under their own names, in whatever case they came."""
+    """The headers that have a meaning here, under their usual names, whatever their case was."""
     found: dict[str, str] = {}
     for name, value in headers.items():
         known = _KNOWN.get(name.lower())
@@ -202,7 +202,7 @@ def _judged(given: Mapping[str, str], recorded: int | None, causation: str | Non
 def _trace_of(
     given: Mapping[str, str], fields: Mapping[str, Any], key: str, metadata: dict[str, Any], notes: list[str]
 ) -> str:
-    """The trace to continue. Adds what else to record about it to ``metadata``."""
+    """The trace to continue. Adds everything else to record to ``metadata``."""
     came = given.get(h.TRACEPARENT) or fields.get("traceparent")
     trace = parse_traceparent(came) if came else None
     state = given.get(h.TRACESTATE)
@@ -220,7 +220,7 @@ def _trace_of(
 
 
 def _ts_of(given: Mapping[str, str], fields: Mapping[str, Any], notes: list[str]) -> int | None:
-    """The sender's time; ``None`` if it names none that can be read, so that the recorder's is taken."""
+    """The sender's time. ``None`` if it is missing or unreadable, so that the recorder's time is used."""
     text = given.get(h.TIMESTAMP)
     came = fields.get("ts", fields.get("timestamp")) if text is None else text
     if came is None:

@@ -11,9 +11,9 @@ record              published as                        payload
 ==================  ==================================  =====================================
 
 The agent is the session, the turn its user message, the step the part, and the
-turn epoch the number of the turn in its session. Only a refused chain belongs to an
-agent of the runtime, and its turn is the chain. Payloads describe the record and
-never contain inputs or outputs: those are in the record.
+turn epoch the number of the turn in its session. Only the record of a refused chain belongs to
+an agent of the runtime. Its turn is the chain. Payloads describe the record and never
+contain inputs or outputs, which are in the record.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MAX_COUNTS = 32
 class L0Message(NamedTuple):
     """One L0 message: the suffix of its subject, its payload, and ``part``, which makes its id unique.
 
-    ``target`` is the subject's; empty: the record's session.
+    ``target`` is the target in the subject; if empty, the record's session.
     """
 
     suffix: str
@@ -108,7 +108,7 @@ def _step(event: StreamEvent, session: str, context: RecordContext) -> list[L0Me
     )
     step = Step(
         agent_turn_id=_id(payload.get("turn") or event.correlation_id, event, "turn"),
-        # A call that never became a part has only its event's id.
+        # A call that never became a part has no id but its event's.
         step_id=_id(payload.get("part") or event.id, event, "step"),
         phase="failed" if failed else "completed",
         metadata=metadata,

@@ -232,7 +232,7 @@ class Chunk(L0Payload):
 
 
 class State(L0Payload):
-    """5.9: an agent's state changed. Only a signal: the log is authoritative."""
+    """5.9: an agent's state changed. It is only a signal, because the log is authoritative."""
 
     agent_id: Id
     agent_turn_id: Id

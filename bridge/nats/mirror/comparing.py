@@ -67,7 +67,7 @@ _PARTS: Final = ("", "l0", "l0:state")
 
 
 class KeptMessage(Protocol):
-    """A message of a stream; ``keeping.StreamMessage`` is one."""
+    """A message of a stream; ``jetstream.streams.StreamMessage`` is one."""
 
     @property
     def subject(self) -> str: ...
@@ -237,7 +237,7 @@ class Comparer:
         return True
 
     def is_due(self, message: KeptMessage) -> bool:
-        """Whether to take the message before the next record."""
+        """Whether ``take`` should get this message before the next record."""
         position = self.position_of(message)
         return position is None or position <= self._last or position > self._head
 

@@ -39,7 +39,7 @@ def session_items(info: dict[str, Any], messages: list[dict[str, Any]]) -> Itera
         else:
             answering = text(about.get("parentID")) or answering
             last = number(mapping(about.get("time")).get("completed")) or at
-            # The first update begins the turn; an error must come after the parts, as it does at the time.
+            # The first update begins the turn. An error must come after the parts, as in a recording at the time.
             begun = {**about, "error": None, "time": {**mapping(about.get("time")), "completed": None}}
             yield _event("message.updated", at, {"sessionID": session, "info": begun})
             yield from _parts(session, parts, at)

@@ -98,7 +98,7 @@ _PARTS: Final[dict[str, Shape]] = {
         "cost?": _number,
         "snapshot?": str,
     },
-    # These are noise, or already in the input.
+    # Parts of these types are noise, or already in the input.
     **{kind: {} for kind in ("step-start", "snapshot", "patch", "compaction", "retry", "file", "agent", "subtask")},
 }
 """Shapes of message parts, by type."""
@@ -165,7 +165,7 @@ _SESSIONLESS: Final = frozenset({"session.error", "session.diff", "todo.updated"
 def is_known(item: HookItem) -> bool:
     """True if the rule of this item's source understands it.
 
-    Always true for a source without a shape: it is dropped by name, or kept whole anyway.
+    Always true for a source without a shape, because it is dropped by name or kept whole anyway.
     """
     source = shapes.source_of(item)
     if source not in PROPERTIES:

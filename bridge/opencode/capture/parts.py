@@ -206,7 +206,7 @@ class Parts(Turns):
             self.finish(after.entry.token)
             return
         opened = [t for t in self._open.values() if t.session == after.session and t.call == after.call]
-        # A part of two calls gets the step of the call that ends it, which is not known yet.
+        # If two calls share a part, the part gets the step of the call that ends it, which is not known yet.
         part = next((one.part for one in opened if len(one.inputs) < 2), None)
         if part is None and self._is_echo(session, after.call, after.entry.item.input.get("args")):
             self.counts["duplicate:tool.execute.after"] += 1

@@ -11,7 +11,7 @@ from typing import Any
 from bridge.opencode.link.frames import HookItem
 
 _TOLD = frozenset(
-    # A provider's response may contain anything; the other values have their own fields.
+    # Leave out the provider's response, which may contain anything. The other values have their own fields.
     ("responseHeaders", "responseBody", "requestBodyValues", "stack", "message", "statusCode", "isRetryable")
 )
 

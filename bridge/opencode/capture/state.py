@@ -32,7 +32,8 @@ SHELL = "shell"
 """The trigger of a turn that consists of one ``!`` command of a person. No model answers it."""
 
 REMEMBERED = 256
-"""Inputs, turns and calls remembered per session. Older ones are still recorded only once: the log has their keys."""
+"""Inputs, turns and calls remembered per session. Older ones are still recorded only once, because the
+log has their keys."""
 
 BUSY_SESSIONS = 64
 """Sessions that remember this much: those that last began a turn or appeared. This keeps the state of any log
@@ -54,7 +55,7 @@ REMEMBERED_AT_REST = 4
 # Equal states must dump to equal bytes, but sets have no order, and the log reorders a payload's fields.
 Names = Annotated[set[str], PlainSerializer(sorted, return_type=list[str])]
 Fields = Annotated[dict[str, Any], PlainSerializer(lambda found: orjson.loads(canonical(found)))]
-# A count that is loaded as 10.0 would change the payload of the turn's end.
+# ``int`` comes first, because a count loaded as 10.0 would change the payload of the turn's end.
 Sums = Annotated[dict[str, int | float], PlainSerializer(lambda found: dict(sorted(found.items())))]
 
 

@@ -281,7 +281,7 @@ class Translator(Parts):
     # Rules for whole sessions; for the other rules see turns.py and parts.py
 
     def session_created(self, entry: Entry, session: SessionState | None) -> bool:
-        """Do nothing: the event was written when the session was placed."""
+        """Do nothing, because the event was written when the session was placed."""
         return False
 
     def session_deleted(self, entry: Entry, session: SessionState | None) -> bool:

@@ -299,8 +299,8 @@ class Turns(Shells):
         return "stopped" if turn.finish == "tool-calls" else "completed"
 
     def place_of(self, session: SessionState, part: dict[str, Any]) -> Place:
-        """The turn that a part belongs to. If a crash lost the message, its id decides:
-        a session's turns follow one another, and OpenCode's ids ascend."""
+        """The turn that a part belongs to. If a crash lost the message, its id decides, because a session's
+        turns follow one another and OpenCode's ids ascend."""
         message = text(part.get("messageID"))
         known = self._messages.get(message or "")
         turns = [turn for turn in (session.turn, session.last_turn) if turn is not None]
@@ -352,7 +352,7 @@ class Turns(Shells):
         return next((turn for turn in turns if turn is not None and t >= turn.started_ms), None)
 
     def _is_told(self, entry: Entry) -> bool:
-        """True if this bus event is already in the log: it was durable, but a sidecar died before the ack."""
+        """True if this bus event is already in the log, because a sidecar died after recording and before the ack."""
         told = shapes.bus_id(entry.item) in self.state.told
         if told:
             self.counts[f"duplicate:{shapes.source_of(entry.item)}"] += 1

@@ -270,7 +270,7 @@ class Result(_Frame, frozen=True, tag="result"):
 
     def __post_init__(self) -> None:
         if self.error is not None and self.value is not None:
-            raise ValueError("both value and error")
+            raise ValueError("a result has a value or an error, not both")
 
     def wire(self) -> dict[str, Any]:
         if self.error is None:
@@ -379,7 +379,7 @@ def _decode(message: str | bytes) -> Frame:
         return Lossy(_items(obj, "lossy"))
     model = _MODELS.get(kind) if type(kind) is str else None
     if model is None:
-        # Do not repeat the value: it could be anything, payload included.
+        # Do not repeat the value, because it could be anything, even payload.
         raise UnknownFrame("unknown frame type") if type(kind) is str else FrameError("type must be a string")
     try:
         return cast("Frame", convert(obj, model, strict=True))

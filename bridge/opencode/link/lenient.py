@@ -150,7 +150,7 @@ class _Repairs:
                 return {"$deep": True}
             if isinstance(value, dict):
                 return {self.tree(str(key)): self.tree(entry, depth + 1) for key, entry in value.items()}
-            # Small integers are not visited: a call for each of millions would stall the event loop.
+            # Do not visit small integers, because a call for each of millions would stall the event loop.
             return [
                 entry if type(entry) is int and -(2**63) <= entry < 2**63 else self.tree(entry, depth + 1)
                 for entry in value

@@ -2,10 +2,10 @@
 
 ``SidecarLink`` is the sidecar's end of one connection, ``ClientLink`` the
 other end in either role: ``shim`` (``durable-stream play``, in place of the
-plugin) or ``control`` (the command line). Neither uses a clock, a socket or
-randomness: the caller supplies nonces and the token, and delivers what
-``data_to_send`` returns, in order. After the event ``Closed`` the caller
-sends what is left and closes the connection.
+plugin) or ``control`` (the command line). Neither uses a clock, a socket or randomness.
+The caller supplies nonces and the token, and delivers what ``data_to_send`` returns, in
+order. After the event ``Closed`` the caller sends what is left and closes the
+connection.
 
 The states and their tables, the events and the errors are in ``protocol.py``.
 The client sends no user data before it has verified the sidecar's proof. If
@@ -171,13 +171,13 @@ class _Link:
         self._out.append(text)
 
     def _fail(self, reason: ByeReason, detail: str) -> list[Event]:
-        # For a violation the peer gets only the reason: the detail may quote its message.
+        # For a violation the peer gets only the reason, because the detail may quote its message.
         self.bye(reason, detail if reason == "unsupported" else None)
         return [Closed(reason, detail, by_peer=False)]
 
     def _need(self, *states: State) -> None:
         if self.state not in states:
-            raise LocalProtocolError(f"the link is in state {self.state.value}")
+            raise LocalProtocolError(f"this is not allowed while the link is in state {self.state.value}")
 
     def _unknown(self, error: UnknownFrame) -> list[Event]:
         return self._fail("protocol", error.reason)

@@ -127,7 +127,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Python flushes stdout once more when it ends; that must not complain either.
+            # Python flushes stdout once more when it exits, and that must not report an error either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except Exception as error:  # the edge of the program: beyond it is only the user
@@ -181,9 +181,9 @@ def _tell(line: str) -> None:
 
         from sidecar.cli.shared.output import NARROWEST
 
-        # A terminal that does not know its size says 0.
+        # A terminal that does not know its size reports 0.
         width = max(os.get_terminal_size(sys.stderr.fileno()).columns or 80, NARROWEST)
-        # A path or a command longer than the line stays whole, so that it can be copied.
+        # Do not break a path or a command that is longer than the line, so that it can be copied.
         line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
     print(line, file=sys.stderr)  # noqa: T201
 
@@ -214,7 +214,7 @@ def code_of(error: Exception) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    # An exception class of an unimported module cannot have been raised, so import nothing to find out.
+    # A module that is not imported cannot have raised its exceptions, so do not import it to check.
     for module, name in _OUR_ERRORS:
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(error, getattr(loaded, name)):

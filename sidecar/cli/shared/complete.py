@@ -26,7 +26,7 @@ MOST_EVENTS = 30
 _SHORT_ID = 6
 
 _LEAST_WHOLE = 3
-"""Characters from which on whole event ids are offered: the first two are the same for decades."""
+"""From this many characters on, whole event ids are offered, because the first two are the same for decades."""
 
 Offer = tuple[str, str]
 """A value, and the text that some shells show next to it."""

@@ -36,8 +36,9 @@ TRIES: Final = 5
 
 @asynccontextmanager
 async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
-    """Open a link to the home's sidecar, starting one if needed. ``cut_off`` says what it means for the log if
-    the sidecar ends.
+    """Open a link to the home's sidecar, starting one if needed.
+
+    ``cut_off`` says what it means for the log if the sidecar ends.
 
     Raises:
         LinkUnavailable: it could not start (with its reason) or does not answer. Nothing was changed.

@@ -81,6 +81,6 @@ async def _changes(store: Path) -> AsyncIterator[None]:
             watch_filter=None,
         ):
             yield
-            # One look at a directory costs less than the hop to a thread that would make it "async".
+            # Reading a directory once costs less than handing that to a thread.
             if not watched.is_dir() or (watched != store and store.is_dir()):  # noqa: ASYNC240
                 break

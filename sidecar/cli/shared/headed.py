@@ -23,7 +23,7 @@ WAITING_STYLE = "bold yellow"
 class HeadedLines:
     """Prints records of all streams or of one project. The caller keeps ``catalog`` up to date.
 
-    A pipe gets no headings: each of its lines names the stream.
+    A pipe gets no headings, because each of its lines names the stream.
     """
 
     def __init__(self, out: Output, catalog: Catalog, wanted: Filter, project: Project | None) -> None:

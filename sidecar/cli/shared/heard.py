@@ -42,8 +42,9 @@ class Heard:
 
 
 def expanded(text: str) -> str:
-    """The subjects that a person means. Completes short forms of the L0 protocol's subjects, which lack
-    project and channel.
+    """The subjects that a person means.
+
+    Completes short forms of the L0 protocol's subjects, which lack project and channel.
 
     ``evt.agent.*.step`` and ``str.>`` are such forms; ``evt.>``, every record, stays as it is.
 
@@ -107,7 +108,7 @@ def _meaning(subject: str, body: bytes) -> Line | None:
 def _step(payload: dict[str, Any]) -> Line:
     about = _mapping(payload.get("metadata"))
     took = _mapping(about.get("timing")).get("duration_ms")
-    # That it is completed is said where nothing else is.
+    # Say that it is completed only if there is nothing else to say.
     finish, phase, child = _word(about.get("finish")), _word(payload.get("phase")), _word(about.get("child"))
     said = [finish or phase]
     if isinstance(took, int | float) and took >= 1000:

@@ -1,7 +1,7 @@
 """Printing: a table on a terminal, tab-separated text in a pipe, JSON lines when asked.
 
 Only a terminal gets colour and a width; then rich is imported, which honours
-``NO_COLOR``. What goes into a pipe is complete: nothing is cut, nothing boxed.
+``NO_COLOR``. Output into a pipe is complete. Nothing is cut or boxed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Output:
         self.json = json
         self.terminal = not json and sys.stdout.isatty()
         if hasattr(sys.stdout, "reconfigure"):
-            # A terminal that knows only ASCII shows question marks; it must not end the command.
+            # A terminal that knows only ASCII shows question marks, which must not fail the command.
             sys.stdout.reconfigure(errors="replace")
 
     @cached_property

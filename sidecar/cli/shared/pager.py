@@ -29,7 +29,7 @@ def pager_command() -> list[str]:
         return []
     if given.strip() in _STRAIGHT or not words or shutil.which(words[0]) is None:
         return []
-    # Without -R, less shows the codes of colours instead of colours.
+    # Without -R, less prints the escape codes instead of colours.
     return [*words, "-R"] if PurePath(words[0]).name == "less" else words
 
 
@@ -54,10 +54,10 @@ def page(lines: Iterable[str], height: int, *, wanted: bool = True) -> None:
 
 
 def _through(command: list[str], lines: Iterator[str]) -> None:
-    # As in git: less exits if the text fits on a screen, shows colours, and leaves the text on the screen.
+    # The same options as git: less exits if the text fits on a screen, shows colours, and leaves the text there.
     environment = {"LESS": "FRX", **os.environ}
     pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, text=True, errors="replace")  # noqa: S603 - the user's own pager
-    # Ctrl-C is for the pager, where it may stop a search. It must not end this program.
+    # Ctrl-C belongs to the pager, where it may stop a search, and must not end this program.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with suppress(BrokenPipeError), pager.stdin or nullcontext() as stdin:  # the user may quit before the end

@@ -80,15 +80,14 @@ class Lines:
             if (start := await reader.find_event(event.causation_id)) is not None:
                 self.learn(start)
         else:
-            # A step and what it asked for have one cause, their turn; the answer is caused by what was asked.
+            # A step and its ask have the same cause, their turn. The cause of the answer is the ask.
             async for asked in reader.query(Filter(types=(CHECKPOINT,), causation_id=event.causation_id)):
                 self.learn(asked)
                 async for answer in reader.query(Filter(types=(CHECKPOINT,), causation_id=asked.event.id)):
                     self.learn(answer)
 
     async def _learn_all(self, reader: LogReader) -> None:
-        """Read the log once for all turns and checkpoints, because without an index this costs no more than
-        reading it for one."""
+        """Read the log once for all turns and checkpoints, which without an index costs as much as for one."""
         if self._has_all:
             return
         self._has_all = True

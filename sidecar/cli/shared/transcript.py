@@ -54,7 +54,7 @@ async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Sessi
 
 
 async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
-    """The notes for the top of the transcript: that its beginning was pruned."""
+    """The notes for the top of the transcript, such as that its beginning was pruned."""
     from sidecar.views.select import pruned_text
 
     gone = (await reader.removed()).get(stream)
@@ -79,7 +79,7 @@ def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Itera
 
         lines = markdown_lines(roots, reading)
     for line in lines:
-        # The texts are harmless already; this is a second guard, because a file is often shown in a terminal.
+        # The texts are harmless already. This is a second guard, because a file is often shown in a terminal.
         yield f"{printable(line)}\n".encode(errors="replace")
 
 
@@ -96,7 +96,7 @@ def written_to(output: Path | None) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     try:
-        # What agents saw and wrote is the user's alone, as in the home.
+        # Only the user may read what agents saw and wrote, as in the home.
         file = open(output, "xb", opener=_private)  # noqa: SIM115 - closed below, removed on failure
     except FileExistsError:
         raise Failure("exists", f"{output} already exists and is not overwritten; choose another --output") from None

@@ -2,7 +2,7 @@
 
 A shim sends deltas without acknowledgement, in addition to its hooks. A delta that
 arrives before its turn is known is dropped and counted. Nothing here waits for the
-server: the queue is bounded, and drops its oldest chunk first.
+server. The queue is bounded, and drops its oldest chunk first.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class DeltaStream:
         self._timer = None
         now = self._loop.time()
         while self._quiet_at and next(iter(self._quiet_at.values())) <= now:
-            # Only the last word is released: later text is redacted in the context of the earlier.
+            # Release only the last word, because later text is redacted in the context of earlier text.
             self._end(self._held[self._quiet_at.popitem(last=False)[0]], now)
         self._send(self._coalescer.due(now))
         self._wake_when_due()

@@ -188,7 +188,7 @@ class MirrorTask:
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                # Report an unexpected failure instead of ending silently; the log is not affected.
+                # Report an unexpected failure instead of ending silently. The log is not affected.
                 log.exception("the mirror failed")
                 self._note(f"{type(error).__name__}; see sidecar.log")
             has_moved = self._progress.state.position > before

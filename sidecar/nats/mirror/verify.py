@@ -111,9 +111,10 @@ class MirrorCheck:
         Raises:
             NatsError: the server is unreachable, or disappears and does not return.
             CorruptLog: a record is damaged; the mirror may have an intact copy.
-            Disturbed: see there.
+            Disturbed: the log or the stream changed meanwhile.
         """
-        # In this order: everything mirrored by now is in the streams and the log, which are read next.
+        # Read the mirror's position first: everything mirrored by now is in the streams and the log, which
+        # are read next.
         mirrored_to = await asyncio.to_thread(self._mirrored_to)
         session = await self._sessions.get()
         sides = [
@@ -142,7 +143,7 @@ class MirrorCheck:
             for side in sides:
                 await side.close()
         if await self._reader.removed() != removed:
-            raise Disturbed("the log was pruned or something in it forgotten")
+            raise Disturbed("the log was pruned, or records in it were forgotten")
 
     async def _compare(self, sides: list[_Side], mirror: Mirror, head: int) -> AsyncIterator[Difference]:
         contexts = ContextProjection()

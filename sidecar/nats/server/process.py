@@ -1,5 +1,7 @@
-"""One process of the embedded server: starts it, learns its port, and ends it. Also ends a
-process that a dead sidecar left."""
+"""One process of the embedded server: starts it, learns its port, and ends it.
+
+Also ends a process that a dead sidecar left.
+"""
 
 from __future__ import annotations
 

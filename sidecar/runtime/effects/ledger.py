@@ -1,13 +1,13 @@
-"""The ledger of effects: what was tried, and what came of it, as records of the log.
+"""The ledger of effects: the attempts and their results, as records of the log.
 
 Each attempt is ``effect.started``, written before anything is done, and then
 ``effect.completed``, ``effect.failed``, or, if nobody knows, ``effect.in_doubt``.
 Their keys are derived from run, idempotency key and attempt, so the last step of
 an effect is found with a few lookups, however long the log is.
 
-Several requests may share an idempotency key. Each of them gets a final record of its
-own: the one that ends an attempt answers the request that made it; the others get one
-under a key of their own.
+Several requests may share an idempotency key. The record that ends an attempt answers
+the request that made it. Each other request gets a final record of its own, under its
+own key.
 
 Source: seed 001, B and C (``LedgerStore.get_last_by_key``).
 """
@@ -36,7 +36,7 @@ FAILED: Final = "effect.failed"
 IN_DOUBT: Final = "effect.in_doubt"
 
 MAX_RESULT: Final = 256 * 1024
-"""Most bytes of a result in the log; of a longer one, digest, size and beginning are kept."""
+"""Most bytes of a result in the log. The log keeps the digest, size and beginning of a longer one."""
 
 _HEAD: Final = 16 * 1024
 
@@ -100,7 +100,10 @@ class Ledger:
         self._store, self._identity, self._sleep = store, identity, sleep
 
     async def get_last_by_key(self, run_id: str, idempotency_key: str) -> StepRecord | None:
-        """The last step of an effect; ``None`` if it was never started. Four lookups and one for each attempt."""
+        """The last step of an effect; ``None`` if it was never started.
+
+        It takes four lookups, and one for each attempt.
+        """
         base, attempt, last = _base(run_id, idempotency_key), 0, None
         while (found := await self._store.find(_key(base, attempt + 1, STARTED))) is not None:
             attempt, last = attempt + 1, found
@@ -113,7 +116,10 @@ class Ledger:
         return _step(last, run_id, idempotency_key)
 
     async def started(self, request: Request, attempt: int, effect_class: EffectClass, of: int) -> bool:
-        """Record the beginning of an attempt; false if it is recorded already: then somebody else makes it."""
+        """Record the beginning of an attempt.
+
+        False if it is recorded already, because then somebody else makes the attempt.
+        """
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
         stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
         # A write that failed may be durable all the same. Then the record found is this one.
@@ -142,12 +148,12 @@ class Ledger:
         return await self._answer(request, step.attempt, COMPLETED, about)
 
     async def refused(self, request: Request, error: str, error_code: str, attempt: int = 0) -> Record:
-        """Record, for good, that a request is not executed: a failure that ends no attempt."""
+        """Record that a request is never executed, which is a failure without an attempt."""
         about = {"error": error[:500], "retry_at": None, "final": True, "error_code": error_code}
         return await self._answer(request, attempt, FAILED, about)
 
     async def _settle(self, request: Request, attempt: int, type_: str, about: dict[str, Any]) -> Record:
-        """Record the end of an attempt. If it has one already, answer this request all the same."""
+        """Record the end of an attempt. If the attempt already has an end, answer this request anyway."""
         stamped = self._stamp(request, attempt, type_, about, _key(_base_of(request), attempt, type_))
         record = await self._append(stamped)
         kept = record.event.payload
@@ -198,7 +204,7 @@ class Ledger:
 
 
 def bounded(result: Any) -> Any:
-    """A result as the log keeps it: a long one as its digest, size and beginning."""
+    """A result in the form that the log keeps: of a long one the digest, size and beginning."""
     text = canonical(result)
     if len(text) <= MAX_RESULT:
         return result

@@ -17,7 +17,7 @@ EffectClass = Literal["safe", "idempotent", "unsafe"]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One requested action: ``kind`` names who executes it, ``args`` are JSON values.
+    """One requested action: ``kind`` names the kind that executes it, ``args`` are JSON values.
 
     ``run`` is the chain of work that it belongs to; ``agent`` asked for it, in its step
     ``node``. ``visit`` counts, from 1, how often that agent's run asked for the same at the
@@ -65,7 +65,8 @@ class DefaultPolicy:
     first_seconds: float = 1.0
     longest_seconds: float = 300.0
     jitter: float = 0.2
-    """Largest part of the back-off that is added, so that effects that failed together do not return together."""
+    """Largest share of the back-off that is added as jitter, so that effects that failed
+    together are not retried together."""
     deadline: float = 60.0
 
     def max_attempts(self, effect: Effect) -> int:

@@ -14,8 +14,8 @@ Without an answer from the kind's ``reconcile``, a *safe* or *idempotent* effect
 again, which counts as an attempt. An *unsafe* one stays in doubt until a person resolves it.
 Each request gets one final ``effect.completed`` or ``effect.failed``, whatever happens.
 
-An attempt that began after this runner was made belongs to another runner over the same
-store, which lives: the log has one writer process. This runner leaves it alone.
+An attempt that began after this runner was made belongs to another live runner over the same store,
+because the log has one writer process. This runner leaves it alone.
 
 So state and messages are exactly-once. An outside effect is at-least-once, and once where
 the other side honours the key.
@@ -44,10 +44,10 @@ MAX_RUNNING: Final = 64
 """Most effects that run at a time; others wait."""
 
 LONGEST_SLEEP: Final = 30.0
-"""A back-off is slept in pieces, so that a clock that was set forward ends it soon."""
+"""A back-off is slept in pieces of this length, so that it ends soon if the clock is set forward."""
 
 Resolution = Literal["done", "retry", "fail"]
-"""What a person says about an effect in doubt."""
+"""What a person may decide about an effect in doubt."""
 
 
 class Done(NamedTuple):
@@ -225,7 +225,7 @@ class EffectRunner:
         await self.ledger.refused(request, f"gave up after {attempt} attempts", "attempts-exhausted", attempt)
 
     async def _without_kind(self, request: Request, step: StepRecord | None) -> None:
-        """Nobody can execute this kind; nor ask about an attempt that was cut off."""
+        """No kind of this name is configured, so its effects cannot be executed or reconciled."""
         error = f"no effect of kind {request.effect.kind} is configured"
         if step is not None and step.status in ("started", "in_doubt"):
             await self._doubt(request, step.attempt, error)
@@ -237,7 +237,7 @@ class EffectRunner:
         await self.ledger.in_doubt(request, attempt, reason)
 
     async def _attempt(self, request: Request, kind: EffectKind, attempt: int, attempts: int) -> int | None:
-        """Try once; when to try again, in ms UTC, or ``None`` if there is nothing left to do."""
+        """Try once. Return when to try again, in ms UTC, or ``None`` if nothing is left to do."""
         effect = request.effect
         async with self._room:
             if not await self.ledger.started(request, attempt, kind.effect_class, attempts):
@@ -303,9 +303,9 @@ class EffectRunner:
         return step._replace(status="failed", retry_at=now, ts=now)
 
     async def _until(self, moment_ms: int | None, since_ms: int) -> None:
-        """Wait until a moment of the clock, but no longer than it lay ahead when the wait was recorded.
+        """Wait until a moment of the clock, but at most as long as the wait that was recorded.
 
-        So a restart neither shortens nor lengthens a back-off, and a clock that was set back does not either.
+        So neither a restart nor a clock that was set back changes a back-off.
         """
         if moment_ms is None:
             return

@@ -7,8 +7,7 @@ first::
 
 ``crc`` is CRC-32 of the line's bytes after ``"crc":"xxxxxxxx",`` without the
 newline. ``tx`` is [index, count] in the batch: a batch whose last line is
-missing was never acknowledged. A segment's name is its first position,
-so a missing one shows.
+missing was never acknowledged. A segment's name is its first position, so a missing segment is noticed.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def parse_stored(line: bytes) -> Stored:
 
 
 def parse_keys(line: bytes) -> LineKeys:
-    """The line's place and keys, checksum verified. Raises ``BadLine``."""
+    """The line's place and keys. Verifies the checksum. Raises ``BadLine``."""
     check_crc(line)
     try:
         return _keys_decoder.decode(line)
@@ -99,13 +98,13 @@ def parse_event_keys(event: bytes) -> EventKeys:
 
 
 def parse_record(line: bytes) -> Record:
-    """The record of a line, checksum verified. Raises ``BadLine``."""
+    """The record of a line. Verifies the checksum. Raises ``BadLine``."""
     if line[:PREFIX] != b'{"crc":"%08x",' % crc32(line[PREFIX:]):
         check_crc(line)  # says what is wrong
     try:
         fields = orjson.loads(line)
         event = StreamEvent.trusted(fields["event"])
-        # ``Record(…)`` without a Python call, which takes a fortieth of the time.
+        # Like ``Record(…)``, but without a Python call, which takes a fortieth of the time.
         return _new(Record, (event, fields["offset"], fields["position"], fields["hash"], False))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise BadLine(f"not a record: {type(error).__name__}") from None
@@ -120,8 +119,8 @@ def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def position_of(line: bytes) -> int | None:
-    """The position that a line gives, its checksum not verified; ``None`` if it gives none."""
-    # The last match is the record's own: the event comes before it.
+    """The position that a line gives, without verifying the checksum; ``None`` if it gives none."""
+    # The last match is the record's own, because the event comes before it.
     found = _POSITION.match(line, line.rfind(b'"position":'))
     return None if found is None else int(found[1])
 

@@ -54,7 +54,10 @@ class Lookup:
 
 
 class _Place(NamedTuple):
-    """A record's line in its file, which may hold fewer than ``size`` bytes of it, and more lines after it."""
+    """The place of a record's line in its file.
+
+    The file may hold fewer than ``size`` bytes of it, and more lines after it.
+    """
 
     fd: int
     segment: Segment

@@ -1,8 +1,8 @@
 """Check quickly that every file of a jsonl log exists and is long enough.
 
-A command that answers mostly from a snapshot does not read the whole log. It must still
-notice a deleted or truncated file, so it reads the name and the last line of each
-segment: a few milliseconds for a log of any usual size. ``verify`` finds damage inside a file.
+A command that answers mostly from a snapshot does not read the whole log. It must still notice
+a deleted or truncated file, so it reads the name and the last line of each segment, which
+takes a few milliseconds for a log of any usual size. ``verify`` finds damage inside a file.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class JsonlReader:
             yield [_checked(parse_keys, place).event.id]
 
     async def removal(self) -> Removal:
-        """See ``Copyable.removal``. A jsonl log never has anything removed."""
+        """See ``Copyable.removal``. Nothing is ever removed from a jsonl log."""
         return NOTHING_REMOVED
 
     async def removed(self) -> dict[str, Gone]:
@@ -144,7 +144,7 @@ class JsonlReader:
         return tally.sizes()
 
     async def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """Do nothing, because no file stays open."""
 
     async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         """See ``Copyable.copy_out``."""
@@ -191,7 +191,7 @@ class JsonlReader:
                     return
                 number += 1
                 place = _Place(line, segment, number, expected)
-                # Nearly always this is the expected line; checking that costs a tenth of parsing it.
+                # This is nearly always the expected line, and checking that costs a tenth of parsing it.
                 if not _says(line, expected):
                     _refuse_other(place)
                 start += len(line) + 1
@@ -271,7 +271,7 @@ class _Mark(NamedTuple):
         return cls(_file_of(segment), segment.first, expected, start, number)
 
     def continues(self, after: int, segments: Sequence[Segment]) -> bool:
-        """True if reading after ``after`` can begin here: the file is still the one read before."""
+        """True if reading after ``after`` can begin here, because the file is still the one read before."""
         if after + 1 != self.expected:
             return False
         # If a segment begins at the next position, it holds the next line, and the marked segment has ended.
@@ -304,7 +304,7 @@ def _check_line(place: _Place) -> None:
 
 
 def _refuse_other(place: _Place) -> None:
-    """Raise ``CorruptLog`` for a whole line of the wrong record; parsing finds damage."""
+    """Raise ``CorruptLog`` if a whole line has the wrong record. Parsing finds other damage."""
     position = position_of(place.line)
     if position is None or position == place.expected:
         return
@@ -340,7 +340,7 @@ def _last_whole(segment: Segment) -> Head:
 
 
 def _needle(wanted: Filter) -> bytes | None:
-    """Bytes found in every line of a wanted record, so that others need no parsing."""
+    """Bytes that every line of a wanted record contains, so that other lines need no parsing."""
     if len(wanted.streams) == 1:
         return _quoted(wanted.streams[0])
     if len(wanted.types) == 1:

@@ -85,7 +85,7 @@ class _Cursor:
     line: int = 0
     batch: list[tuple[int, LineKeys, bytes]] = field(default_factory=list)
     next_offsets: dict[str, int] = field(default_factory=dict)
-    """For the streams in the batch."""
+    """The next offsets of the streams in the batch."""
 
 
 def recover(log: Path, head: Head | None) -> Recovered:

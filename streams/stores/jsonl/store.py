@@ -12,8 +12,8 @@ A commit is: plan what its appends write, write the lines, sync, rewrite ``head`
 jsonl is a log's first stage. Nothing is ever removed from it: pruning and forgetting
 first migrate the log to sqlite (``streams/log/log.py``), as growth does.
 
-This file keeps the contract and plans commits. ``jsonl_writer.py`` opens the log and
-writes its end, ``places.py`` reads by the index, ``jsonl_reader.py`` scans.
+This file keeps the contract and plans commits. ``writer.py`` opens the log and writes its
+end, ``lookup.py`` reads by the index, ``reader.py`` scans.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Verify a whole jsonl log, line by line, to its end, past any fault.
 
-After an unreadable record, the next readable one gives what depended on it
-(the next place, the next link of its stream's chain), so that one fault is
-one finding. A stream's first record after a lost one has nothing to be
-checked against. Verifying changes nothing and takes no lock: while a writer
-runs, it verifies the log up to the head of that moment.
+After an unreadable record, the check continues with the place and the hash in the next
+readable record, so that one fault is one finding. A stream's first record after a lost
+one cannot be checked against anything. Verifying changes nothing and takes no lock:
+while a writer runs, it verifies the log up to the head at its start.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from streams.stores.jsonl.segments import Segment, list_segments
 from streams.stores.missing import missing_at_end, missing_before
 
 _QUICK_SEGMENTS = 2
-"""How many a quick check reads; the last one may have just begun."""
+"""How many segments a quick check reads; the last one may have just begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class JsonlVerification:
     _last: int = NOTHING
     """The highest position read so far."""
     _unread: int = 0
-    """Bad lines since then: each counts as one record, so that record is not also missing."""
+    """Bad lines since then. Each counts as one record, so that the record is not also reported as missing."""
     _lost: int = 0
     """Unreadable records of the log so far."""
     _batch: tuple[int, int] = (0, 0)

@@ -59,7 +59,7 @@ class JsonlWriter:
             disk.sync(self._fd)
         found = format_head(Head(self.head, self.index.last_hash))
         if head is None:
-            # Later rewrites do not sync it, so a power loss may leave an older head, but never none.
+            # Later rewrites do not sync it, so a power loss may leave an older head, but never no head.
             write_durably(store / "head", found)
         self._head_fd = open_or_create(store / "head")
         disk.rewrite(self._head_fd, found)
@@ -111,7 +111,7 @@ class JsonlWriter:
         return line
 
     def make_durable(self, lines: Sequence[bytes]) -> float:
-        """Write and sync lines that are already indexed, then move head. Return the disk's seconds."""
+        """Write and sync lines that are already indexed, then move head. Return the seconds that the disk took."""
         begun = time.perf_counter()
         self._disk.write(self._fd, b"".join(lines))
         self._disk.sync(self._fd)

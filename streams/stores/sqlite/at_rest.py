@@ -1,11 +1,11 @@
 """Read a database at rest, without leaving a file next to it.
 
 To read a database in WAL mode, SQLite creates missing ``-wal`` and ``-shm`` files,
-even for a connection that cannot write. ``immutable`` stops that, and all
-locking: safe only while nobody writes. So a reader uses it if no process holds
-the store's lock and there is no WAL, which every writer and every other
-program with the database open would have created. After each read it checks
-that the file is unchanged. If not, it discards what it read and reads again.
+even for a connection that cannot write. ``immutable`` prevents that, and all locking,
+so it is safe only while nobody writes. So a reader uses it if no process holds the
+store's lock and there is no WAL, which every writer and every other program with the
+database open would have created. After each read it checks that the file is unchanged.
+If not, it discards what it read and reads again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ReadConnection(sqlite3.Connection):
 
 
 def at_rest(path: Path, alone: bool = False) -> Seen | None:
-    """The file's state if no process writes to it and everything written is in it; else ``None``.
+    """The file's state if no process writes to the file and it contains everything written; else ``None``.
 
     ``alone``: the caller holds the store's lock and does not write, so nobody writes.
     """

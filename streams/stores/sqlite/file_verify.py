@@ -4,7 +4,7 @@ The checks cover opening, pages and indexes, and the table of keys. Each gives o
 sentence per fault, none for a sound file, and raises nothing for damage: an
 unreadable file is one of the sentences. Another check finds a lost head file. All
 of them block, and ``connection`` must have been opened with ``damaged`` (see
-``connect_to_read``). ``sqlite_verify.py`` verifies the records themselves.
+``connect_to_read``). ``verify.py`` verifies the records themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streams.stores.sqlite.head import HEAD_FILE
 from streams.stores.sqlite.removed import head_of
 
 _QUICK_STEPS, _QUICK_CALLS = 10_000, 500
-"""A quick check of the file ends after five million steps of SQLite's machine, about a second."""
+"""A quick check of the file ends after five million steps of SQLite's virtual machine, about a second."""
 
 _MOST_LINES: Final = 2
 """Most lines to keep of SQLite's report of one fault."""
@@ -41,7 +41,7 @@ DAMAGE: Final = (BadStore, StoreUnavailable, OSError)
 
 
 def opening_damage(path: Path, *, alone: bool) -> list[str]:
-    """Faults that keep a file from being opened or written, even if a reader that ignores damage can read it all.
+    """Faults that keep a file from being opened or written, even if a reader that ignores damage can read all of it.
 
     ``alone``: see ``connect_to_read``.
     """
@@ -59,7 +59,7 @@ def opening_damage(path: Path, *, alone: bool) -> list[str]:
 def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
     """Faults that SQLite finds in pages and indexes, and those of the table of keys.
 
-    ``quick``: as far as SQLite gets in a moment, without the table of keys.
+    ``quick``: only what SQLite checks in about a second, without the table of keys.
     """
     look = "PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(20)"
     if quick:
@@ -83,7 +83,7 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
 
 
 def _schema_faults(connection: sqlite3.Connection) -> Iterator[str]:
-    """What keeps a writer from opening the file: unlike a reader, SQLite resolves a writer's constraints."""
+    """What keeps a writer from opening the file. SQLite resolves constraints for a writer, but not for a reader."""
     tables = "SELECT name, sql FROM sqlite_master WHERE sql LIKE 'CREATE %' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
     with closing(sqlite3.connect(":memory:")) as empty:
         found = connection.execute(tables).fetchall()

@@ -4,7 +4,7 @@
 
     store/  store.json  format, backend and log id       lock  held by the writer
             log.db      records                          log.db-wal, log.db-shm  SQLite's own
-            sqlite-head the last record, see sqlite_head.py
+            sqlite-head the last record, see head.py
             search.db   full-text index; derived, may be deleted
 """
 
@@ -82,7 +82,7 @@ SCHEMA: Final = """
     """
 
 STEPS: Final[tuple[str, ...]] = (SCHEMA,)
-"""Numbered schema steps, forward only: a released step never changes. ``PRAGMA user_version`` counts those done."""
+"""Numbered schema steps, forward only. A released step never changes. ``PRAGMA user_version`` counts those done."""
 
 SEARCH_STEPS: Final[tuple[str, ...]] = (
     """
@@ -112,7 +112,7 @@ class StoreInterrupted(StoreUnavailable):
 
 @contextmanager
 def translated(path: Path, doing: str) -> Iterator[None]:
-    """Translate SQLite's errors into the store's: none of ``sqlite3`` leaves the backend.
+    """Translate SQLite's errors into the store's, so that no error of ``sqlite3`` leaves the backend.
 
     Raises:
         ForeignStore: the file is damaged or not a database.
@@ -183,7 +183,7 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     try:
         return _connect_to_write(path, steps)
     except BaseException:
-        # A file just created, now or by an earlier try, must not look like a store that lost its records.
+        # A file created just now, or by an earlier try, must not look like a store that lost its records.
         if path.exists() and not path.stat().st_size:
             path.unlink()
         raise
@@ -212,7 +212,7 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
             # The writer checkpoints when it has time, see SqliteStore.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             _upgrade(connection, steps)
-            # SQLite syncs the directory for the WAL only in the connection that made it, which may be a reader.
+            # SQLite syncs the directory for the WAL only in the connection that created the WAL, which may be a reader.
             sync_directory(path.parent)
         except BaseException:
             connection.close()
@@ -265,7 +265,7 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bo
 
 
 def _is_half_made(error: BaseException | None) -> bool:
-    """True if a rollback journal is left: only creating a log leaves one; the next writer finishes."""
+    """True if a rollback journal is left. Only creating a log leaves one, and the next writer finishes it."""
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
@@ -294,7 +294,7 @@ def _wal_bytes(path: Path) -> int:
 
 
 def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool:
-    """True if the file holds a log, or with ``records`` a record. An unreadable one counts as both.
+    """True if the file holds a log, or with ``records`` a record. An unreadable file counts as both.
 
     ``alone``: see ``connect_to_read``.
 
@@ -354,7 +354,7 @@ _FOREIGN: Final = f"another program wrote it, or its header is damaged: {VERIFY_
 
 
 def _is_named(path: Path) -> bool:
-    """True if ``store.json`` names the file as our log: then another home is the wrong advice."""
+    """True if ``store.json`` names the file as our log. Then it would be wrong to advise another home."""
     if path.name != LOG_FILE:
         return False
     try:

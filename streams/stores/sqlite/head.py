@@ -1,13 +1,13 @@
 """The head file of a sqlite log: its last record, kept next to the database to detect lost records.
 
-To SQLite, a deleted, cut or damaged WAL is one that ends earlier: the log
-reads as an earlier one, and verifies. So ``sqlite-head`` also holds the last record's
-position and hash, in the form of jsonl's head file. It is written after a
-commit is durable and before it is acknowledged, in place and without a sync:
+SQLite treats a deleted, cut or damaged WAL as one that ends earlier, so the log reads as
+an earlier, intact log. So ``sqlite-head`` also holds the last record's position and
+hash, in the form of jsonl's head file. It is written after a commit is durable and
+before it is acknowledged, in place and without a sync:
 
-- *below the log's end*: a kill or a power loss left it, and the next opening moves it
-  on. Neither can leave it *beyond the end*: the system keeps a killed process's writes
-  in order, and the records it names were synced before a power loss.
+- *below the log's end*: a kill or a power loss left it there, and the next opening moves
+  it forward. Neither can leave it *beyond the end*: the system keeps a killed process's
+  writes in order, and the records that the file names were synced before a power loss.
   Then records are lost, and the log is refused.
 - *missing* next to a log that holds records: it was lost, and ``verify`` says so, as it
   is created durably before the log.
@@ -49,7 +49,7 @@ class HeadFile:
     """The head file of a log open for writing. Blocking; one writer."""
 
     def __init__(self, store: Path, connection: sqlite3.Connection) -> None:
-        """Open it and move it on to the log's last record.
+        """Open it and move it forward to the log's last record.
 
         Raises:
             OSError: it cannot be written.
@@ -80,7 +80,7 @@ def make_head_file(store: Path) -> bool:
     """Create a missing head file before a log is opened for writing. Return whether one was lost.
 
     Raises:
-        CorruptLog: the log holds less than its head file says. Nothing changed.
+        CorruptLog: the log has fewer records than its head file says. Nothing changed.
         StreamError: the log cannot be read.
         OSError: the file cannot be made.
     """
@@ -95,7 +95,7 @@ def make_head_file(store: Path) -> bool:
         if connection is not None:
             connection.close()
     if known is None:
-        # Later rewrites do not sync it, so a power loss may leave an older one, but never none.
+        # Later rewrites do not sync it, so a power loss may leave an older file, but never no file.
         write_durably(store / HEAD_FILE, format_head(Head(NOTHING, "")))
     return known is None and was_made
 
@@ -106,9 +106,9 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
     ``alone``: see ``connect_to_read``.
 
     Raises:
-        CorruptLog: it holds less than its head file says.
+        CorruptLog: the log has fewer records than its head file says.
         ForeignStore: a file is a symbolic link.
-        StoreLocked: another program holds it; the next attempt would wait as long again.
+        StoreLocked: another program holds the file. The next attempt would wait as long again.
     """
     path = store / LOG_FILE
     while True:

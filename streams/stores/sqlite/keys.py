@@ -2,9 +2,8 @@
 
 A digest may fall anywhere in an index, so writing each with its record would change
 one page of the index for every record of a commit. Instead, the writer remembers the
-digests of its last records, up to ``FOLDED`` of them, and then writes them all
-in the order of the table: a page takes several.
-Opening reads the ones not yet written from their records.
+digests of its last records, up to ``FOLDED`` of them, and then writes them all in the order of the table, so
+that one page takes several. Opening reads the ones not yet written from their records.
 
 ``keys`` holds exactly the keys of ``records`` up to ``keys_through.position``;
 ``verify`` compares them.
@@ -23,7 +22,7 @@ _LOOKED_UP: Final = 500
 """Keys looked up at once."""
 
 COMPARED: Final = 10_000
-"""Records that one statement compares with the table before others get their turn."""
+"""Most records that one statement compares with the table, so that other work gets its turn."""
 
 _THROUGH: Final = "(SELECT position FROM keys_through)"
 
@@ -83,9 +82,9 @@ class Keys:
         """Some of them may have been pruned since: callers read the record anyway."""
 
     def positions(self, digests: Sequence[bytes]) -> dict[bytes, int]:
-        """Where the records of these digests are; those not stored are left out.
+        """Where the records of these digests are. Digests that are not stored are left out.
 
-        Nearly always none is stored, and one query for many is cheaper than one each.
+        Nearly always no digest is stored, and one query for many is cheaper than one query for each.
         """
         found = {digest: self._remembered[digest] for digest in digests if digest in self._remembered}
         for begin in range(0, len(digests), _LOOKED_UP):
@@ -101,7 +100,7 @@ class Keys:
         self._remembered.update(written)
 
     def recent(self, digest: bytes) -> int | None:
-        """Where the record of a digest is that the table does not have yet. May be called from any thread."""
+        """The place of a record whose digest is not in the table yet. May be called from any thread."""
         return self._remembered.get(digest)
 
     @property

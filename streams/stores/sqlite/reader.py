@@ -2,9 +2,8 @@
 
 A reader cannot write and never repairs. A reader sees committed records, which with
 ``synchronous=FULL`` are durable. It fetches a few rows at a time, each
-fetch a query of its own that continues after the last position: no read
-transaction stays open between fetches, so none holds up the writer's
-checkpoints.
+fetch a query of its own that continues after the last position: no read transaction
+stays open between fetches, so the writer's checkpoints never wait for one.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class SqliteReader:
     """
 
     def __init__(self, store: Path, *, exists: bool = False, alone: bool = False) -> None:
-        """``exists``: without its file this log is gone, not empty. ``alone``: see ``connect_to_read``."""
+        """``exists``: a log without its file is gone, not empty. ``alone``: see ``connect_to_read``."""
         self._store, self._path, self._alone = store, store / LOG_FILE, alone
         self._exists = exists
         """The file exists or did; without it this log is not empty but gone."""
@@ -91,7 +90,10 @@ class SqliteReader:
             yield record
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``. Looks text up in the index as far as that reaches, and reads the rest."""
+        """See ``StreamReader.query``.
+
+        Looks text up in the index, and reads the records that the index does not cover.
+        """
         if wanted.streams:
             async for record in self._of_streams(wanted):
                 yield record
@@ -138,7 +140,7 @@ class SqliteReader:
         return record_of(row, str(self._path)) if row is not None else None
 
     async def find_known(self, idempotency_key: str, recent: Callable[[bytes], int | None]) -> Record | None:
-        """As ``find``, for the writer, which remembers where the keys are that the table does not have yet."""
+        """As ``find``, for the writer, which remembers the places of keys that the table does not have yet."""
         digest = key_digest(idempotency_key)
         position = recent(digest)
         row = await asyncio.to_thread(
@@ -222,7 +224,7 @@ class SqliteReader:
                 search.close()
 
     def let_go(self) -> None:
-        """Close the files, unless one is being read now; the next read opens those that exist then."""
+        """Close the files, unless one is being read now. The next read opens those that exist then."""
         if self._lock.acquire(blocking=False):
             try:
                 self._close()
@@ -258,7 +260,7 @@ class SqliteReader:
                 return
 
     async def _of_streams(self, wanted: Filter) -> AsyncIterator[Record]:
-        """Yield matching records of ``wanted.streams``, merged by position: the index has them by offset."""
+        """Yield matching records of ``wanted.streams``, merged by position, because the index has them by offset."""
         head = await self._head_now()
         reads = [self._stream(stream, 0, head) for stream in dict.fromkeys(wanted.streams)]
         waiting: list[tuple[int, int, Record]] = []
@@ -285,7 +287,7 @@ class SqliteReader:
         return replace(wanted, types=found or ["none"])
 
     async def _before(self, wanted: Filter) -> int:
-        """A position below all records of ``wanted``'s times; found once, not for each fetch."""
+        """A position below all records in ``wanted``'s range of times. Computed once, not for each fetch."""
         if wanted.since_ms is None:
             return NOTHING
         found = (await self._fetch("SELECT min(position) FROM records WHERE ts >= ?", [wanted.since_ms]))[0][0]
@@ -315,7 +317,7 @@ class SqliteReader:
                 last = rows[-1][0]
 
     def _following(self, previous: int, position: int) -> int:
-        """Return ``position`` if it follows: rows of a damaged page come in any order, again and again."""
+        """Return ``position`` if it is the next, because rows of a damaged page come in any order and repeat."""
         if position <= previous:
             at = previous + 1
             raise CorruptLog(str(self._path), at + 1, at, f"record {position} is out of order")
@@ -408,7 +410,7 @@ class SqliteReader:
     def _indexed(self) -> int:
         """The last position that the full-text index holds; ``NOTHING`` without an index."""
         path = self._store / SEARCH_FILE
-        # The index is optional: without it everything is read.
+        # The index is optional. Without it, everything is read.
         with self._lock, suppress(StreamError, OSError), translated(path, "opening"):
             if self._search is not None and not self._search.can_go_on(path):
                 self._search.close()
@@ -422,7 +424,7 @@ class SqliteReader:
 
 
 def _place(path: Path) -> tuple[int, int] | None:
-    """The file a name now refers to."""
+    """The file to which a name now refers."""
     with suppress(OSError):
         found = path.stat()
         return found.st_dev, found.st_ino

@@ -1,11 +1,11 @@
-"""Prune and forget in a sqlite log, chunk by chunk between the commits of others.
+"""Prune and forget in a sqlite log, in chunks between other commits.
 
 A removal first notes its work in a transaction of its own; after a ``kill -9``, the
 next opening does the rest. At the end it empties the write-ahead file, which still
 holds the old pages, and gives free pages back.
 
-A removal needs some space before it gives any back. On a full disk it ends in an error, and finishes once there is
-space.
+A removal needs some space before it gives any back. On a full disk it fails with an error, and is finished when
+there is space.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class SqliteRemover:
         return {name: ends[name] for name in ends if name not in marks or marks[name].offset < ends[name][1]}
 
     def _check(self, wanted: Mapping[str, tuple[int, int]], exclusively: Exclusive) -> None:
-        """Read what is to be removed before noting anything: damage there is raised, and nothing is begun."""
+        """Read the records to remove before noting anything. If one is damaged, this raises, and nothing is begun."""
         for name, (first, end) in wanted.items():
             while first < end:
                 self._turns.check()
@@ -215,7 +215,7 @@ class SqliteRemover:
     def _empty_wal(self) -> bool:
         """Empty the WAL. True if a reader prevents it."""
         with translated(self._path, "writing"):
-            # Commits wait for this, so it does not wait: a caller that needs it empty retries.
+            # Commits wait for this, so do not wait here. A caller that needs an empty WAL retries.
             self._connection.execute("PRAGMA busy_timeout = 0")
             try:
                 return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])

@@ -2,8 +2,8 @@
 
 ``removed`` holds an entry for each pruned record, ``removed_ranges`` their positions;
 ``bases``, ``marks`` and ``singles`` are as in ``Removal``. ``pending`` holds what an operation
-has yet to do: it is written first, and a row leaves with the transaction that does
-its last part. ``removals.version`` grows with each of these transactions.
+has yet to do. It is written first, and the transaction that does the last part of a row's work
+deletes the row. ``removals.version`` grows with each of these transactions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEAD: Final = (
     "WITH kept (last) AS (SELECT coalesce(max(position), -1) FROM records)"
     " SELECT max(last, coalesce((SELECT max(end) - 1 FROM removed_ranges WHERE first <= last + 1), -1)) FROM kept"
 )
-"""The log's last position: its last record's, or the last pruned one's that follows it without a gap."""
+"""The log's last position: that of its last record, or of the last pruned record that follows it without a gap."""
 
 SINGLES: Final = "single"
 """In ``pending``: forget the records in ``singles``."""
@@ -40,7 +40,7 @@ _INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
 
 
 class DamagedRow(sqlite3.DatabaseError):
-    """A row is not what was written. SQLite does not notice that itself, so this joins its errors."""
+    """A row differs from what was written. SQLite does not notice this, so this error supplements SQLite's own."""
 
     sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
@@ -49,7 +49,7 @@ class DamagedRow(sqlite3.DatabaseError):
 
 
 def _as_written(table: str, row: tuple[Any, ...], *types: type) -> tuple[Any, ...]:
-    """Return ``row`` if its values have the table's types: a damaged page gives any value in any column."""
+    """Return ``row`` if its values have the table's types, because a damaged page gives any value in any column."""
     for value, wanted in zip(row, types, strict=True):
         if type(value) is not wanted:
             raise DamagedRow(table, f"a row has a value of type {type(value).__name__}, not {wanted.__name__}")
@@ -72,7 +72,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def load(connection: sqlite3.Connection) -> Removal:
-    """Everything but the entries. For one state of the file, call it within a transaction."""
+    """Everything but the entries. Call it within a transaction, so that it sees one state of the file."""
     found = connection.execute("SELECT first, end FROM removed_ranges")
     ranges = Ranges(_as_written("removed_ranges", row, int, int) for row in found)
     found = connection.execute("SELECT stream, offset, hash, at_ms FROM bases")
@@ -212,7 +212,7 @@ def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end:
     """Read the next records from ``first`` to below ``end`` as a removal will. Return the next offset.
 
     Raises:
-        DamagedRow: one of them is damaged. Only records known to be as written may be removed.
+        DamagedRow: one of them is damaged. Only records that are known to be intact may be removed.
     """
     rows = _chunk(connection, stream_id, first, end)
     for row in rows:
@@ -221,7 +221,7 @@ def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end:
 
 
 def finish(connection: sqlite3.Connection) -> None:
-    """Note that all is done."""
+    """Note that all work is done."""
     connection.execute("DELETE FROM pending")
     connection.execute("UPDATE removals SET version = version + 1")
 

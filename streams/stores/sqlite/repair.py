@@ -25,7 +25,7 @@ _TABLES: Final = (
 
 _EMPTY: Final = 'DELETE FROM main."{}"'
 _COPY: Final = 'INSERT INTO main."{}" SELECT * FROM damaged."{}" NOT INDEXED ORDER BY 1'
-"""In the table's own order, without an index. A plain copy would include the damaged indexes' pages."""
+"""Reads rows in the table's own order, without an index. A plain copy would include the damaged indexes' pages."""
 
 
 SearchFault = Literal["damaged", "ahead"]

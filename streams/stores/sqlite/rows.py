@@ -29,7 +29,7 @@ MAX_TRIGRAMS: Final = 24
 
 POSITION: Final = 0
 KEY: Final = 9
-"""Their index in a row."""
+"""The index of these columns in a row."""
 
 
 def row_of(placed: Placed, stream: int, digest: bytes, index: int, count: int) -> Row:
@@ -76,7 +76,7 @@ def stored_row(record: Stored, event: StreamEvent, stream: int) -> Row:
 
 
 def record_of(row: Sequence[Any], file: str) -> Record:
-    """The record of ``COLUMNS``, checksum verified.
+    """The record of ``COLUMNS``. Verifies the checksum.
 
     Raises:
         CorruptLog: the row is damaged; its line is the row's number.
@@ -117,7 +117,7 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         if value is not None:
             parts.append(f"records.{column} = ?")
             values.append(value)
-    # The index of times is not in position order: the plus keeps SQLite from using it, see ``SqliteReader``.
+    # The plus keeps SQLite from using the index of times, which is not in position order; see ``SqliteReader``.
     if wanted.since_ms is not None:
         parts.append("+records.ts >= ?")
         values.append(wanted.since_ms)
@@ -143,7 +143,7 @@ def trigrams(text: str) -> str | None:
 
 
 def bindable(text: str) -> bool:
-    """True if SQLite can search for ``text``. No record holds a lone surrogate, so it finds nothing."""
+    """True if SQLite can search for ``text``. No record contains a lone surrogate, so such a search finds nothing."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """The sqlite backend: one file, one writing connection, and separate readers.
 
 A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it
-returns. Then the store writes the head file, see ``sqlite_head.py``. Only the writing
+returns. Then the store writes the head file, see ``head.py``. Only the writing
 connection checkpoints, between two commits, once the WAL holds
 ``CHECKPOINT_PAGES``. Opening a log of any size reads a few rows, and the keys of the
 last records (``keys.py``).
@@ -118,7 +118,7 @@ class SqliteStore(KeepsHints):
             return load(self._connection)
 
     def _removed_some(self) -> None:
-        """Drop what is remembered of the file: it is out of date."""
+        """Drop what is remembered of the file, because it is out of date."""
         self._tails.clear()
         self._has_entries = True
 
@@ -218,7 +218,7 @@ class SqliteStore(KeepsHints):
         return seconds
 
     def _begin(self) -> None:
-        """Begin a transaction. Wait for another program that holds the file, but never on the loop."""
+        """Begin a transaction. Wait for another program that holds the file, but never on the event loop."""
         if not self._commits.on_loop:
             self._connection.execute("BEGIN IMMEDIATE")
             return
@@ -277,7 +277,7 @@ class SqliteStore(KeepsHints):
         return await self._reader.removed()
 
     def _check_end(self, pruned_end: int) -> None:
-        """Raise ``CorruptLog`` if records were pruned beyond the log's end: those before them are missing."""
+        """Raise ``CorruptLog`` if records were pruned beyond the log's end, because those before them are missing."""
         if pruned_end > self._next:
             reason = f"records {self._next} to {pruned_end - 1} were written, and not all of them pruned"
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)

@@ -1,11 +1,11 @@
 """Verify a whole sqlite log, row by row, to its end, past any fault.
 
 A row says everything twice: in its columns, which queries use, and in the
-event's bytes, which the chain covers. So the bytes reveal a changed column, the
-checksum changed bytes, and the chain both changed. If SQLite
-cannot read a page, each record in it is one finding, named by the index that
-leads to it, and the scan continues after it. After the records, ``sqlite_file_verify.py``
-checks the file as a whole: whether it opens, and what SQLite's own checks find.
+event's bytes, which the chain covers. So the bytes reveal a changed column, the checksum
+reveals changed bytes, and the chain reveals a change of both. If SQLite cannot read a
+page, each record in it is one finding, named by the index that leads to it, and the scan
+continues after it. After the records, ``file_verify.py`` checks the file as a whole:
+whether it opens, and what SQLite's own checks find.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _NAMED: Final = (
     "SELECT position, (SELECT name FROM streams WHERE id = stream)"
     " FROM records INDEXED BY records_by_stream WHERE position > ?"
 )
-"""Where records must be, and their streams, from an index alone: for unreadable rows."""
+"""Where records must be, and their streams, from an index alone. Used for unreadable rows."""
 
 _TYPES: Final = {"position": int, "offset": int, "hash": bytes, "crc": int, "batch_index": int, "event": bytes}
 
@@ -108,7 +108,7 @@ class SqliteVerification:
 
     _head: Head | None = None
     _hash_at_head: bytes | None = None
-    """Of the record that the head file names, once read."""
+    """The hash of the record that the head file names, once read."""
     _named: dict[int, str | None] | None = None
     """Positions and streams by the index, once a row was unreadable."""
     _scanned: int = NOTHING
@@ -194,14 +194,14 @@ class SqliteVerification:
             return ask(connection)
 
     def _version(self, connection: sqlite3.Connection) -> int | None:
-        """A number that changes with each removal; ``None`` if damage hides it."""
+        """A number that changes with each removal; ``None`` if damage makes it unreadable."""
         try:
             return self._asked(connection, version_of)
         except DAMAGE:
             return None
 
     def _begin(self, connection: sqlite3.Connection) -> int | None:
-        """Start over from what was removed on purpose. Return that removal's version."""
+        """Start over with the current state of removals. Return its version."""
         segments = self.summary.segments
         self.summary.reset()
         self.summary.segments = segments
@@ -253,7 +253,7 @@ class SqliteVerification:
             return self._fetch_one_by_one(connection, damage_text(error))
         positions = [max(self._last, self._scanned), *(row[0] for row in rows)]
         if any(one >= following for one, following in pairwise(positions)):
-            # Rows of a damaged page come in any order, again and again.
+            # Rows of a damaged page come in any order, and may repeat without end.
             return self._fetch_one_by_one(connection, "its rows are out of order")
         for row in rows:
             self._judge(_Row(*row))
@@ -264,7 +264,7 @@ class SqliteVerification:
         if self._named is None:
             self._named = self._names(connection)
         begin = max(self._last, self._scanned) + 1
-        # Without the index the log's end is unknown: then the first unreadable row is the end.
+        # Without the index the log's end is unknown, so the first unreadable row counts as the end.
         end = max(self._named) if self._named else begin + _ROWS
         read = 0
         for position in range(begin, min(begin + _ROWS, end + 1)):
@@ -299,7 +299,7 @@ class SqliteVerification:
             return {}  # then the scan ends at the damage and reports it
 
     def _skip_to_the_end(self, connection: sqlite3.Connection) -> None:
-        """Begin at the last records. Earlier ones count as lost, which explains any first offset in a stream."""
+        """Begin at the last records. Earlier ones count as lost, so any first offset in a stream is accepted."""
         try:
             with translated(self._path, "reading"):
                 head = connection.execute("SELECT max(position) FROM records").fetchone()[0]
@@ -310,7 +310,7 @@ class SqliteVerification:
             self._lost = self._last + 1
 
     def _check_file(self, connection: sqlite3.Connection) -> None:
-        """Check the file as a whole, including its indexes; a quick check only as far as it gets."""
+        """Check the file as a whole, including its indexes; a quick check only as much as it can in its time."""
         if not self._told and not self._found:
             self._find_in_file(opening_damage(self._path, alone=self.alone))
         self._find_in_file(content_damage(self._path, connection, quick=self.quick))

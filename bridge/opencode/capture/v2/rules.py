@@ -155,7 +155,7 @@ class HostRules(Emitter):
 
     def execution_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         if memory.promoted and (session.turn is None or memory.is_new):
-            # No step began: no such model, or no such agent.
+            # No step began, because the model or the agent does not exist.
             message, at = memory.promoted[0]
             self._start_turn(replace_seq(entry, None), session, event, memory, message, "prompt", at)
         if session.turn is None or session.turn.error is None:

@@ -157,7 +157,7 @@ class HostTranslator(HostRules):
         self.put(replace_seq(entry, None), parent, "agent.spawned", child, payload, turn=turn)
 
     def created(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """Nothing: the event was written when the session was placed."""
+        """Does nothing, because the event was written when the session was placed."""
 
     def forked(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Nothing, as for ``created``. The numbers that a fork inherits do not count as a gap."""

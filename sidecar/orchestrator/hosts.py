@@ -1,0 +1,87 @@
+"""One ``Host`` for a home in which OpenCode 1 and 2 are used: each session is acted on where it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sidecar.orchestrator.host import Look, Part, Status
+from sidecar.orchestrator.v1 import V1Host
+from sidecar.orchestrator.v2 import V2Host
+
+
+class Hosts:
+    """A phantom lives where its parent does; without one, in OpenCode 2 if only that is linked."""
+
+    def __init__(self, one: V1Host, two: V2Host) -> None:
+        self.one, self.two = one, two
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """See ``Host``: what the service that is linked lacks."""
+        return self.two.lacks if self.two.is_there else self.one.lacks
+
+    def _of(self, session: str) -> V1Host | V2Host:
+        return self.two if self.two.hosts(session) else self.one
+
+    def _new(self, parent: str | None) -> V1Host | V2Host:
+        if parent is not None:
+            return self._of(parent)
+        return self.two if self.two.is_there and not self.one.is_there else self.one
+
+    async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
+        """See ``Host``."""
+        host = self._new(parent)
+        return await host.create(intent, title=title, directory=directory, parent=parent, pid=pid)
+
+    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
+        """See ``Host``."""
+        return await self._new(parent).find(intent, directory=directory, parent=parent, pid=pid)
+
+    async def prompt(
+        self,
+        session: str,
+        parts: Sequence[Part],
+        *,
+        directory: str,
+        agent: str | None = None,
+        model: str | None = None,
+        reply: bool = True,
+        pid: int | None = None,
+    ) -> None:
+        """See ``Host``."""
+        host = self._of(session)
+        await host.prompt(session, parts, directory=directory, agent=agent, model=model, reply=reply, pid=pid)
+
+    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+        """See ``Host``."""
+        return await self._of(session).holds(session, key, directory=directory, pid=pid)
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        """See ``Host``."""
+        await self._of(session).abort(session, directory=directory)
+
+    async def status(self, session: str) -> Status:
+        """See ``Host``."""
+        return await self._of(session).status(session)
+
+    async def look(self, session: str, *, directory: str, most: int) -> Look:
+        """See ``Host``."""
+        return await self._of(session).look(session, directory=directory, most=most)
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        """See ``Host``."""
+        return await self._of(session).toast(session, title, text)
+
+    async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
+        """See ``Answering``."""
+        return await self._of(session).answer(session, request, kind, answer)
+
+    def about(self, session: str) -> dict[str, Any]:
+        """See ``Host``."""
+        return self._of(session).about(session)
+
+    def waiting_for(self, link: Any) -> list[str]:
+        """The sessions that whoever just linked may now be asked to act on."""
+        registration = link.identity.service
+        return self.two.waiting_for(registration) if registration else self.one.waiting_for(link)

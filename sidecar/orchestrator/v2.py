@@ -1,0 +1,252 @@
+"""``Host`` on OpenCode 2: through the HTTP API of the user's own service, which keeps sessions alive by itself.
+
+Sessions and messages have ids of our own, made from the intent and from the effect's key. The service takes each
+once, so that a retry changes nothing.
+
+Measured on preview next-16350. It drops a session's parent, title and metadata when it creates one, has no toasts, and
+does not resume what its end interrupted: see ``LACKS``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from bridge.opencode.capture.shapes import mapping, text
+from bridge.opencode.capture.state import CaptureState
+from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
+from sidecar.opencode2.registration import UnsafeService, place_of, read_registration
+from sidecar.orchestrator.host import HostError, Look, Part, Status
+
+LACKS: Final = frozenset({"children", "toasts"})
+"""``children``: a phantom is no child of the session that started it. ``toasts``: nothing can be shown quietly."""
+
+PHANTOM: Final = "ses_ds2"
+"""How the ids of phantoms begin."""
+
+SETTLE_SECONDS: Final = 1.0
+SETTLE_LOOKS: Final = 5
+"""How long a prompt may take to begin its turn. A service resumes nothing that another one was at."""
+
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+
+
+def session_id(intent: str) -> str:
+    """The session of an intent."""
+    return PHANTOM + sha256(intent.encode()).hexdigest()[:20]
+
+
+def message_id(key: str) -> str:
+    """The message that carries a key."""
+    return f"msg_{sha256(key.encode()).hexdigest()[:26]}"
+
+
+class V2Host:
+    """``registrations`` gives the files of the services whose plugins are linked."""
+
+    lacks = LACKS
+
+    def __init__(self, registrations: Callable[[], Iterable[Path]], state: CaptureState) -> None:
+        self._registrations, self._state = registrations, state
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a service is announced."""
+        return any(True for _ in self._registrations())
+
+    def hosts(self, session: str) -> bool:
+        """Whether a session is one of OpenCode 2."""
+        known = self._state.sessions.get(session)
+        return session.startswith(PHANTOM) or (known is not None and bool(known.host))
+
+    # --- phantoms ---
+
+    async def create(
+        self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None, model: str | None = None
+    ) -> str:
+        """See ``Host``. The service takes the id once, and the title afterwards."""
+        session, client = session_id(intent), await self._client(parent or "")
+        about = self.about(parent) if parent is not None else {}
+        body: dict[str, Any] = {"id": session, "location": {"directory": directory}}
+        if chosen := _model(model or about.get("model")):
+            body["model"] = chosen
+        await _post(client, "/api/session", body)
+        await _post(client, f"{_path(session)}/rename", {"title": title})
+        return session
+
+    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
+        """See ``Host``."""
+        session, client = session_id(intent), await self._client(parent or "")
+        return session if await _get(client, _path(session)) is not None else None
+
+    async def prompt(
+        self,
+        session: str,
+        parts: Sequence[Part],
+        *,
+        directory: str,
+        agent: str | None = None,
+        model: str | None = None,
+        reply: bool = True,
+        pid: int | None = None,
+    ) -> None:
+        """See ``Host``. Each part is a message of its own; only the last one wakes the model."""
+        client = await self._client(session)
+        if session.startswith(PHANTOM):
+            if agent:
+                await _post(client, f"{_path(session)}/agent", {"agent": agent})
+            if chosen := _model(model):
+                await _post(client, f"{_path(session)}/model", {"model": chosen})
+        for count, part in enumerate(parts, 1):
+            body = {
+                "id": message_id(part.key),
+                "text": part.text,
+                "metadata": {"durable_stream": {"key": part.key}},
+                "delivery": "queue",
+                "resume": reply and count == len(parts),
+            }
+            await _post(client, f"{_path(session)}/prompt", body)
+
+    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+        """See ``Host``."""
+        client = await self._client(session)
+        return await _get(client, f"{_path(session)}/message/{message_id(key)}") is not None
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        """See ``Host``."""
+        try:
+            await _post(await self._client(session), f"{_path(session)}/interrupt", None)
+        except HostError as error:
+            if not error.permanent:
+                raise
+
+    async def look(self, session: str, *, directory: str, most: int) -> Look:
+        """See ``Host``."""
+        client, known = await self._client(session), self._state.sessions.get(session)
+        found = mapping(await _get(client, f"{_path(session)}/message?order=desc&limit=1"))
+        if not found:
+            return Look("gone")
+        if known is not None and known.turn is not None and known.turn.steps >= most:
+            return Look("loop")
+        for _ in range(SETTLE_LOOKS):
+            if await self._is_active(client, session):
+                return Look("busy")
+            last = next(map(mapping, _list(found.get("data"))), {})
+            if last.get("type") == "assistant":
+                break
+            await asyncio.sleep(SETTLE_SECONDS)
+            found = mapping(await _get(client, f"{_path(session)}/message?order=desc&limit=1"))
+        else:
+            return Look("unanswered")
+        if last.get("finish") not in ("stop", "length", "error"):
+            return Look("unanswered")
+        said = [text(each.get("text")) or "" for each in map(mapping, _list(last.get("content")))]
+        return Look("answered", "\n".join(filter(None, said)))
+
+    # --- any session ---
+
+    async def status(self, session: str) -> Status:
+        """See ``Host``."""
+        try:
+            client = await self._client(session)
+            return "busy" if await self._is_active(client, session) else "idle"
+        except HostError:
+            return "absent"
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        """See ``Host``: a service shows nothing."""
+        return False
+
+    async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
+        """See ``Answering``."""
+        if kind != "permission":
+            raise HostError(f"OpenCode 2 takes the answer to a {kind} only in its own terminal", permanent=True)
+        body = {"reply": answer[0]} | ({"message": answer[1]} if answer[1:] else {})
+        path = f"{_path(session)}/permission/{quote(request, safe='')}/reply"
+        try:
+            await _post(await self._client(session), path, body)
+        except HostError as error:
+            if error.permanent:
+                return "gone"
+            raise
+        return "answered"
+
+    def about(self, session: str) -> dict[str, Any]:
+        """See ``Host``."""
+        known = self._state.sessions.get(session)
+        if known is None:
+            return {}
+        turn = known.turn or known.last_turn
+        about: dict[str, Any] = {"directory": known.directory or ""}
+        if turn is not None:
+            model = turn.model or {}
+            about["agent"] = turn.agent
+            if model.get("provider") and model.get("model"):
+                about["model"] = f"{model['provider']}/{model['model']}"
+        return about
+
+    def waiting_for(self, registration: str) -> list[str]:
+        """The sessions of a service whose plugin has just linked."""
+        place = place_of(Path(registration))
+        return [session for session, known in self._state.sessions.items() if known.host == place]
+
+    # --- the service ---
+
+    async def _is_active(self, client: ServiceClient, session: str) -> bool:
+        return session in mapping(mapping(await _get(client, "/api/session/active")).get("data"))
+
+    async def _client(self, session: str) -> ServiceClient:
+        """The service that hosts a session; for a new one, of its parent, or the only one."""
+        known = self._state.sessions.get(session)
+        wanted = known.host if known is not None else ""
+        for path in self._registrations():
+            if wanted and place_of(path) != wanted:
+                continue
+            try:
+                registration = await asyncio.to_thread(read_registration, path)
+            except UnsafeService as error:
+                raise HostError(f"the service of OpenCode 2 cannot be trusted: {error}") from None
+            if registration is not None:
+                return ServiceClient(registration)
+        raise HostError("the service of OpenCode 2 that hosts this session is away")
+
+
+async def _get(client: ServiceClient, path: str) -> Any:
+    """The answer; ``None`` if there is no such thing."""
+    try:
+        return await client.get(path)
+    except ServiceError as error:
+        if error.status == _NOT_FOUND:
+            return None
+        raise HostError(f"OpenCode 2 answered {error}") from None
+    except (ServiceGone, UnsafeService) as error:
+        raise HostError(f"the service of OpenCode 2 does not answer: {error}") from None
+
+
+async def _post(client: ServiceClient, path: str, body: dict[str, Any] | None) -> Any:
+    try:
+        return await client.post(path, body)
+    except ServiceError as error:
+        if error.status == _CONFLICT:
+            return None  # this message is there, under the same id
+        raise HostError(f"OpenCode 2 answered {error}", permanent=400 <= error.status < 500) from None
+    except (ServiceGone, UnsafeService) as error:
+        raise HostError(f"the service of OpenCode 2 does not answer: {error}") from None
+
+
+def _path(session: str) -> str:
+    return f"/api/session/{quote(session, safe='')}"
+
+
+def _model(name: str | None) -> dict[str, str] | None:
+    provider, slash, model = (name or "").partition("/")
+    return {"providerID": provider, "id": model} if slash else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,63 @@
+"""Background work on OpenCode 2: spawned by the model, run by the user's own service, told to the parent once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode2 import RealOpenCode2
+from tests.real.test_phantom import intents, one, spawn
+from tools.install_opencode import VERSION_2, binary_path
+
+pytestmark = pytest.mark.real_opencode
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[DurableStream]:
+    with DurableStream(tmp_path / "home") as stream:
+        yield stream
+
+
+@pytest.fixture
+def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2]:
+    durable.cli("agents")
+    plugins = {PLUGIN: durable.plugin()}
+    options = {"config": {"snapshot": False}, "plugins": plugins, "plugin_scope": "global"}
+    with RealOpenCode2(binary_path(VERSION_2), model.port, **options) as opencode:  # type: ignore[arg-type]
+        yield opencode
+        durable.end_with(opencode)
+
+
+def told(client: RealOpenCode2, session: str) -> list[str]:
+    """The messages in a session's history that carry a result."""
+    messages = client.api("GET", f"/api/session/{session}/message?order=asc&limit=100")["data"]
+    return [m["text"] for m in messages if m["type"] == "user" and "<background-agent" in m["text"]]
+
+
+def test_the_whole_line_and_a_killed_service(client: RealOpenCode2, durable: DurableStream, model: ModelServer) -> None:
+    parent = client.new_session()
+    client.prompt(parent, spawn("HOLD:two SAY:forty two"))
+    client.wait(parent)
+    running = one(durable, "running")
+    model.wait_held("two")
+    client.kill9()
+    client.start()
+    client.api("GET", f"/api/model?location[directory]={client.project}")  # as a terminal would: it loads the plugin
+    wait_until(lambda: intents(durable)[0]["resumes"], "the return to its work")
+    model.release("two")
+    done = one(durable, "completed")
+    assert done["session"] == running["session"] and "continue" in done["result"], "it was prompted again, in place"
+    wait_until(lambda: told(client, parent), "the result in the parent")
+    wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == ["observed"], "receipt")
+    client.wait(parent)
+    assert len(told(client, parent)) == 1, "woken once"
+    listed = client.api("GET", "/api/session?limit=100")["data"]
+    assert sorted(each["id"] for each in listed) == sorted([parent, str(running["session"])]), "one session for it"
+    client.prompt(parent, f"CALL:intent_result {json.dumps({'intent': done['id']})}")
+    client.wait(parent)
+    assert done["result"] in json.dumps(client.log_of(parent)[-12:]), "the tools answer"
