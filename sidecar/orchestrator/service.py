@@ -20,8 +20,9 @@ from pydantic import Field
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import CallError, RequestError
 from sidecar.components import in_background
-from sidecar.config import NotifyConfig, PhantomConfig
+from sidecar.config import PhantomConfig
 from sidecar.home import Home
+from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import background_command
 from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
@@ -165,6 +166,7 @@ class DurableStream:
     async def start(self, stack: AsyncExitStack) -> None:
         """See ``Component``."""
         await asyncio.to_thread(write_tools, self._home, self._config.tools)
+        await self.people.start(stack)
         in_background(stack, self._keep_time())
         if any(intent.state not in ENDED for intent in self.data.intents.values()):
             await self._tell("resume", f"resume:{self._identity.ulid()}", {})
