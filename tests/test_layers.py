@@ -106,7 +106,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 """
 
 BOTTOM = frozenset(
-    {"__init__", "components", "config", "extras", "home", "launch", "logs", "processes", "registry", "version"}
+    {"__init__", "components", "config", "extras", "home", "launch", "logs", "notify_config", "processes", "registry"}
+    | {"version"}
 )
 """Modules of ``sidecar`` that its rooms may import; a command may import all."""
 
