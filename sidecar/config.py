@@ -23,6 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from sidecar.notify_config import NotifyConfig
 from streams.log.directory import Backend
 
 MIB = 1024 * 1024
@@ -332,29 +333,6 @@ class PhantomConfig(_Section):
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else _absolute(path)
-
-
-class NotifyConfig(_Section):
-    """``[notify]``: how a person learns what waits or has ended."""
-
-    urls: tuple[str, ...] = ()
-    """Addresses of apprise, such as ``ntfy://topic``: a phone, a chat, a mail. Needs the extra ``notify``."""
-
-    desktop: bool = False
-    """Whether this machine's desktop shows a notification, before ``urls`` are used."""
-
-    quiet_hours: Annotated[str, Field(pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$")] = ""
-    """When neither the desktop nor ``urls`` are used, in local time: ``22:00-07:00``. Messages from that
-    time are sent afterwards."""
-
-    min_seconds: Annotated[float, Field(ge=0)] = 60.0
-    """Background work that took less time tells only the model."""
-
-    children: bool = False
-    """Whether a person also gets a message when work ends that background work started."""
-
-    escalate_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 120.0
-    """If nobody has seen a message for this long, the next channel is used."""
 
 
 class Config(_Section):

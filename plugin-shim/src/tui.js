@@ -1,11 +1,12 @@
 /**
- * The TUI plugin of OpenCode 1: `/background` as a native list, without a call of the model.
+ * The TUI plugin of OpenCode 1: `/background` as a native list, without a call of the model, and the status card.
  *
  * It runs in the terminal's own process, beside the server plugin, and needs no token: it asks
  * the command line, as a person would.
  */
 import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
+import { showCard } from "./card.js";
 
 const ASK_MS = 30_000;
 const MAX_LENGTH = 4 * 1024 * 1024;
@@ -41,6 +42,7 @@ export function tui(options, file = "") {
           onSelect: () => void list.open(),
         },
       ]);
+      await showCard(api, options.home);
     },
   };
 }
@@ -50,7 +52,8 @@ function runner({ command: [program, ...before], home }) {
   return (...words) =>
     new Promise((resolve, reject) => {
       const given = [...before, "--home", home, ...words];
-      const child = spawn(program, given, { stdio: ["ignore", "pipe", "pipe"], timeout: ASK_MS });
+      const child = spawn(program, given, { stdio: ["ignore", "pipe", "pipe"] });
+      const timer = setTimeout(() => child.kill(), ASK_MS);
       let out = "";
       let complaint = "";
       child.stdout.setEncoding("utf8").on("data", (/** @type {string} */ text) => {
@@ -60,8 +63,12 @@ function runner({ command: [program, ...before], home }) {
       child.stderr.setEncoding("utf8").on("data", (/** @type {string} */ text) => {
         complaint = (complaint + text).slice(-MAX_COMPLAINT);
       });
-      child.on("error", reject);
+      child.on("error", (error) => {
+        clearTimeout(timer);
+        reject(error);
+      });
       child.on("close", (code) => {
+        clearTimeout(timer);
         if (code === 0) resolve(out);
         else reject(new Error(complaint.trim().replace(/^durable-stream: /, "") || `durable-stream ended with ${code}`));
       });

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from sidecar.checks import agents, nats, opencode, recording
+from sidecar.checks import agents, nats, opencode, recording, terminal
 from sidecar.checks import home as at_home
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
 from sidecar.checks.check import Check, Scene, scene_of
@@ -19,6 +19,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     opencode.check_opencode,
     opencode.check_switches,
     opencode.check_plugin,
+    terminal.check_terminal,
     opencode.check_copies,
     opencode.check_versions,
     opencode.check_excluded,

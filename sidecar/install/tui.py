@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from sidecar.install import npm
 
@@ -29,6 +29,20 @@ def config_text(config: Path) -> str:
     return json.dumps({"plugin": [(config / TUI_NAME).as_uri()]}, indent=2) + "\n"
 
 
+def state_of(config: Path, text: str) -> Literal["ready", "missing", "outdated", "theirs"]:
+    """Whether OpenCode loads the plugin with this text. ``theirs``: the ``tui.json`` does not name it, and is not ours.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    file, settings = config / TUI_NAME, config / CONFIG_NAME
+    if os.path.lexists(settings) and not (settings.is_file() and TUI_NAME in _read(settings)):
+        return "theirs"
+    if not settings.is_file() or not file.is_file():
+        return "missing"
+    return "ready" if _read(file) == text else "outdated"
+
+
 def install_tui(config: Path, text: str) -> str | None:
     """Write both files into a config directory; return what was done, ``None`` if nothing had to be.
 
@@ -37,7 +51,7 @@ def install_tui(config: Path, text: str) -> str | None:
     """
     file, settings = config / TUI_NAME, config / CONFIG_NAME
     wanted = config_text(config)
-    found = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else None
+    found = _read(settings) if settings.is_file() else None
     if found is None and os.path.lexists(settings):
         return None  # a directory, or a link to nowhere: theirs
     if found is not None and TUI_NAME not in found:
@@ -49,21 +63,25 @@ def install_tui(config: Path, text: str) -> str | None:
 def uninstall_tui(config: Path, first_line: str) -> list[str]:
     """Remove both files where they are ours; return what was done, one line each."""
     file, settings, done = config / TUI_NAME, config / CONFIG_NAME, []
-    if settings.is_file() and TUI_NAME in settings.read_text(encoding="utf-8", errors="replace"):
-        if settings.read_text(encoding="utf-8", errors="replace") == config_text(config):
+    if settings.is_file() and TUI_NAME in _read(settings):
+        if _read(settings) == config_text(config):
             settings.unlink()
             done.append(f"removed {settings}")
         else:
             done.append(f"{settings} was changed since: remove the line with {TUI_NAME} yourself")
     is_file = file.is_file() and not file.is_symlink()
-    if is_file and file.read_text(encoding="utf-8", errors="replace").startswith(first_line):
+    if is_file and _read(file).startswith(first_line):
         file.unlink()
         done.append(f"removed {file}")
     return done
 
 
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
 def _put(path: Path, content: str) -> bool:
-    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == content:
+    if path.is_file() and _read(path) == content:
         return False
     npm.write(path, content.encode(), is_ours=True)
     return True

@@ -232,6 +232,8 @@ class AlertAgent:
         if quiet is not None:
             return [Output("alert.quiet", {"alert": alert.id, "due": quiet})]
         said = {"title": alert.title, "text": alert.text}
+        if alert.about.startswith("chk_"):
+            said["checkpoint"] = alert.about  # the link to it is made as the message is sent: the log never has it
         effects = [
             Output("effect.requested", {"channel": channel, **said}, effect=SEND, node=f"{alert.id} {channel}")
             for channel in stage

@@ -17,8 +17,8 @@ from datetime import datetime, timedelta, tzinfo
 from hashlib import sha256
 from typing import Any, Final
 
-from sidecar.config import NotifyConfig
 from sidecar.extras import extra_command
+from sidecar.notify_config import NotifyConfig
 
 DESKTOP: Final = "desktop"
 SECONDS: Final = 20.0

@@ -7,7 +7,7 @@ takes the first answer to a request and refuses the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sidecar.orchestrator.alerts import SEND, TOAST
@@ -73,13 +73,15 @@ class Send:
 
     effect_class: EffectClass = "idempotent"
 
-    def __init__(self, channels: Channels) -> None:
-        self._channels = channels
+    def __init__(self, channels: Channels, link: Callable[[str], str | None] = lambda checkpoint: None) -> None:
+        self._channels, self._link = channels, link
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        await self._channels.send(args["channel"], args["title"], args["text"])
+        link = self._link(args["checkpoint"]) if "checkpoint" in args else None
+        text = f"{args['text']}\n\nAnswer: {link}" if link else args["text"]
+        await self._channels.send(args["channel"], args["title"], text)
         return {"channel": args["channel"]}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
@@ -87,6 +89,8 @@ class Send:
         return Unknown("a channel cannot be asked")
 
 
-def notify_kinds(host: Answering, channels: Channels) -> Mapping[str, EffectKind]:
-    """The effects, over a host and the configured channels."""
-    return {TOAST: Toast(host), ANSWER: Answer(host), SEND: Send(channels)}
+def notify_kinds(
+    host: Answering, channels: Channels, link: Callable[[str], str | None] = lambda checkpoint: None
+) -> Mapping[str, EffectKind]:
+    """The effects, over a host and the configured channels. ``link`` makes the link that answers a checkpoint."""
+    return {TOAST: Toast(host), ANSWER: Answer(host), SEND: Send(channels, link)}

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from hashlib import sha256
 from typing import Any, Final
 
 from pydantic import Field
 
 from bridge.opencode.link.link import RequestError
-from sidecar.config import NotifyConfig
 from sidecar.home import Home
+from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import alerts, checkpoints, signals
 from sidecar.orchestrator.alerts import AlertAgent
+from sidecar.orchestrator.answer_page import AnswerPage
 from sidecar.orchestrator.channels import ChannelError, Channels, quiet_until
 from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint, CheckpointAgent, answer_text, as_row, checkpoint_id
 from sidecar.orchestrator.notify_effects import Answering, notify_kinds
@@ -72,7 +73,8 @@ class People:
             children=config.children,
             escalate_ms=round(config.escalate_after_seconds * 1000),
         )
-        self.kinds: Mapping[str, EffectKind] = notify_kinds(host, self.channels)
+        self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
+        self.kinds: Mapping[str, EffectKind] = notify_kinds(host, self.channels, self.page.link)
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
         """Checkpoints for which a call in this process waits."""
@@ -86,9 +88,14 @@ class People:
         """Use this runtime, which runs ``agents``."""
         self._runtime = runtime
 
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        await self.page.start(stack)
+
     def owes(self) -> bool:
-        """Whether a person should get a message."""
-        return self.alerts.deadline() is not None
+        """Whether a person should get a message, or may still use a link that one had."""
+        waits = self.page.is_on and any(c.state not in CLOSED for c in self.checkpoints.data.checkpoints.values())
+        return waits or self.alerts.deadline() is not None
 
     async def keep_time(self) -> None:
         """Send the agents a tick whose deadline has passed, and note which calls no longer wait."""
@@ -216,7 +223,13 @@ class People:
         listed = await read_checkpoints(open_reader(self._home.store_path))
         return [each for each in listed if each.state not in CLOSED]
 
-    async def answer(self, args: AnswerArgs) -> dict[str, Any]:
+    def _known(self, checkpoint: str) -> Checkpoint | None:
+        return self.checkpoints.data.checkpoints.get(checkpoint)
+
+    async def _by_link(self, checkpoint: str, answer: list[str]) -> None:
+        await self.answer(AnswerArgs(checkpoint=checkpoint, answer=answer), by="link")
+
+    async def answer(self, args: AnswerArgs, *, by: str = "user") -> dict[str, Any]:
         """Answer a checkpoint as a person; returns when OpenCode took the answer.
 
         Raises:
@@ -234,7 +247,7 @@ class People:
         _check_answer(known, args.answer)
         key = self._identity.ulid()
         ask = {**as_row(known), "checkpoint": known.id, "ts": known.opened}
-        payload = {"checkpoint": known.id, "answer": list(args.answer), "by": "user", "key": key, "ask": ask}
+        payload = {"checkpoint": known.id, "answer": list(args.answer), "by": by, "key": key, "ask": ask}
         handled = await self._command(checkpoints.NAME, f"answer:{key}", "checkpoint.answer", payload)
         known = self.checkpoints.data.checkpoints[known.id]
         if any(record.event.type == "checkpoint.late" for record in handled.records):
@@ -263,6 +276,8 @@ class People:
             except ChannelError as failed:
                 error = str(failed)
             found.append({"channel": channel, "ok": not error, "error": error})
+        if self.page.is_on or self.page.fault:
+            found.append({"channel": "links", "ok": not self.page.fault, "error": self.page.fault})
         return {"channels": found}
 
     async def _command(self, agent: str, key: str, type_: str, payload: dict[str, Any]) -> Handled:

@@ -20,9 +20,11 @@ from pydantic import Field
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import CallError, RequestError
 from sidecar.components import in_background
-from sidecar.config import NotifyConfig, PhantomConfig
+from sidecar.config import PhantomConfig
 from sidecar.home import Home
+from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import background_command
+from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
@@ -135,6 +137,7 @@ class DurableStream:
         self.host = Hosts(one, V2Host(registrations, state))
         self.worktrees = Worktrees(home.path / "worktrees")
         self.people = People(home, notify, identity, self.host)
+        self._card = CardFile(home.path)
         self._runtime: Runtime | None = None
 
     @property
@@ -163,6 +166,7 @@ class DurableStream:
     async def start(self, stack: AsyncExitStack) -> None:
         """See ``Component``."""
         await asyncio.to_thread(write_tools, self._home, self._config.tools)
+        await self.people.start(stack)
         in_background(stack, self._keep_time())
         if any(intent.state not in ENDED for intent in self.data.intents.values()):
             await self._tell("resume", f"resume:{self._identity.ulid()}", {})
@@ -178,6 +182,7 @@ class DurableStream:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_SECONDS)
+            await self._draw_card()
             deadline = self.agent.deadline()
             # Without a deadline it does not read the clock, which a deterministic run advances with each reading.
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
@@ -193,6 +198,11 @@ class DurableStream:
             elif loop.time() - idle_since > IDLE_STOP_SECONDS:
                 await self.headless.stop()
                 idle_since = None
+
+    async def _draw_card(self) -> None:
+        text = card_text(self.data.unfinished(), self.people.checkpoints.data.checkpoints.values())
+        if text != self._card.written:
+            await asyncio.to_thread(self._card.write, text)
 
     async def _tell(self, type_: str, key: str, payload: dict[str, Any]) -> None:
         assert self._runtime is not None

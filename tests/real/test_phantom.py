@@ -13,7 +13,7 @@ from sidecar.install.plugin import Target, install
 from tests.real.durable import EXECUTABLE, PLUGIN, SHIM, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
-from tests.real.terminal import DOWN, ENTER, READY, Terminal
+from tests.real.terminal import COLUMNS, DOWN, ENTER, READY, Terminal
 
 pytestmark = pytest.mark.real_opencode
 
@@ -40,9 +40,9 @@ def intents(durable: DurableStream) -> list[dict[str, Any]]:
     return durable.lines("intents")
 
 
-def window(client: RealOpenCode, *arguments: str) -> Terminal:
+def window(client: RealOpenCode, *arguments: str, columns: int = COLUMNS) -> Terminal:
     environment = client.environment() | {"PWD": str(client.project)}
-    return Terminal([str(client.binary), *arguments], client.project, environment)
+    return Terminal([str(client.binary), *arguments], client.project, environment, columns=columns)
 
 
 def one(durable: DurableStream, state: str) -> dict[str, Any]:
@@ -230,20 +230,26 @@ def test_the_command_lists_and_cancels_without_a_call_of_the_model(
         assert [e["type"] for e in told if "/background cancel" in json.dumps(e["payload"])] == ["agent.input"]
 
 
-def test_the_native_list_cancels(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> None:
+def test_the_native_list_cancels_and_the_card_shows_what_runs(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
     durable.cli("agents")
     with RealOpenCode(opencode_binary, model.port, serve=False) as client:
         environment = client.environment()
         places: dict[str, Any] = {"cwd": client.project, "environ": environment}
         install(Target.everywhere(environment), shim=SHIM, command=[str(EXECUTABLE)], home=durable.home, **places)
-        with window(client) as screen:
+        with window(client, columns=170) as screen:
             screen.wait_for(READY)
             screen.press(spawn("HOLD:native SAY:never").encode())
             screen.wait_for("agent_spawn")
             screen.press(ENTER)
             running = one(durable, "running")
             wait_until(lambda: "turn.ended" in [e["event"]["type"] for e in durable.log(running["parent"])], "its turn")
+            wait_until(lambda: running["session"] in [r.session for r in model.requests], "its call of the model")
             before = len(model.requests)
+            screen.wait_for("1 in background")
+            screen.wait_for("• count things")
+            screen.wait_for("running · ")
             screen.press(b"/background")
             screen.wait_until(
                 lambda lines: sum("/background" in line for line in lines) == 2, "one command, and the menu"
@@ -256,5 +262,6 @@ def test_the_native_list_cancels(opencode_binary: Path, model: ModelServer, dura
             screen.press(ENTER)
             screen.wait_for("is being cancelled")
             one(durable, "cancelled")
+            screen.wait_until(lambda lines: not any("in background" in line for line in lines), "no card")
             assert len(model.requests) == before, "no call of the model"
         model.release("native")

@@ -19,8 +19,9 @@ from sidecar.checks.mending import mend
 from sidecar.checks.opencode import check_services, check_versions
 from sidecar.cli.shared.state import gather_status
 from sidecar.home import Home, SidecarInfo
-from sidecar.install.plugin import Target, install, shim_path, uninstall
+from sidecar.install.plugin import FIRST_LINE, Target, install, shim_path, uninstall
 from sidecar.install.service_files import Service
+from sidecar.install.tui import CONFIG_NAME, TUI_NAME
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.stores.hints import Hints
@@ -91,7 +92,7 @@ def test_all_is_well(home: Home) -> None:
     assert {check.level for check in found.values()} == {"ok"}
     assert set(found) == {
         *("opencode", "switches", "plugin", "versions", "start-up", "home", "token", "config", "disk"),
-        *("sidecar", "links", "log", "clock", "spool", "nats"),
+        *("sidecar", "links", "log", "clock", "spool", "nats", "terminal"),
     }  # fmt: skip
     assert "5 records" in found["log"].text
 
@@ -155,6 +156,19 @@ def test_plugin_missing_twice_broken_or_of_another_home(home: Home) -> None:
 
     everywhere.plugin.unlink()
     assert look(home)["plugin"].hint.startswith("run `durable-stream install`")
+
+
+def test_the_tui_plugin_missing_outdated_and_not_named(home: Home, tmp_path: Path) -> None:
+    config = tmp_path / "config" / "opencode"
+    assert look(home)["terminal"].level == "ok"
+    for break_it in ((config / TUI_NAME).unlink, lambda: (config / TUI_NAME).write_text(f"{FIRST_LINE}\nold")):
+        break_it()
+        assert levels(home)["terminal"] == "note"
+        assert run(home.path, "doctor", "--fix").out.count("fixed: ") == 1
+        assert "terminal" not in levels(home)
+    (config / CONFIG_NAME).write_text("{}")
+    theirs = look(home)["terminal"]
+    assert theirs.level == "note" and theirs.fix is None and (config / TUI_NAME).as_uri() in theirs.hint
 
 
 def test_modes(home: Home) -> None:

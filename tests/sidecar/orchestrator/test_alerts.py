@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.config import NotifyConfig
+from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator.alerts import ALERT, NAME, SEND, TOAST, AlertAgent
 from sidecar.orchestrator.channels import ChannelError, Channels, channel_name, quiet_until
 from sidecar.orchestrator.notify_effects import Send

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bridge.opencode.link.link import RequestError
-from sidecar.config import NotifyConfig
 from sidecar.home import Home
+from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.people import AnswerArgs, People, SignalArgs
 from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs

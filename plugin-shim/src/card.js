@@ -1,0 +1,143 @@
+/**
+ * The status card of OpenCode 1's terminal: the background work of the session that is shown.
+ *
+ * It is drawn beside the conversation, not in it: a message in a session that is busy would start a turn of the model,
+ * and any message would be what `/undo` takes back first. The sidecar writes the file that this reads.
+ */
+import { readFile, stat } from "node:fs/promises";
+import path from "node:path";
+
+export const FILE = "background.json";
+const LOOK_MS = 1000;
+const MAX_SHOWN = 6;
+const MAX_TITLE = 30;
+/** In the sidebar: after what the session cost, before everything else. */
+const ORDER = 150;
+
+/**
+ * @typedef {{id: string, title: string, state: string, since: number | null, cost: number, asks: number,
+ *   parent: string | null, root: string}} Agent
+ * @typedef {{jsx: (type: string, props: any) => any, createSignal: (value: any) => [() => any, (value: any) => void]}} Drawing
+ */
+
+/**
+ * Draw the card from now on. Where this OpenCode cannot draw it, nothing happens.
+ *
+ * @param {any} api OpenCode's
+ * @param {string} home
+ * @param {() => Promise<Drawing>} [drawing]
+ */
+export async function showCard(api, home, drawing = terminal) {
+  try {
+    const { jsx, createSignal } = await drawing();
+    const [agents, setAgents] = createSignal([]);
+    const [now, setNow] = createSignal(Date.now());
+    const file = new CardFile(path.join(home, FILE));
+    const timer = setInterval(async () => {
+      const found = await file.changed();
+      if (found) setAgents(found);
+      if (agents().length > 0) setNow(Date.now());
+    }, LOOK_MS);
+    timer.unref?.();
+    api.lifecycle.onDispose(() => clearInterval(timer));
+    const theme = () => api.theme.current;
+    const text = (/** @type {string} */ content, /** @type {string} */ color) =>
+      jsx("text", { fg: theme()[color], wrapMode: "none", children: content });
+    const card = (/** @type {string} */ session) => {
+      const rows = lines(of(agents(), session), now());
+      if (rows.length === 0) return [];
+      const title = jsx("text", { fg: theme().text, children: jsx("b", { children: "Background work" }) });
+      return [title, ...rows.map(({ content, color }) => text(content, color))];
+    };
+    api.slots.register({
+      order: ORDER,
+      slots: {
+        sidebar_content: (/** @type {any} */ _, /** @type {any} */ given) =>
+          jsx("box", { flexDirection: "column", children: () => card(given.session_id) }),
+        session_prompt_right: (/** @type {any} */ _, /** @type {any} */ given) =>
+          jsx("box", { children: () => summary(of(agents(), given.session_id)).map((line) => text(line, "textMuted")) }),
+      },
+    });
+  } catch {
+    // Another OpenCode, whose terminal draws otherwise: `/background` and `durable-stream top` show the same.
+  }
+}
+
+/** OpenCode gives a TUI plugin the modules that its terminal is drawn with. @returns {Promise<Drawing>} */
+async function terminal() {
+  // @ts-ignore: they exist only there
+  const [{ jsx }, { createSignal }] = await Promise.all([import("@opentui/solid/jsx-runtime"), import("solid-js")]);
+  return { jsx, createSignal };
+}
+
+/** The file of the sidecar; reads it only when it changed. */
+export class CardFile {
+  #path;
+  #seen = "";
+
+  /** @param {string} path */
+  constructor(path) {
+    this.#path = path;
+  }
+
+  /** @returns {Promise<Agent[] | null>} what it says; `null` if it is as before, or cannot be read now */
+  async changed() {
+    try {
+      const { mtimeMs, ino, size } = await stat(this.#path);
+      const seen = `${mtimeMs} ${ino} ${size}`;
+      if (seen === this.#seen) return null;
+      const { agents } = JSON.parse(await readFile(this.#path, "utf8"));
+      this.#seen = seen;
+      return Array.isArray(agents) ? agents : [];
+    } catch {
+      return null;
+    }
+  }
+}
+
+/** Everything that a session started, at any depth. @param {Agent[]} agents @param {string} session */
+function of(agents, session) {
+  return agents.filter(({ parent, root }) => parent === session || root === session);
+}
+
+/**
+ * The card, without its title.
+ *
+ * @param {Agent[]} agents
+ * @param {number} now ms UTC
+ * @returns {{content: string, color: string}[]}
+ */
+export function lines(agents, now) {
+  const rows = agents.slice(-MAX_SHOWN).flatMap((agent) => {
+    const ran = agent.since === null ? "" : span(now - agent.since);
+    const cost = agent.cost >= 0.005 ? `$${agent.cost.toFixed(2)}` : "";
+    const state = agent.asks > 0 ? "waits for you" : agent.state;
+    return [
+      { content: `• ${short(agent.title)}`, color: agent.asks > 0 ? "warning" : "text" },
+      { content: `  ${[state, ran, cost].filter(Boolean).join(" · ")}`, color: "textMuted" },
+    ];
+  });
+  const more = agents.length - MAX_SHOWN;
+  return more > 0 ? [...rows, { content: `  and ${more} more: /background`, color: "textMuted" }] : rows;
+}
+
+/** One line, or none, for the prompt. @param {Agent[]} agents */
+export function summary(agents) {
+  if (agents.length === 0) return [];
+  const waiting = agents.filter(({ asks }) => asks > 0).length;
+  return [`${agents.length} in background${waiting ? `, ${waiting} waiting for you` : ""}`];
+}
+
+/** @param {number} ms */
+function span(ms) {
+  const seconds = Math.max(0, Math.floor(ms / 1000));
+  if (seconds < 60) return `${seconds} s`;
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+/** @param {string} title */
+function short(title) {
+  const line = title.replace(/[\p{C}\s]+/gu, " ").trim();
+  return line.length > MAX_TITLE ? `${line.slice(0, MAX_TITLE - 1)}…` : line;
+}

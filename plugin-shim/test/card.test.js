@@ -1,0 +1,85 @@
+import assert from "node:assert/strict";
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { test } from "node:test";
+import { CardFile, FILE, lines, showCard, summary } from "../src/card.js";
+
+const RUNS = { id: "int_1", title: "run the\u001b[31m tests", state: "running", since: 1000, cost: 0.5, asks: 0, parent: "ses_1", root: "ses_1" };
+const QUEUED = { ...RUNS, id: "int_2", title: "x".repeat(50), state: "queued", since: null, cost: 0, parent: "ses_2" };
+const ASKS = { ...RUNS, id: "int_3", asks: 2 };
+
+function newHome() {
+  return fs.mkdtempSync(path.join(os.tmpdir(), "card-"));
+}
+
+test("an agent has a line for its title and one for what it does", () => {
+  assert.deepEqual(lines([RUNS], 63_000).map(({ content }) => content), ["• run the [31m tests", "  running · 1 min · $0.50"]);
+  const [title, state] = lines([QUEUED], 63_000);
+  assert.ok(title && state && title.content.length <= 38);
+  assert.equal(state.content, "  queued");
+  assert.equal(lines([ASKS], 0)[0]?.color, "warning");
+});
+
+test("what does not fit is counted", () => {
+  const shown = lines(Array(9).fill(RUNS), 2000);
+  assert.equal(shown.length, 13);
+  assert.match(shown.at(-1)?.content ?? "", /3 more/);
+});
+
+test("the prompt says how many run and wait", () => {
+  assert.deepEqual(summary([]), []);
+  assert.match(String(summary([RUNS, ASKS])), /^2 .*1 /);
+});
+
+test("the file is read when it changed, and a broken one changes nothing", async () => {
+  const home = newHome();
+  const file = new CardFile(path.join(home, FILE));
+  assert.equal(await file.changed(), null);
+  fs.writeFileSync(path.join(home, FILE), JSON.stringify({ agents: [RUNS] }));
+  assert.deepEqual(await file.changed(), [RUNS]);
+  assert.equal(await file.changed(), null);
+  fs.writeFileSync(path.join(home, FILE), '{"agents":');
+  assert.equal(await file.changed(), null);
+});
+
+test("the card has the work of the session that is shown, at any depth", async (t) => {
+  t.mock.timers.enable({ apis: ["setInterval"] });
+  const home = newHome();
+  fs.writeFileSync(path.join(home, FILE), JSON.stringify({ agents: [RUNS, QUEUED] }));
+  /** @type {any} */
+  let slots;
+  /** @type {() => void} */
+  let end = () => {};
+  const api = {
+    theme: { current: {} },
+    lifecycle: { onDispose: (/** @type {() => void} */ undo) => void (end = undo) },
+    slots: { register: (/** @type {any} */ given) => void ({ slots } = given) },
+  };
+  /** @type {(value: any) => void} */
+  let told = () => {};
+  const first = new Promise((resolve) => (told = resolve));
+  await showCard(api, home, async () => ({
+    jsx: (type, props) => ({ type, ...props }),
+    createSignal: (value) => {
+      const set = (/** @type {any} */ next) => {
+        value = next;
+        if (Array.isArray(next)) told(next);
+      };
+      return [() => value, set];
+    },
+  }));
+  const prompt = (/** @type {string} */ id) => slots.session_prompt_right({}, { session_id: id }).children();
+  assert.deepEqual(prompt("ses_1"), []);
+  t.mock.timers.tick(1000);
+  await first;
+  assert.match(prompt("ses_1")[0].children, /^2 /);
+  assert.match(prompt("ses_2")[0].children, /^1 /);
+  assert.equal(slots.sidebar_content({}, { session_id: "ses_1" }).children().length, 5);
+  assert.deepEqual(slots.sidebar_content({}, { session_id: "ses_9" }).children(), []);
+  end();
+});
+
+test("another terminal shows no card", async () => {
+  await showCard({ slots: {} }, newHome());
+});

@@ -1,0 +1,37 @@
+"""The check of the TUI plugin of OpenCode 1, which shows background work in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sidecar.checks.check import Check, Fix, Scene
+from sidecar.install.plugin import FIRST_LINE
+from sidecar.install.tui import CONFIG_NAME, TUI_NAME, state_of, tui_text
+
+
+def check_terminal(scene: Scene) -> list[Check]:
+    """Whether OpenCode's terminal loads the list and the card. Only the plugin for all projects has them."""
+    found = []
+    for target, names in scene.plugins:
+        if target.scope != "global" or not names.command:
+            continue
+        file, settings = target.config / TUI_NAME, target.config / CONFIG_NAME
+        try:
+            state = state_of(target.config, tui_text(FIRST_LINE, Path(names.shim), names.command, Path(names.home)))
+        except OSError as error:
+            text = f"{error.filename} cannot be read ({error.strerror}); OpenCode may show no list of background work"
+            found.append(Check("terminal", "note", text, "make it readable for you"))
+            continue
+        fallback = "so OpenCode 1 shows background work as a text, without a list and a card"
+        if state == "ready":
+            found.append(Check("terminal", "ok", str(file)))
+        elif state == "theirs":
+            hint = f'if you want them, add "{file.as_uri()}" to "plugin" there, then run `durable-stream install`'
+            found.append(
+                Check("terminal", "note", f"{settings} is yours and does not name {TUI_NAME}, {fallback}", hint)
+            )
+        else:
+            text = f"{file} is {state}, {fallback}" if state == "missing" else f"{file} is {state}"
+            hint = "run `durable-stream install`, then restart OpenCode"
+            found.append(Check("terminal", "note", text, hint, Fix("install", target.config)))
+    return found

@@ -1,0 +1,136 @@
+"""The link that answers a checkpoint from a phone, and the page behind it. Pure.
+
+A link names its checkpoint and the second in which it ends, and carries a signature of both. The key is derived from
+the home's token, which cannot be computed from it. A checkpoint takes one answer, so its links work once.
+
+Only ``POST`` answers. Programs that preview links, or load them ahead, only ever ``GET``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from base64 import urlsafe_b64encode
+from html import escape
+from typing import Final, Literal, NamedTuple
+from urllib.parse import parse_qs
+
+from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint
+
+LIVES_MS: Final = 24 * 3_600_000
+"""How long a link works, if its checkpoint does not end before."""
+
+MAX_ANSWERS: Final = 50
+MAX_ANSWER: Final = 4000
+"""Most characters of one answer."""
+
+_PURPOSE: Final = b"durable-stream answer link 1"
+_PATH: Final = re.compile(r"/answer/(chk_[0-9a-f]{1,64})/([0-9]{1,12})/([A-Za-z0-9_-]{43})")
+
+
+class Link(NamedTuple):
+    """The path of a link, in its parts. ``expires`` is in seconds UTC."""
+
+    checkpoint: str
+    expires: int
+    signature: str
+
+
+def key_of(token: str) -> bytes:
+    """The key of a home's signatures: HMAC-SHA256 of its purpose, keyed with the home's token."""
+    return hmac.new(token.encode(), _PURPOSE, hashlib.sha256).digest()
+
+
+def path_of(key: bytes, known: Checkpoint, now_ms: int) -> str:
+    """The path of a link that works from now on."""
+    expires = min(known.expires or now_ms + LIVES_MS, now_ms + LIVES_MS) // 1000
+    return f"/answer/{known.id}/{expires}/{_sign(key, known.id, expires)}"
+
+
+def parse(path: str) -> Link | None:
+    """The parts of a request's path; ``None`` if it is not that of a link.
+
+    A path that the tunnel put before ours is ignored.
+    """
+    found = _PATH.search(path)
+    if found is None or found.end() != len(path):
+        return None
+    return Link(found[1], int(found[2]), found[3])
+
+
+def check(key: bytes, link: Link, now_ms: int) -> Literal["valid", "expired", "wrong"]:
+    """Whether a link was signed with this key and has not ended. Compares in constant time."""
+    if not hmac.compare_digest(link.signature, _sign(key, link.checkpoint, link.expires)):
+        return "wrong"
+    return "valid" if now_ms < link.expires * 1000 else "expired"
+
+
+def _sign(key: bytes, checkpoint: str, expires: int) -> str:
+    digest = hmac.new(key, f"{checkpoint} {expires}".encode(), hashlib.sha256).digest()
+    return urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def answers(known: Checkpoint, body: bytes) -> list[str]:
+    """The answer in a form that was sent; empty if there is none.
+
+    Raises:
+        ValueError: it is not a form of ours.
+    """
+    fields = parse_qs(body.decode("utf-8"), keep_blank_values=True, max_num_fields=MAX_ANSWERS + 1)
+    given = [text[:MAX_ANSWER] for text in fields.get("answer", [])]
+    message = fields.get("message", [""])[0].strip()
+    if known.kind == "permission" and given == ["reject"] and message:
+        return ["reject", message[:MAX_ANSWER]]
+    return given
+
+
+def form_page(known: Checkpoint, problem: str = "") -> str:
+    """The page on which a person answers; of a checkpoint that is closed, how it was answered."""
+    about = {"permission": "OpenCode asks for permission", "question": "OpenCode asks"}.get(
+        known.kind, "The agent asks"
+    )
+    head = f"<h1>{about}</h1><pre>{escape(known.text)}</pre>"
+    if problem:
+        head += f"<p class=bad>{escape(problem)}</p>"
+    if known.state in CLOSED:
+        said = escape("; ".join(known.answer))
+        return _page(
+            f"{head}<p>It is {escape(known.state)}{f': <b>{said}</b>' if said else ''}. There is nothing to do.</p>"
+        )
+    return _page(head + _forms(known))
+
+
+def _forms(known: Checkpoint) -> str:
+    if known.kind == "permission":
+        rejected = _form('<input name=message placeholder="A message for the model, if you like">', "reject", "Reject")
+        return _form("", "once", "Allow once") + _form("", "always", "Allow always") + rejected
+    chosen = "".join(_form("", option, option) for option in known.options)
+    number = known.questions if known.kind == "question" else 1
+    fields = "<input name=answer required placeholder='Your answer'>" * number
+    own = f"<form method=post>{fields}<button>Send</button></form>"
+    return chosen + own + (_form("", "reject", "Dismiss the question") if known.kind == "question" else "")
+
+
+def _form(fields: str, value: str, label: str) -> str:
+    button = f'<button name=answer value="{escape(value)}">{escape(label)}</button>'
+    return f"<form method=post>{fields}{button}</form>"
+
+
+def text_page(text: str) -> str:
+    """A page with one sentence."""
+    return _page(f"<p>{escape(text)}</p>")
+
+
+def _page(body: str) -> str:
+    return f"<!doctype html><html lang=en><head>{_HEAD}</head><body>{body}</body></html>"
+
+
+_HEAD: Final = (
+    '<meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1"><meta name=robots '
+    "content=noindex><title>OpenCode waits for you</title><style>"
+    "body{font:17px/1.5 system-ui,sans-serif;max-width:34em;margin:2em auto;padding:0 1em;color-scheme:light dark}"
+    "h1{font-size:1.2em}pre{white-space:pre-wrap;overflow-wrap:anywhere;border-left:3px solid;padding-left:1em}"
+    "button,input{font:inherit;width:100%;box-sizing:border-box;padding:.7em;margin:.3em 0}.bad{font-weight:bold}"
+    "</style>"
+)

@@ -1,0 +1,65 @@
+"""The file from which a terminal draws its status card: the background work that has not ended.
+
+It has nothing that changes by itself, such as ages, so it is written only when something happened.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint
+from sidecar.orchestrator.intent_state import Intent
+from sidecar.views.wording import one_line
+from streams.files import write_durably
+
+log = logging.getLogger("sidecar.orchestrator")
+
+NAME: Final = "background.json"
+MOST: Final = 100
+
+
+def card_text(unfinished: Iterable[Intent], checkpoints: Iterable[Checkpoint]) -> bytes:
+    """The text of the file: ``agents``, oldest first. ``since`` is ms UTC, ``asks`` counts what waits for a person."""
+    asks = Counter(each.intent for each in checkpoints if each.intent is not None and each.state not in CLOSED)
+    agents = [
+        {
+            "id": intent.id,
+            "title": one_line(intent.title),
+            "state": intent.state,
+            "since": intent.started,
+            "cost": round(intent.cost, 2),
+            "asks": asks[intent.id],
+            "parent": intent.parent,
+            "root": intent.root,
+        }
+        for intent in unfinished
+    ]
+    return json.dumps({"agents": agents[-MOST:]}).encode()
+
+
+_NOTHING: Final = card_text((), ())
+
+
+class CardFile:
+    """Keeps the file of one home up to date. A disk that refuses it costs only the card."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / NAME
+        self._is_refused = False
+        self.written = b"" if self._path.exists() else _NOTHING
+
+    def write(self, text: bytes) -> None:
+        """Make this the file's text."""
+        try:
+            write_durably(self._path, text)
+        except OSError as error:
+            if not self._is_refused:
+                log.warning("OpenCode shows no status card: %s cannot be written (%s)", self._path, error.strerror)
+            self._is_refused = True
+        else:
+            self.written, self._is_refused = text, False

@@ -1,0 +1,38 @@
+"""The file from which a terminal draws its status card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sidecar.orchestrator.card import NAME, CardFile, card_text
+from sidecar.orchestrator.checkpoints import Checkpoint
+from sidecar.orchestrator.intent_state import Intent
+
+
+def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:
+    intent = Intent("int_1", "a prompt", "two\nlines", "ses_1", "/p", 5, state="running", started=7, root="ses_0")
+    about = {"kind": "ask", "session": "ses_2", "text": "?", "opened": 8, "intent": "int_1"}
+    asks = [Checkpoint(f"chk_{state}", **about, state=state) for state in ("open", "answered")]
+    (agent,) = json.loads(card_text([intent], asks))["agents"]
+    assert (agent["since"], agent["asks"], agent["parent"], agent["root"]) == (7, 1, "ses_1", "ses_0")
+    assert "\n" not in agent["title"] and "a prompt" not in agent.values()
+
+
+def test_it_is_written_when_something_runs_and_emptied_when_nothing_does(tmp_path: Path) -> None:
+    nothing = card_text((), ())
+    card = CardFile(tmp_path)
+    assert card.written == nothing, "a home without background work gets no file"
+    card.write(card_text([Intent("int_1", "p", "t", None, "/p", 5)], ()))
+    assert CardFile(tmp_path).written != nothing, "the next sidecar does not trust what it finds"
+    card.write(nothing)
+    assert (tmp_path / NAME).read_bytes() == nothing == card.written
+
+
+def test_a_file_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
+    card = CardFile(tmp_path / "away")
+    card.write(text := card_text([Intent("int_1", "p", "t", None, "/p", 5)], ()))
+    assert card.written != text
+    (tmp_path / "away").mkdir()
+    card.write(text)
+    assert card.written == text
