@@ -56,7 +56,15 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/opencode2": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
-    "sidecar/orchestrator": (*_STREAMS, *_RUNTIME, _LINK, _CAPTURE, "sidecar", "sidecar/views"),
+    "sidecar/orchestrator": (
+        *_STREAMS,
+        *_RUNTIME,
+        _LINK,
+        _CAPTURE,
+        "sidecar",
+        "sidecar/opencode2",
+        "sidecar/views",
+    ),
     "sidecar/nats": (
         *_STREAMS,
         *_NATS,

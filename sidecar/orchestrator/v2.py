@@ -107,7 +107,8 @@ class V2Host:
                 "id": message_id(part.key),
                 "text": part.text,
                 "metadata": {"durable_stream": {"key": part.key}},
-                "delivery": "queue",
+                # Queued messages get a turn each, and several are to be answered in one. The session is idle now.
+                "delivery": "steer" if len(parts) > 1 else "queue",
                 "resume": reply and count == len(parts),
             }
             await _post(client, f"{_path(session)}/prompt", body)

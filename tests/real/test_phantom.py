@@ -153,6 +153,44 @@ def test_a_child_of_its_task_tool_counts_and_a_silent_one_is_stopped(
     model.release("never")
 
 
+def test_two_that_end_together_while_the_parent_streams_wake_it_once(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    calls = " ".join(spawn(f"HOLD:both SAY:{name}", name).partition("THEN:")[0] for name in ("first", "second"))
+    parent = client.create_session("parent")
+    client.prompt_async(parent, f"{calls}THEN: HOLD:stream DRIP:30,0.05 SAY:a long answer")
+    wait_until(lambda: [i["state"] for i in intents(durable)] == ["running", "running"], "both at work")
+    model.wait_held("stream")
+    model.release("both")
+    wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed", "completed"], "the end of both")
+    model.release("stream")
+    seen = ["observed", "observed"]
+    wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == seen, "both receipts")
+    client.prompt(parent, "SAY:after")
+    given = [json.dumps(m) for m in client.messages(parent) if m["info"]["role"] == "user"]
+    (wake,) = [text for text in given if "background-agent" in text]
+    assert "first" in wake and "second" in wake, "one message with both results"
+
+
+@pytest.mark.torture
+def test_a_hundred_run_four_at_a_time(client: RealOpenCode, durable: DurableStream) -> None:
+    client.create_session("parent")  # OpenCode links, and says where its program is
+    for number in range(100):
+        durable.cli("spawn", f"SAY:result {number}", "--isolation", "shared", "--directory", str(client.project))
+    most = 0
+
+    def ended() -> bool:
+        nonlocal most
+        states = [intent["state"] for intent in intents(durable)]
+        most = max(most, sum(state in ("starting", "running", "resuming") for state in states))
+        return states == ["completed"] * 100
+
+    wait_until(ended, "the end of all", 1800)
+    assert most <= 4
+    assert sorted(i["result"] for i in intents(durable)) == sorted(f"result {n}" for n in range(100))
+    assert len({i["session"] for i in intents(durable)}) == 100
+
+
 def test_a_summary_names_the_work_that_still_runs(
     client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:

@@ -37,7 +37,7 @@ def test_stopping_ends_stopped_whatever_came_before(happenings: list[Happening])
 
 
 def test_what_cannot_happen_is_an_error() -> None:
-    with pytest.raises(ValueError, match="stopped cannot have ready"):
+    with pytest.raises(ValueError, match="server that is stopped"):
         after(State.STOPPED, Happening.READY)
 
 
