@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sidecar.orchestrator.board import Board
 
 REFRESH_SECONDS = 1.0
+WIDE = 120
+"""From this width on, the screen has room for each agent's session and model."""
+
 STYLES = {"running": "green", "completed": "dim", "cancelled": "dim", "failed": "red", "refused": "red"}
 
 
@@ -153,19 +156,39 @@ def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
+def _agents_wide(state: dict[str, Any]) -> list[tuple[str, ...]]:
+    from sidecar.cli.shared.output import SHORT_ID
+
+    rows = zip(_agents(state), state["agents"], strict=True)
+    return [
+        (*row[:3], f"…{agent['session'][-SHORT_ID:]}" if agent["session"] else "-", agent["model"] or "-", *row[3:])
+        for row, agent in rows
+    ]
+
+
 RowsOf = Callable[[dict[str, Any]], list[tuple[str, ...]]]
-TABLES: tuple[tuple[str, tuple[str, ...], RowsOf], ...] = (
-    ("Background work", ("id", "state", "ran", "tokens", "cost", "what"), _agents),
+Table = tuple[str, tuple[str, ...], RowsOf]
+AGENTS: Table = ("Background work", ("id", "state", "ran", "tokens", "cost", "what"), _agents)
+AGENTS_WIDE: Table = (
+    AGENTS[0],
+    ("id", "state", "ran", "session", "model", "tokens", "cost", "what"),
+    _agents_wide,
+)
+OTHERS: tuple[Table, ...] = (
     ("Waiting for you", ("id", "kind", "asked", "what"), _waiting),
     ("At work", ("session", "agent", "turn", "what"), _sessions),
 )
+
+
+def _tables(width: int) -> tuple[Table, ...]:
+    return (AGENTS_WIDE if width >= WIDE else AGENTS, *OTHERS)
 
 
 def _print(out: Output, state: dict[str, Any]) -> None:
     from sidecar.cli.shared.output import Column
 
     out.text(_summary(state))
-    for heading, names, rows_of in TABLES:
+    for heading, names, rows_of in _tables(out.width):
         rows = rows_of(state)
         if rows:
             out.text()
@@ -186,7 +209,7 @@ def _screen(out: Output, state: dict[str, Any]) -> Group:
     width, room = out.console.width, out.console.height - 2
     clock = local_time(state["at"], "%H:%M:%S")
     lines = [Text(fitted(f"{clock} · {_summary(state)}", width), "bold")]
-    for heading, names, rows_of in TABLES:
+    for heading, names, rows_of in _tables(width):
         rows = rows_of(state)[-max(room // 3, 3) :]
         if not rows:
             continue

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bridge.opencode.capture.translate import Translator
-from sidecar.cli.top import REFRESH_SECONDS
+from sidecar.cli.shared.output import Output
+from sidecar.cli.top import REFRESH_SECONDS, _screen
 from sidecar.orchestrator.board import MOST_ENDED, open_board
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.reader import LogReader
 from tests.real.terminal import Terminal
 from tests.sidecar.cli.helpers import ROOT, append, command, environment, events_of, run
+from tests.sidecar.cli.test_read import SCREENS
 
 NOW = 1_800_000_000_000
 IDENTITY = seeded_identity(3)
@@ -39,9 +45,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
     yield home
 
 
-def intent(name: str, *more: tuple[str, dict[str, Any]]) -> list[StreamEvent]:
+def intent(name: str, *more: tuple[str, dict[str, Any]], title: str = "") -> list[StreamEvent]:
     """What the agent ``intents`` records of one intent."""
-    about = {"prompt": "p", "title": f"the title of {name}", "parent": None, "directory": "/p", "ts": NOW}
+    about = {"prompt": "p", "title": title or f"the title of {name}", "parent": None, "directory": "/p", "ts": NOW}
+    about["models"] = ["anthropic/claude-x"] if name == "int_costly" else []
     later = [("intent.starting", {}), *more] if more else []
     return [
         IDENTITY.stamp(
@@ -78,6 +85,31 @@ def test_a_pipe_gets_it_once_and_json_is_one_object(home: Path) -> None:
     assert "the title of int_runs" in run(home, "top").out
     assert {agent["id"] for agent in json.loads(run(home, "top", "--json").out)["agents"]} >= {"int_runs"}
     assert run(home.parent / "none", "top").code == 0
+
+
+@pytest.mark.parametrize("width", [80, 200])
+async def test_the_screen_is_as_it_was_drawn(home: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    about = {"session": "ses_runs", "tokens": 12_345, "cost": 1.5}
+    hostile = "a title of two\nlines with \x1b[31mcolour, and more than an edge of eighty columns leaves room for"
+    made = [
+        *intent("int_costly", ("intent.started", {**about, "parent": None, "ts": NOW - 90_000})),
+        *intent("int_failed", ("intent.failed", {"ts": NOW, "reason": "timeout: it ran for more than 3600 s"})),
+        *intent("int_title", title=hostile),
+    ]
+    await append(home / "store", [[event] for event in made])
+    board, _ = await open_board(LogReader(home / "store"))
+    drawn = StringIO()
+    out = Output()
+    out.console = Console(file=drawn, width=width, height=40, highlight=False, markup=False, emoji=False)
+    out.console.print(_screen(out, board.state(NOW + 1000)))
+    screen = "\n".join(line.rstrip() for line in drawn.getvalue().splitlines()) + "\n"
+    golden = SCREENS / f"top-{width}.txt"
+    if os.environ.get("DRAW_SCREENS"):
+        golden.write_text(screen)
+    assert screen == golden.read_text(), "if it is meant: DRAW_SCREENS=1 pytest tests/sidecar/cli/test_top.py"
+    assert "\x1b" not in screen and all(len(line) <= width for line in screen.splitlines())
 
 
 @pytest.mark.parametrize("width", [80, 200])
