@@ -88,11 +88,19 @@ export class CardFile {
       if (seen === this.#seen) return null;
       const { agents } = JSON.parse(await readFile(this.#path, "utf8"));
       this.#seen = seen;
-      return Array.isArray(agents) ? agents : [];
+      // An error while the terminal draws would end OpenCode: what is not as expected is left out before.
+      return Array.isArray(agents) ? agents.filter(isWhole) : [];
     } catch {
       return null;
     }
   }
+}
+
+/** @param {any} agent @returns {boolean} */
+function isWhole(agent) {
+  const { title, state, since, cost, asks } = agent ?? {};
+  const texts = typeof title === "string" && typeof state === "string";
+  return texts && (since === null || typeof since === "number") && typeof cost === "number" && typeof asks === "number";
 }
 
 /** Everything that a session started, at any depth. @param {Agent[]} agents @param {string} session */

@@ -41,6 +41,8 @@ test("the file is read when it changed, and a broken one changes nothing", async
   assert.equal(await file.changed(), null);
   fs.writeFileSync(path.join(home, FILE), '{"agents":');
   assert.equal(await file.changed(), null);
+  fs.writeFileSync(path.join(home, FILE), JSON.stringify({ agents: [null, {}, { ...RUNS, title: 7 }, ASKS] }));
+  assert.deepEqual(await file.changed(), [ASKS], "what cannot be drawn is left out");
 });
 
 test("the card has the work of the session that is shown, at any depth", async (t) => {
