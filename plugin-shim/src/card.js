@@ -35,8 +35,12 @@ export async function showCard(api, home, drawing = terminal) {
     const file = new CardFile(path.join(home, FILE));
     const timer = setInterval(async () => {
       const found = await file.changed();
-      if (found) setAgents(found);
-      if (agents().length > 0) setNow(Date.now());
+      try {
+        if (found) setAgents(found);
+        if (agents().length > 0) setNow(Date.now());
+      } catch {
+        clearInterval(timer); // it cannot be drawn: no card is better than an error in each second
+      }
     }, LOOK_MS);
     timer.unref?.();
     api.lifecycle.onDispose(() => clearInterval(timer));
