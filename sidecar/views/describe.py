@@ -209,6 +209,7 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "turn.started": _turn_started,
     "execution.output": _output,
     "agent.spawned": _spawned,
+    "agent.handoff": lambda payload: Line("handoff", _joined(_text(payload.get("from")), _text(payload.get("to")), " → ")),
     "agent.error": _error,
     CHECKPOINT: _checkpoint,
     "capture.gap": _gap,

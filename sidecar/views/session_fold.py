@@ -259,6 +259,7 @@ _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     ENDED: SessionFold._ended,
     "lineage.linked": SessionFold._nothing,
     "agent.spawned": SessionFold._nothing,
+    "agent.handoff": SessionFold._nothing,
     "lifecycle.session.compacted": SessionFold._compacted,
     "human.input": SessionFold._input,
     "agent.input": SessionFold._input,

@@ -22,7 +22,7 @@ from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
-STATE_VERSION = 6
+STATE_VERSION = 7
 """Version of the dumped state and of the fold. A higher version invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
@@ -111,6 +111,8 @@ class SessionState:
     host: str = ""
     """The service of OpenCode 2 that has the session, by a short name."""
     title: str | None = None
+    agent: str = ""
+    """OpenCode's agent that answered last."""
     turn: Turn | None = None
     last_turn: Turn | None = None
     last_end: str | None = None
@@ -126,11 +128,20 @@ class SessionState:
     spawning: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """Ids of ``agent.spawned`` events, by the task part that named the child."""
 
+    def handed_from(self, agent: str, trigger: str) -> str | None:
+        """The agent that had the session until now, if this turn gives it to another one."""
+        return self.agent if self.agent and answers(agent, trigger) and agent != self.agent else None
+
     def rest(self) -> None:
         """Forget all but the newest entries, because other sessions are busier now."""
         for known in (self.inputs, self.prompts, self.turns, self.calls, self.asks, self.errors, self.spawning):
             while len(known) > REMEMBERED_AT_REST:
                 known.popitem(last=False)
+
+
+def answers(agent: str, trigger: str) -> bool:
+    """Whether a turn is an agent's, and not a compaction or a person's ``!`` command."""
+    return trigger not in ("compaction", SHELL) and agent not in ("", "compaction", "opencode")
 
 
 def input_digest(value: Any) -> str:
@@ -302,6 +313,8 @@ class CaptureState:
             trigger=str(payload.get("trigger")),
             pid=pid if type(pid := event.metadata.get("pid")) is int and pid > 0 else None,
         )
+        if answers(session.turn.agent, session.turn.trigger):
+            session.agent = session.turn.agent
         session.compacted = None
         session.first_message = session.first_message or payload["message"]
         if payload["message"] not in session.turns:

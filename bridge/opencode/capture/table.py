@@ -66,9 +66,10 @@ RULES: tuple[Rule, ...] = (
         "message.updated",
         "event",
         "message_updated",
-        ("turn.started", "turn.ended", "agent.error"),
+        ("agent.handoff", "turn.started", "turn.ended", "agent.error"),
         "user message; assistant message for errors",
-        "A turn starts with the first assistant message that answers a user message. Other updates are not final.",
+        "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that another "
+        "of OpenCode's agents answers than before, as from `plan` to `build`. Other updates are not final.",
     ),
     Rule(
         "message.removed",

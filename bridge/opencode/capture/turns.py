@@ -183,6 +183,10 @@ class Turns(Shells):
         if trigger == "unknown" and session.compacted is not None:
             # After a compaction OpenCode continues automatically, with a user message that it makes.
             trigger, cause = "continuation", session.compacted
+        previous = session.handed_from(agent, trigger)
+        if previous is not None:
+            handoff = {"message": user, "from": previous, "to": agent}
+            self.put(entry, session, "agent.handoff", user, handoff, cause=cause, actor=agent, correlation=user)
         self.put(
             entry,
             session,

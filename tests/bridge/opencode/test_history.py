@@ -107,3 +107,21 @@ def test_what_opencode_says_for_itself_is_no_input() -> None:
 
 def test_odd_messages_are_kept_or_left_out_and_nothing_fails() -> None:
     play([{}, {"info": 5, "parts": 7}, {"info": {"role": "assistant"}, "parts": [None, 3]}, *CHAT[:1]])
+
+
+def test_a_session_that_another_agent_goes_on_with_is_handed_off_once() -> None:
+    messages = [
+        user("msg_1", "plan it", 1001),
+        answer("msg_2", "msg_1", 1002, said("a plan", 1003), finish(), agent="plan"),
+        user("msg_3", "do it", 1020),
+        answer("msg_4", "msg_3", 1021, said("done", 1022), finish(), agent="build"),
+        user("msg_5", "more", 1040),
+        answer("msg_6", "msg_5", 1041, said("done", 1042), finish(), agent="build"),
+    ]
+    player = play(messages)
+    (handoff,) = player.of("agent.handoff")
+    assert handoff.payload == {"session": "ses_1", "message": "msg_3", "from": "plan", "to": "build"}
+    given = [event for event in player.of("human.input") if event.payload["message"] == "msg_3"]
+    assert handoff.causation_id == given[0].id
+    player.crash()
+    assert len(play(messages, player).of("agent.handoff")) == 1

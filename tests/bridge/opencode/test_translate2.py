@@ -178,6 +178,17 @@ def test_only_what_a_person_wrote_in_a_root_session_is_human() -> None:
     assert len(child.of("human.input")) == len(child.of("agent.input")) == 1
 
 
+def test_another_agent_that_answers_is_a_handoff() -> None:
+    recording, player = Recording("busy"), Player2()
+    turns = [event.payload["message"] for event in play2("busy").of("turn.started")]
+    steps = [row for row in recording.live if row["type"] == "session.step.started"]
+    steps[-1]["data"]["agent"] = "plan"
+    player.feed(recording.events(), recording.sessions)
+    (handoff,) = player.of("agent.handoff")
+    assert handoff.payload == {**handoff.payload, "message": turns[-1], "from": "build", "to": "plan"}
+    assert player.of("turn.started")[-1].payload["agent"] == "plan"
+
+
 def test_the_readers_find_nothing_open_and_the_title() -> None:
     for name in names():
         catalog = Catalog()

@@ -132,7 +132,20 @@ class HostRules(Emitter):
                 over = replace_time(replace_seq(entry, None), session.turn.last_ms or entry.item.t)
                 self.end_turn(over, session, None)
         agent = text(event.data.get("agent")) or "opencode"
-        cause = session.inputs.get(message)
+        cause = session.inputs.get(message) or session.last_end or session.event_id
+        previous = session.handed_from(agent, trigger)
+        if previous is not None:
+            handed, handoff = replace_seq(entry, None), {"message": message, "from": previous, "to": agent}
+            self.put(
+                replace_time(handed, at_ms or entry.item.t),
+                session,
+                "agent.handoff",
+                message,
+                handoff,
+                cause=cause,
+                actor=agent,
+                correlation=message,
+            )
         self.put(
             replace_time(entry, at_ms or entry.item.t),
             session,
@@ -145,7 +158,7 @@ class HostRules(Emitter):
                 agent=agent,
                 model=_model(event.data),
             ),
-            cause=cause if cause is not None else session.last_end or session.event_id,
+            cause=cause,
             actor=agent,
             correlation=message,
         )

@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
         "step.started",
         "event",
         "step_started",
-        ("turn.started",),
+        ("agent.handoff", "turn.started"),
         "user message, or the execution's event",
         "The first step after `input.promoted` (the release: `inbox.delivered`) or `compaction.started`. "
         "An input that comes before the turn's last answer steers it; one that comes after begins the next turn.",
