@@ -168,6 +168,10 @@ def _spawned(payload: dict[str, Any]) -> Line:
     return Line("spawns", _joined(_text(payload.get("agent")), _text(payload.get("description")), ": "))
 
 
+def _handoff(payload: dict[str, Any]) -> Line:
+    return Line("handoff", _joined(_text(payload.get("from")), _text(payload.get("to")), " → "))
+
+
 def _gap(payload: dict[str, Any]) -> Line:
     lost = payload.get("lost")
     count = f"{lost} hook{'s' if lost != 1 else ''} lost" if _number(lost) else "hooks lost"
@@ -209,7 +213,7 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "turn.started": _turn_started,
     "execution.output": _output,
     "agent.spawned": _spawned,
-    "agent.handoff": lambda payload: Line("handoff", _joined(_text(payload.get("from")), _text(payload.get("to")), " → ")),
+    "agent.handoff": _handoff,
     "agent.error": _error,
     CHECKPOINT: _checkpoint,
     "capture.gap": _gap,
