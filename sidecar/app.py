@@ -263,6 +263,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         home,
         config.phantom,
         config.notify,
+        config.gardener,
         identities.agents,
         outside.nonce,
         state,

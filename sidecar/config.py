@@ -23,6 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from sidecar.gardener_config import GardenerConfig
 from sidecar.notify_config import NotifyConfig
 from streams.log.directory import Backend
 
@@ -347,6 +348,7 @@ class Config(_Section):
     worker: WorkerConfig = WorkerConfig()
     phantom: PhantomConfig = PhantomConfig()
     notify: NotifyConfig = NotifyConfig()
+    gardener: GardenerConfig = GardenerConfig()
 
 
 def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:

@@ -114,7 +114,19 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 """
 
 BOTTOM = frozenset(
-    {"__init__", "components", "config", "extras", "home", "launch", "logs", "notify_config", "processes", "registry"}
+    {
+        "__init__",
+        "components",
+        "config",
+        "extras",
+        "gardener_config",
+        "home",
+        "launch",
+        "logs",
+        "notify_config",
+        "processes",
+        "registry",
+    }
     | {"version"}
 )
 """Modules of ``sidecar`` that its rooms may import; a command may import all."""

@@ -116,6 +116,8 @@ class Intent:
     """How it ends as soon as its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
     """What it changed in its worktree: ``ref``, ``files``, ``count``, ``diff``; or ``error``."""
+    wake: bool = True
+    """Whether the parent's model answers the result."""
     applied: int | None = None
     """When a person took over its changes."""
     edited: list[str] = field(default_factory=list)
@@ -287,6 +289,7 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         depth=int(payload.get("depth") or 1),
         starter=payload.get("starter"),
         isolation=str(payload.get("isolation") or "shared"),
+        wake=payload.get("wake") is not False,
     )
 
 

@@ -465,7 +465,7 @@ class IntentAgent:
         if intent.parent is not None and state != "cancelled":
             text = told(intent, state, about)
             notice = {"notice": f"ntc_{intent.id[4:]}", "session": intent.parent, "text": text, "intent": intent.id}
-            outputs.append(Output("notice.queued", {**notice, "wake": True}))
+            outputs.append(Output("notice.queued", {**notice, "wake": intent.wake}))
         return outputs
 
     # --- remembering ---

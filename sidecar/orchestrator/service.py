@@ -21,11 +21,13 @@ from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import CallError, RequestError
 from sidecar.components import in_background
 from sidecar.config import PhantomConfig
+from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import background_command
 from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
+from sidecar.orchestrator.gardener import GardenerAgent
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
@@ -116,6 +118,7 @@ class DurableStream:
         home: Home,
         config: PhantomConfig,
         notify: NotifyConfig,
+        gardener: GardenerConfig,
         identity: Identity,
         nonce: Any,
         state: CaptureState,
@@ -136,6 +139,7 @@ class DurableStream:
         )
         self.host = Hosts(one, V2Host(registrations, state))
         self.worktrees = Worktrees(home.path / "worktrees")
+        self._gardener = (GardenerAgent(gardener),) if gardener.enabled else ()
         self.people = People(home, notify, identity, self.host)
         self._card = CardFile(home.path)
         self._runtime: Runtime | None = None
@@ -143,7 +147,7 @@ class DurableStream:
     @property
     def agents(self) -> tuple[Agent, ...]:
         """Every agent of the orchestration."""
-        return (self.agent, *self.people.agents)
+        return (self.agent, *self.people.agents, *self._gardener)
 
     @property
     def kinds(self) -> Mapping[str, EffectKind]:

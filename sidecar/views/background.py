@@ -18,6 +18,7 @@ _LONGEST: Final = 2000
 
 NEWS: Final = frozenset(
     {
+        "agent.correction",
         "agent.dead_letter",
         "agent.refused",
         "checkpoint.answered",
@@ -131,5 +132,14 @@ _TELLERS: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
     "alert.sent_to": _said("told", "good", "alert", "channel"),
     "alert.failed_to": _said("failed", "bad", "alert", "channel", "error"),
     "alert.seen": _said("seen", "good", "alert", "why"),
+    "agent.correction": lambda payload: (
+        "correction",
+        f"{payload.get('failed')} of {payload.get('steps')} steps failed in {_text(payload.get('session'))}",
+        "bad",
+    ),
+    "gardener.watched": _said("watches", "quiet", "session"),
+    "gardener.failed": _said("a step failed", "quiet", "session"),
+    "gardener.turn": _said("turn", "quiet", "session"),
+    "gardener.own": _said("own", "quiet", "id"),
     "signal.raised": _said("signal", "plain", "name"),
 }
