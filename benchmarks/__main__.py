@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks import commands, link, million, mirror, opencode, peers, runtime, shim, store
+from benchmarks import background, commands, link, million, mirror, opencode, peers, runtime, shim, store
 from benchmarks.report import Row, table
 
 GROUPS = {
@@ -28,6 +28,7 @@ GROUPS = {
     "shim": shim.measure,
     "commands": commands.measure,
     "opencode": opencode.measure,
+    "background": background.measure,
 }
 
 
@@ -38,7 +39,7 @@ def machine() -> str:
 
 
 def main() -> int:
-    """Run everything, which takes ten to fifteen minutes."""
+    """Run everything, which takes some twenty minutes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="time for each row (default 4)")
     parser.add_argument("--only", choices=GROUPS, action="append", help="this group of rows; repeatable")
