@@ -69,9 +69,9 @@ PLAN = (
     Part(
         "background-kills",
         "kill -9 in every step of background work, on OpenCode",
-        (f"{TORTURE}/test_background_kills.py",),
+        (f"{TORTURE}/test_background_kills.py", f"{TORTURE}/test_asking_kills.py"),
         5,
-        {"BACKGROUND_KILLS": 10},
+        {"BACKGROUND_KILLS": 10, "ASKING_KILLS": 10},
     ),
     Part("fencing", "sidecars that wake up", (f"{TORTURE}/test_fencing.py",), 1, {"FENCINGS": 50}),
     Part("log-kills", "kill -9 of the log's writer", (f"{KILL_TEST}[jsonl-{{n}}]",), 50, {"KILLS": 1000}),
