@@ -219,6 +219,8 @@ class DurableStream:
 
     async def observe(self, link: Any) -> None:
         """An OpenCode linked: deliver what waits for its sessions, and see whether work in them has stopped."""
+        if not link.identity.service:
+            await asyncio.to_thread(self.headless.know, link.pid)
         sessions = self.host.waiting_for(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
         at_work = {i.session for i in self.data.intents.values() if i.state == "running" and i.session is not None}

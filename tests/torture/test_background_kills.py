@@ -80,7 +80,8 @@ class Torment(Tormented):
     def _settled(self, mark: str) -> bool:
         found = self._intents(mark)
         if [intent["state"] for intent in found] != ["completed"]:
-            assert [i for i in found if i["state"] in ("failed", "cancelled", "refused")] == []
+            ended = [(i["state"], i["code"], i["reason"]) for i in found]
+            assert not {"failed", "cancelled", "refused"} & {each[0] for each in ended}, (ended, self.step)
             return False
         notices = [n for n in self.durable.lines("notices") if n["kind"] == "wake" and n["about"] == found[0]["id"]]
         return bool(notices) and all(notice["state"] == "observed" for notice in notices)
