@@ -46,7 +46,8 @@ class _Announced:
 class Services:
     """Records every announced service. Call all methods from the event loop.
 
-    ``log_id`` is the log's: sessions of OpenCode that ended before the log began are history, and left to ``import``.
+    ``log_id`` is the log's: sessions that were last used before both the log and the service's process began are
+    history, and left to ``import``.
     """
 
     def __init__(
@@ -166,7 +167,8 @@ class Services:
             service,
             self.translator,
             self.write,
-            since_ms=self._since_ms,
+            # The service's first turns may be over before the first sidecar begins the log.
+            since_ms=min(self._since_ms, registration.written_ms or self._since_ms),
             began_ms=self._now_ms(),
             excludes=self._ingest.excludes,
         )
