@@ -24,6 +24,11 @@ from tools.install_opencode import VERSION_2, binary_path
 
 pytestmark = pytest.mark.real_opencode
 
+
+def call(tool: str, **arguments: Any) -> str:
+    return f"CALL:{tool} {json.dumps(arguments)}"
+
+
 KILLS = size("SERVICE_KILLS", 4)
 EVENTS = 17
 """That the service's log gets between two holds of that test."""
@@ -63,10 +68,6 @@ def in_one(client: RealOpenCode2, durable: DurableStream, opencode_binary: Path,
         one.prompt(session, call("bash", command="echo x", description="d"))
         wait_until(lambda: len(outcomes(durable.log(session), session)) == 2, "the end of the turns")
     return session
-
-
-def call(tool: str, **arguments: Any) -> str:
-    return f"CALL:{tool} {json.dumps(arguments)}"
 
 
 def turn(client: RealOpenCode2, text: str, session: str | None = None) -> str:
@@ -138,6 +139,31 @@ def test_an_abort_an_error_and_queued_prompts(client: RealOpenCode2, durable: Du
     client.wait(session)
     records = assert_recorded(durable, client, session)
     assert outcomes(records, session) == ["aborted", "failed", "completed", "completed"]
+
+
+OVERFLOWS = {
+    "before an answer": ("USAGE:31000 SAY:big", "SAY:after"),
+    "between two steps": (f"USAGE:31000 {call('shell', command='echo x')} THEN: SAY:after",),
+    "refused by the provider": ("CTXERR SAY:after",),
+}
+"""Prompts after which OpenCode compacts by itself; the model's context is 32,000 tokens."""
+
+
+@pytest.mark.parametrize("when", OVERFLOWS)
+def test_an_automatic_compaction_belongs_to_the_turn_of_the_prompt(
+    client: RealOpenCode2, durable: DurableStream, when: str
+) -> None:
+    session = turn(client, "SAY:a long talk")
+    prompts = [client.prompt(session, text) for text in OVERFLOWS[when] if not client.wait(session)]
+    client.wait(session)
+    records = assert_recorded(durable, client, session)
+    assert_event_for_event(records, client, session)
+    begun = [record["event"]["payload"] for record in records if record["event"]["type"] == "turn.started"]
+    assert [turn["message"] for turn in begun][1:] == prompts
+    assert {turn["trigger"] for turn in begun} == {"prompt"}
+    assert outcomes(records, session) == ["completed"] * (1 + len(prompts))
+    of = [r["event"]["correlation_id"] for r in records if r["event"]["type"] == "lifecycle.session.compacted"]
+    assert of and set(of) == {prompts[-1]}
 
 
 def test_a_sidecar_killed_again_and_again_records_each_event_once(
