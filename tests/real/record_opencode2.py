@@ -241,7 +241,8 @@ def crash(client: RealOpenCode2, model: ModelServer, feed: Feed) -> Feed:
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    chat, tools, subagent, subagents, permission, question, abort, errors, retry, busy, compaction, overflow, shell, crash,
+    chat, tools, subagent, subagents, permission, question, abort, errors, retry, busy, compaction, overflow,
+    shell, crash,
 )  # fmt: skip
 
 
