@@ -73,7 +73,7 @@ class Sidecar:
     async def opened(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
         self._ingest.opened(link)
-        self._services.opened(link.boot_id, link.instance, link.identity.service)
+        self._services.opened(link.boot_id, link.instance, link.identity.service, link.pid)
         link.push_context({"lossy": self._nats.wants_deltas})
         self._note_version(link.opencode_version)
         version = _shown(link.opencode_version)

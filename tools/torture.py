@@ -73,6 +73,13 @@ PLAN = (
         5,
         {"BACKGROUND_KILLS": 10, "ASKING_KILLS": 10},
     ),
+    Part(
+        "service-kills",
+        "kill -9 of the sidecar while OpenCode 2 works",
+        ("tests/real/test_opencode2.py", "-k", "killed_again"),
+        1,
+        {"SERVICE_KILLS": 20},
+    ),
     Part("fencing", "sidecars that wake up", (f"{TORTURE}/test_fencing.py",), 1, {"FENCINGS": 50}),
     Part("log-kills", "kill -9 of the log's writer", (f"{KILL_TEST}[jsonl-{{n}}]",), 50, {"KILLS": 1000}),
     Part("sqlite-kills", "the same on sqlite", (f"{KILL_TEST}[sqlite-{{n}}]",), 50, {"KILLS": 1000}),

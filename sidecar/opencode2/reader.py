@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -47,6 +47,17 @@ class Client(Protocol):
     def stream(self, path: str, silence: float = ...) -> AsyncGenerator[Any, None]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far each session was read. Shared by all readers, because two services may share one database.
+
+    ``turn`` is held while a session is read, so that each event is translated once and in order.
+    """
+
+    cursors: dict[str, int] = field(default_factory=dict)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Reader:
     """Reads one process of a service into the log. Call ``run``; it ends with an error when the service does.
 
@@ -56,6 +67,8 @@ class Reader:
         since_ms: an unknown session that was not touched since then is history, which only ``import`` takes.
         began_ms: now.
         excludes: true for a directory that is not recorded.
+        progress: the same for all readers that share the translator.
+        has_others: true while a server that no file names may run turns on the same database.
     """
 
     def __init__(
@@ -69,6 +82,8 @@ class Reader:
         began_ms: int,
         excludes: Callable[[str], bool] = lambda directory: False,
         poll_seconds: float = POLL_SECONDS,
+        progress: Progress | None = None,
+        has_others: Callable[[], bool] = lambda: False,
     ) -> None:
         self.caught_up = asyncio.Event()
         self.excluded = 0
@@ -76,7 +91,8 @@ class Reader:
         self._state = translator.state
         self._since_ms, self._began_ms = since_ms, began_ms
         self._excludes, self._poll_seconds = excludes, poll_seconds
-        self._cursors: dict[str, int] = {}
+        progress = progress or Progress()
+        self._cursors, self._turn, self._has_others = progress.cursors, progress.turn, has_others
         self._reading: set[str] = set()
         self._excluded: set[str] = set()
         self._live: asyncio.Queue[HostEvent | asyncio.Future[int] | None] = asyncio.Queue()
@@ -109,7 +125,8 @@ class Reader:
             if isinstance(event, asyncio.Future):
                 await self._import(event)
             elif event is not None:
-                await self._take(event)
+                async with self._turn:
+                    await self._take(event)
             if self._live.empty() and (event is None or self._is_overrun):
                 everything, self._is_overrun = self._is_overrun, False
                 await self.catch_up(newest=not everything)
@@ -154,7 +171,8 @@ class Reader:
         infos = await self._listed(all_of_them=not newest)
         for session_id, info in infos.items():
             if self._is_ours(session_id, info):
-                await self._read(session_id, info)
+                async with self._turn:
+                    await self._read(session_id, info)
         if not newest:
             await self._end_missing(infos)
         for session_id in [session.id for session, turn in self._state.open_turns() if self._is_mine(session.id)]:
@@ -167,8 +185,9 @@ class Reader:
         self._service = replace(live, is_history=True)
         try:
             for session_id, info in (await self._listed(all_of_them=True)).items():
-                if session_id not in self._state.sessions and await self._read(session_id, info):
-                    found += 1
+                async with self._turn:
+                    if session_id not in self._state.sessions and await self._read(session_id, info):
+                        found += 1
         finally:
             self._service = live
             if not asked.done():
@@ -291,14 +310,14 @@ class Reader:
 
     async def _read_log(self, session_id: str) -> bool:
         session = self._state.sessions[session_id]
-        recorded = self._cursors.get(session_id)
-        begin = recorded
-        if recorded is None:
+        begin = self._cursors.get(session_id)
+        if begin is None:
             # This sidecar reads the session for the first time, so it must remember again what the latest turn needs.
-            recorded, begin = session.host_seq, min(session.host_turn, session.host_seq)
+            begin = min(session.host_turn, session.host_seq)
             self._translator.forget(session_id)
+        recorded = max(begin, session.host_seq)
         path = _log_path(session_id)
-        if begin is not None and begin >= 0:
+        if begin >= 0:
             path += f"?after={begin}"
         batch: list[HostEvent] = []
         async for row in self._client.stream(path):
@@ -365,8 +384,10 @@ class Reader:
 
         The service commits a turn's end before it stops counting it as active, so a turn that is not active
         and has no end in the log afterwards has none. If a turn has new events since this reader began, another
-        server on the same database runs it.
+        server on the same database runs it; while one is linked, it may run any of them.
         """
+        if self._has_others():
+            return
         suspects = [
             (session, turn.event_id)
             for session, turn in self._state.open_turns()
@@ -378,10 +399,11 @@ class Reader:
         for session, turn_id in suspects:
             if session.id in active:
                 continue
-            await self._read(session.id)
-            if session.turn is not None and session.turn.event_id == turn_id:
-                self._translator.end_dead(self._service, session.id)
-                await self._write()
+            async with self._turn:
+                await self._read(session.id)
+                if session.turn is not None and session.turn.event_id == turn_id:
+                    self._translator.end_dead(self._service, session.id)
+                    await self._write()
 
 
 def _log_path(session_id: str) -> str:

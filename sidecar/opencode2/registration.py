@@ -32,7 +32,10 @@ class UnsafeService(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """Where a service listens, and what it asks for. ``id`` names its process."""
+    """Where a service listens, and what it asks for.
+
+    ``id`` names its process. ``written_ms`` is when it wrote the file, which it does when it starts; 0 if unknown.
+    """
 
     id: str
     version: str
@@ -40,6 +43,7 @@ class Registration:
     port: int
     pid: int
     password: str = field(repr=False)
+    written_ms: int = 0
 
 
 def place_of(path: Path) -> str:
@@ -72,10 +76,10 @@ def read_registration(path: Path) -> Registration | None:
         told = orjson.loads(content)
     except ValueError:
         return None  # it is being written
-    return _parse(told) if isinstance(told, dict) else None
+    return _parse(told, found.st_mtime_ns // 1_000_000) if isinstance(told, dict) else None
 
 
-def _parse(told: dict[str, Any]) -> Registration | None:
+def _parse(told: dict[str, Any], written_ms: int) -> Registration | None:
     id_, version, url, pid, password = (told.get(name) for name in ("id", "version", "url", "pid", "password"))
     if not (isinstance(id_, str) and isinstance(url, str) and isinstance(password, str) and type(pid) is int):
         return None
@@ -90,7 +94,7 @@ def _parse(told: dict[str, Any]) -> Registration | None:
         raise UnsafeService("its address is not on loopback")
     if not id_.isprintable() or len(id_) > 100:
         return None
-    return Registration(id_, version if isinstance(version, str) else "", host, port, pid, password)
+    return Registration(id_, version if isinstance(version, str) else "", host, port, pid, password, written_ms)
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from bridge.opencode.capture.v2.translate import HostTranslator, Service
 from sidecar.capture.ingest import Ingest
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
-from sidecar.opencode2.reader import Reader
+from sidecar.opencode2.reader import Progress, Reader
 from sidecar.opencode2.registration import Registration, UnsafeService, place_of, read_registration
 from streams.errors import StreamError
 
@@ -28,15 +28,18 @@ LOOK_SECONDS: Final = 0.5
 
 RETRY_MAX_SECONDS: Final = 10.0
 
+RETURN_MS: Final = 10_000
+"""How soon after the sidecar's start every plugin that still runs has linked again."""
+
 _ULID: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 @dataclass(slots=True)
 class _Announced:
-    """A registration file, and the plugin instances that named it."""
+    """A registration file, and the processes of the plugin instances that named it."""
 
     path: Path
-    links: set[tuple[str, str]] = field(default_factory=set)
+    links: dict[tuple[str, str], int] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     state: str = "absent"
     reader: Reader | None = None
@@ -46,7 +49,8 @@ class _Announced:
 class Services:
     """Records every announced service. Call all methods from the event loop.
 
-    ``log_id`` is the log's: sessions of OpenCode that ended before the log began are history, and left to ``import``.
+    ``log_id`` is the log's: sessions that were last used before both the log and the service's process began are
+    history, and left to ``import``.
     """
 
     def __init__(
@@ -62,7 +66,9 @@ class Services:
         self._now_ms = now_ms
         self._ingest, self._look_seconds = ingest, look_seconds
         self._since_ms = began_ms(log_id)
+        self._started_ms = now_ms()
         self._announced: dict[Path, _Announced] = {}
+        self._progress = Progress()
 
     async def start(self, stack: AsyncExitStack) -> None:
         """See ``Component``."""
@@ -72,20 +78,20 @@ class Services:
         """See ``Component``: a service is read only while a plugin is linked, which keeps the sidecar running."""
         return False
 
-    def opened(self, boot: str, instance: str, service: str) -> None:
+    def opened(self, boot: str, instance: str, service: str, pid: int) -> None:
         """Note a link of a plugin instance; ``service`` is the registration file that it announces, or empty."""
         path = Path(service)
         if not service or not path.is_absolute():
             return
         known = self._announced.setdefault(path, _Announced(path))
-        known.links.add((boot, instance))
+        known.links[boot, instance] = pid
         if known.task is None:
             known.task = asyncio.create_task(self._follow(known))
 
     def closed(self, boot: str, instance: str) -> None:
         """Note the end of a link. After the last link from a service, the service is no longer read."""
         for path, known in list(self._announced.items()):
-            known.links.discard((boot, instance))
+            known.links.pop((boot, instance), None)
             if not known.links:
                 del self._announced[path]
                 if known.task is not None:
@@ -166,13 +172,20 @@ class Services:
             service,
             self.translator,
             self.write,
-            since_ms=self._since_ms,
+            # The service's first turns may be over before the first sidecar begins the log.
+            since_ms=min(self._since_ms, registration.written_ms or self._since_ms),
             began_ms=self._now_ms(),
             excludes=self._ingest.excludes,
+            progress=self._progress,
+            has_others=lambda: self._may_have_others(known, registration.pid),
         )
         log.info("reading the service of OpenCode 2: pid %d", registration.pid)
         known.state = "read"
         await known.reader.run()
+
+    def _may_have_others(self, known: _Announced, pid: int) -> bool:
+        """True while a plugin in another process is linked, or may not have linked again yet."""
+        return self._now_ms() - self._started_ms < RETURN_MS or set(known.links.values()) != {pid}
 
     async def write(self) -> None:
         """Append what the translator has ready; return when it is durable."""

@@ -23,7 +23,11 @@ class RealOpenCode2(RealOpenCode):
     """One isolated OpenCode 2: its service, started as its terminal starts it, and what its API says.
 
     The arguments are those of ``RealOpenCode``; its configuration is in the format of OpenCode 1, which 2 converts.
+    Servers on one ``root`` share the database.
     """
+
+    registers = True
+    """False for a server that no file names, as ``opencode serve`` starts it."""
 
     def start(self) -> None:
         """Start the service on a free port and return when it is registered and ready."""
@@ -38,7 +42,8 @@ class RealOpenCode2(RealOpenCode):
     def _spawn(self) -> None:
         self._starts += 1
         self.port = free_port()
-        command = [str(self.binary), "serve", "--service", "--hostname", "127.0.0.1", "--port", str(self.port)]
+        command = [str(self.binary), "serve", "--hostname", "127.0.0.1", "--port", str(self.port)]
+        command += ["--service"] if self.registers else []
         with self.stdout_path.open("wb") as out, self.stderr_path.open("wb") as err:
             self.process = subprocess.Popen(
                 command,
@@ -52,15 +57,18 @@ class RealOpenCode2(RealOpenCode):
 
     def _is_ready(self) -> bool:
         try:
-            found = json.loads(self.registration.read_bytes())
-            return bool(found["pid"] == self.pid and self.api("GET", "/api/health"))
+            if self.registers:
+                is_up = json.loads(self.registration.read_bytes())["pid"] == self.pid
+            else:
+                is_up = "server password " in self.stdout_path.read_text()
+            return bool(is_up and self.api("GET", "/api/health"))
         except (OSError, ValueError, http.client.HTTPException, Api2Error):
             return False
 
     @property
     def registration(self) -> Path:
         """The file in which the service says where it listens."""
-        return self.root / "state" / "opencode" / "service.json"
+        return Path(self.environment()["XDG_STATE_HOME"]) / "opencode" / "service.json"
 
     def stop_in(self) -> float:
         """Send SIGTERM to the service and wait for its end; return how many seconds that took."""
@@ -87,9 +95,12 @@ class RealOpenCode2(RealOpenCode):
         return json.loads(text) if text else None
 
     def credentials(self) -> dict[str, str]:
-        """The header that the service asks for, from its registration."""
-        found = json.loads(self.registration.read_bytes())
-        token = base64.b64encode(f"opencode:{found['password']}".encode()).decode()
+        """The header that the service asks for, from its registration, or from what it printed."""
+        if self.registers:
+            password = json.loads(self.registration.read_bytes())["password"]
+        else:
+            password = self.stdout_path.read_text().partition("server password ")[2].split("\n")[0]
+        token = base64.b64encode(f"opencode:{password}".encode()).decode()
         return {"authorization": f"Basic {token}"}
 
     def new_session(self, directory: Path | None = None) -> str:

@@ -202,6 +202,14 @@ def compaction(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     _turn(client, "SAY:after it", session)
 
 
+def overflow(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
+    """Automatic compactions: before an answer, between two steps, and after the provider refused the context."""
+    session = _turn(client, "USAGE:31000 SAY:long talk")
+    _turn(client, "SAY:after it", session)
+    _turn(client, f"USAGE:31000 {call('shell', command='echo x')} THEN: SAY:after the tool", session)
+    _turn(client, "CTXERR SAY:at last", session)
+
+
 def shell(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """A command that a person runs, then a prompt that is taken back, a fork, and a renaming."""
     session = _turn(client, "SAY:hello")
@@ -233,7 +241,8 @@ def crash(client: RealOpenCode2, model: ModelServer, feed: Feed) -> Feed:
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    chat, tools, subagent, subagents, permission, question, abort, errors, retry, busy, compaction, shell, crash,
+    chat, tools, subagent, subagents, permission, question, abort, errors, retry, busy, compaction, overflow,
+    shell, crash,
 )  # fmt: skip
 
 

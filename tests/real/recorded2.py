@@ -71,6 +71,37 @@ def assert_recorded(durable: DurableStream, client: RealOpenCode2, root: str, *c
     return records
 
 
+_MADE = {
+    "session.input.admitted": "input",
+    "session.text.ended": "execution.output",
+    "session.reasoning.ended": "execution.output",
+    "session.tool.success": "execution.step",
+    "session.tool.failed": "execution.step",
+    "session.step.ended": "execution.step",
+    "session.compaction.ended": "lifecycle.session.compacted",
+    "session.execution.succeeded": "turn.ended",
+    "session.execution.failed": "turn.ended",
+    "session.execution.interrupted": "turn.ended",
+}
+"""What each event of a session's durable log must have become, whatever came before it."""
+
+
+def assert_event_for_event(records: list[Json], client: RealOpenCode2, *sessions: str) -> None:
+    """Assert that each final event of the service's own log has one record, of its kind, with its id and number."""
+    wanted, found = Counter[tuple[Any, ...]](), Counter[tuple[Any, ...]]()
+    for session in sessions:
+        for row in client.log_of(session):
+            if row["type"] in _MADE:
+                wanted[session, row["durable"]["seq"], row["id"], _MADE[row["type"]]] += 1
+    for event in (record["event"] for record in records):
+        type_ = "input" if event["type"] in ("human.input", "agent.input") else event["type"]
+        session, metadata = event["payload"].get("session"), event["metadata"]
+        if type_ in _MADE.values() and session in sessions:
+            found[session, metadata.get("host_seq"), metadata.get("event"), type_] += 1
+    assert found - wanted == Counter(), "in the log and not in the service's"
+    assert wanted - found == Counter(), "in the service's log and not in ours"
+
+
 def outcomes(records: list[Json], session: str) -> list[str]:
     """How the turns of a session ended."""
     ended = [record["event"] for record in records if record["event"]["type"] == "turn.ended"]

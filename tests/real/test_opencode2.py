@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,21 @@ from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.opencode2 import RealOpenCode2
-from tests.real.recorded2 import assert_recorded, outcomes
+from tests.real.recorded2 import assert_event_for_event, assert_recorded, outcomes
+from tests.streams.sizes import size
+from tests.torture.figures import note, seeded
 from tools.install_opencode import VERSION_2, binary_path
 
 pytestmark = pytest.mark.real_opencode
+
+
+def call(tool: str, **arguments: Any) -> str:
+    return f"CALL:{tool} {json.dumps(arguments)}"
+
+
+KILLS = size("SERVICE_KILLS", 4)
+EVENTS = 17
+"""That the service's log gets between two holds of that test."""
 
 QUESTION = {
     "question": "Which?",
@@ -56,10 +68,6 @@ def in_one(client: RealOpenCode2, durable: DurableStream, opencode_binary: Path,
         one.prompt(session, call("bash", command="echo x", description="d"))
         wait_until(lambda: len(outcomes(durable.log(session), session)) == 2, "the end of the turns")
     return session
-
-
-def call(tool: str, **arguments: Any) -> str:
-    return f"CALL:{tool} {json.dumps(arguments)}"
 
 
 def turn(client: RealOpenCode2, text: str, session: str | None = None) -> str:
@@ -133,22 +141,59 @@ def test_an_abort_an_error_and_queued_prompts(client: RealOpenCode2, durable: Du
     assert outcomes(records, session) == ["aborted", "failed", "completed", "completed"]
 
 
-def test_what_happened_while_the_sidecar_was_dead_is_read_from_the_services_log(
-    client: RealOpenCode2, durable: DurableStream
+OVERFLOWS = {
+    "before an answer": ("USAGE:31000 SAY:big", "SAY:after"),
+    "between two steps": (f"USAGE:31000 {call('shell', command='echo x')} THEN: SAY:after",),
+    "refused by the provider": ("CTXERR SAY:after",),
+}
+"""Prompts after which OpenCode compacts by itself; the model's context is 32,000 tokens."""
+
+
+@pytest.mark.parametrize("when", OVERFLOWS)
+def test_an_automatic_compaction_belongs_to_the_turn_of_the_prompt(
+    client: RealOpenCode2, durable: DurableStream, when: str
 ) -> None:
-    session = turn(client, "SAY:before")
+    session = turn(client, "SAY:a long talk")
+    prompts = [client.prompt(session, text) for text in OVERFLOWS[when] if not client.wait(session)]
+    client.wait(session)
+    records = assert_recorded(durable, client, session)
+    assert_event_for_event(records, client, session)
+    begun = [record["event"]["payload"] for record in records if record["event"]["type"] == "turn.started"]
+    assert [turn["message"] for turn in begun][1:] == prompts
+    assert {turn["trigger"] for turn in begun} == {"prompt"}
+    assert outcomes(records, session) == ["completed"] * (1 + len(prompts))
+    of = [r["event"]["correlation_id"] for r in records if r["event"]["type"] == "lifecycle.session.compacted"]
+    assert of and set(of) == {prompts[-1]}
+
+
+def test_a_sidecar_killed_again_and_again_records_each_event_once(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer
+) -> None:
+    """One turn of many steps. Each kill waits for another number of its events, with a sidecar that reads them."""
+    random, session = seeded("service kills"), turn(client, "SAY:before")
     assert_recorded(durable, client, session)
-    # One turn of many steps, through which the sidecar dies again and again.
-    client.prompt(session, " THEN: ".join([call("shell", command="sleep 0.5")] * 6))
-    for _ in range(4):
-        killed = durable.wait_linked()
+    steps = [step for number in range(KILLS) for step in disturbed(number)]
+    client.prompt(session, " THEN: ".join([*steps, "SAY:after"]))
+    for number in range(KILLS):
+        model.wait_held(f"kill-{number}")
+        killed, reached = durable.wait_linked(), len(client.log_of(session)) + random.randrange(EVENTS)
+        model.release(f"kill-{number}")
+        client.until(lambda reached=reached: len(client.log_of(session)) > reached, "the event")
         os.kill(killed, signal.SIGKILL)
         durable.wait_running({killed})
     client.wait(session)
     other = turn(client, "SAY:another session")
-    assert_recorded(durable, client, session)
-    assert_recorded(durable, client, other)
+    assert_event_for_event(assert_recorded(durable, client, session), client, session)
+    assert_event_for_event(assert_recorded(durable, client, other), client, other)
+    assert outcomes(durable.log(session), session) == ["completed"] * 2
     durable.cli("verify")
+    note("service-kills", kills=KILLS, lost=0, doubled=0)
+
+
+def disturbed(number: int) -> list[str]:
+    """Two steps of a turn, which begin when the test releases them."""
+    write, fail = call("write", path=f"{number}.txt", content="x"), call("shell", command="echo x; exit 3")
+    return [f"HOLD:kill-{number} REASON:let me see {write} {fail}", call("shell", command="echo y; sleep 0.2")]
 
 
 def test_an_open_ask_is_listed_after_the_sidecar_comes_back(client: RealOpenCode2, durable: DurableStream) -> None:
@@ -233,10 +278,7 @@ def test_old_sessions_are_imported_once(
 ) -> None:
     """Into a log that begins now: the sessions of this service, and those that OpenCode 1 has in the same place."""
     old = turn(client, "SAY:long ago")
-    with DurableStream(tmp_path / "home") as later:
-        (client.config_directory / "plugin" / "later.js").write_text(later.plugin())
-        client.stop_in()
-        client.start()
+    with DurableStream(tmp_path / "home") as later, plugged(client, later.plugin()):
         new = turn(client, "SAY:today")
         assert_recorded(later, client, new)
         assert later.log(old) == []
@@ -247,9 +289,33 @@ def test_old_sessions_are_imported_once(
         assert all(record["event"]["metadata"]["history"] for record in records)
         assert contents(later.log(in_one)) == contents(durable.log(in_one))
         later.cli("verify")
-        (client.config_directory / "plugin" / "later.js").unlink()
-        client.stop_in()
+
+
+def test_a_first_turn_that_ends_before_the_first_sidecar_runs_is_recorded(
+    client: RealOpenCode2, durable: DurableStream, tmp_path: Path
+) -> None:
+    starter = tmp_path / "starter"
+    starter.write_text(f'#!/bin/sh\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.05; done\nexec {EXECUTABLE} "$@"\n')
+    starter.chmod(0o755)
+    with DurableStream(tmp_path / "home") as later, plugged(client, later.plugin(command=starter)):
+        session = turn(client, "SAY:hello")
+        (tmp_path / "go").touch()
+        assert outcomes(assert_recorded(later, client, session), session) == ["completed"]
+
+
+@contextmanager
+def plugged(client: RealOpenCode2, plugin: str) -> Iterator[None]:
+    """A service that begins with this plugin beside the module's, and ends before another one without it."""
+    file = client.config_directory / "plugin" / "later.js"
+    file.write_text(plugin)
+    client.stop_in()
     client.start()
+    try:
+        yield
+    finally:
+        file.unlink()
+        client.stop_in()
+        client.start()
 
 
 def import_old(durable: DurableStream, client: RealOpenCode2, opencode: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from bridge.opencode.capture.v2.translate import HostTranslator, Service
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
-from sidecar.opencode2.reader import Reader
+from sidecar.opencode2.reader import Progress, Reader
 from sidecar.opencode2.registration import Registration
 from streams.identity import seeded_identity
 from tests.bridge.opencode.playing import Log
@@ -55,6 +55,7 @@ class FakeService:
         if session not in self.logs:
             raise ServiceError(404)
         for row in self.logs[session]:
+            await asyncio.sleep(0)  # others run meanwhile, as they do while a real answer comes
             if row["type"] == "log.synced" or row["durable"]["seq"] > after:
                 yield row
 
@@ -65,7 +66,7 @@ class Bench:
     def __init__(self, service: FakeService) -> None:
         self.service, self.log = service, Log()
         self.identity = seeded_identity(5)
-        self.translator = HostTranslator(self.identity, self.log.state())
+        self.translator, self.progress = HostTranslator(self.identity, self.log.state()), Progress()
         self.writes = 0
 
     async def write(self) -> None:
@@ -76,12 +77,12 @@ class Bench:
 
     def reader(self, id_: str = "service-1", place: str = "place", since_ms: int = 0, **options: Any) -> Reader:
         service = Service(id_, "0.0.0-next-16350", 4321, place)
-        times = {"since_ms": since_ms, "began_ms": 2**52, **options}
+        times = {"since_ms": since_ms, "began_ms": 2**52, "progress": self.progress, **options}
         return Reader(self.service, service, self.translator, self.write, **times)
 
     def restart(self) -> None:
         """Kill the sidecar: only the log is left."""
-        self.translator = HostTranslator(self.identity, self.log.state())
+        self.translator, self.progress = HostTranslator(self.identity, self.log.state()), Progress()
 
     async def run(self, reader: Reader, *rows: Row) -> None:
         """Run a reader until it has taken the rows."""
@@ -306,6 +307,29 @@ async def test_a_turn_of_another_server_on_the_database_is_polled_and_not_ended(
     while bench.lines() != lines_of("busy"):
         await asyncio.sleep(0.001)
     running.cancel()
+
+
+@pytest.mark.parametrize("name", ["tools", "busy", "crash"])
+async def test_two_servers_of_one_database_are_recorded_once(name: str) -> None:
+    recording = Recording(name)
+    bench = Bench(FakeService(recording))
+    logs, bench.service.logs = bench.service.logs, {session: [] for session in bench.service.logs}
+    readers = [bench.reader(f"service-{n}", f"place-{n}", began_ms=0, poll_seconds=0.001) for n in (1, 2)]
+    running = [asyncio.create_task(reader.run()) for reader in readers]
+    bench.service.logs = {session: [] for session in logs}
+    for row in recording.live:
+        of = row["data"].get("sessionID")
+        if "durable" in row and of in logs:
+            bench.service.logs[of] = [r for r in logs[of] if "durable" in r and r["id"] <= row["id"]]
+        bench.service.live.put_nowait(row)  # one of the two gets it; the other one polls
+        await asyncio.sleep(0.001)
+    bench.service.logs = logs
+    wanted = [line for line in lines_of(name) if "lifecycle" not in line]
+    async with asyncio.timeout(10):
+        while [line for line in bench.lines() if "lifecycle" not in line] != wanted:
+            await asyncio.sleep(0.001)
+    for task in running:
+        task.cancel()
 
 
 async def test_more_events_than_can_wait_are_read_from_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

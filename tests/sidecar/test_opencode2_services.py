@@ -43,15 +43,15 @@ async def state_of(services: Services, wanted: str) -> None:
 
 
 async def test_nothing_is_read_that_no_plugin_announced(services: Services, tmp_path: Path) -> None:
-    services.opened("boot", "instance", "")
-    services.opened("boot", "instance", "relative/service.json")
+    services.opened("boot", "instance", "", 4321)
+    services.opened("boot", "instance", "relative/service.json", 4321)
     assert services.status() == []
 
 
 async def test_it_waits_for_a_service_and_ends_with_the_last_link(services: Services, tmp_path: Path) -> None:
     path = tmp_path / "service.json"
     for instance in ("one", "two"):
-        services.opened("boot", instance, str(path))
+        services.opened("boot", instance, str(path), 4321)
     await state_of(services, "absent")
     assert services.status()[0]["plugins"] == 2
     services.closed("boot", "one")
@@ -69,7 +69,7 @@ async def test_an_unsafe_registration_is_refused_and_read_when_it_is_safe(servic
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         path = register(tmp_path / "service.json", server.sockets[0].getsockname()[1], 0o644)
-        services.opened("boot", "instance", str(path))
+        services.opened("boot", "instance", str(path), 4321)
         await state_of(services, "refused")
         assert not seen.is_set()
         path.chmod(0o600)

@@ -109,9 +109,13 @@ class HostRules(Emitter):
             self._start_turn(entry, session, event, memory, memory.execution or event.key, "continuation")
 
     def compaction_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        if session.turn is None or memory.is_new:
-            message = shapes.input_id(event) or event.key
-            self._start_turn(entry, session, event, memory, message, "compaction")
+        turn, asked = session.turn, shapes.input_id(event)
+        if asked is None and memory.promoted and (turn is None or memory.is_new or turn.finish in _ANSWERED):
+            # By itself, before it answers: part of the prompt's turn.
+            message, at = memory.promoted[0]
+            self._start_turn(entry, session, event, memory, message, "prompt", at)
+        elif turn is None or memory.is_new:
+            self._start_turn(entry, session, event, memory, asked or event.key, "compaction")
 
     def _start_turn(
         self,
@@ -131,7 +135,8 @@ class HostRules(Emitter):
             else:
                 over = replace_time(replace_seq(entry, None), session.turn.last_ms or entry.item.t)
                 self.end_turn(over, session, None)
-        agent = text(event.data.get("agent")) or "opencode"
+        # A compaction does not say whose turn it begins.
+        agent = text(event.data.get("agent")) or (session.agent if trigger == "prompt" else None) or "opencode"
         cause = session.inputs.get(message) or session.last_end or session.event_id
         previous = session.handed_from(agent, trigger)
         if previous is not None:

@@ -87,7 +87,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "shell.ended", "event", "shell_ended", ("human.input", "turn.started", "execution.step", "turn.ended"), "event"
     ),
-    Rule("compaction.started", "event", "compaction_started", ("turn.started",), "input, or the event"),
+    Rule(
+        "compaction.started",
+        "event",
+        "compaction_started",
+        ("turn.started",),
+        "input, or the event",
+        "An automatic compaction before the first step belongs to the prompt's turn. One in a turn begins none.",
+    ),
     Rule("compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "event"),
     Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "event"),
     Rule(
