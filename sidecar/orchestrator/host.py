@@ -20,6 +20,10 @@ class HostError(Exception):
         self.permanent = permanent
 
 
+class HostAbsent(HostError):
+    """No OpenCode is open that could do it; the work waits for one."""
+
+
 class Part(NamedTuple):
     """A text for a session. ``key`` marks it, so that it is recognised in the session's history."""
 

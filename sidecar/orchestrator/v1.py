@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import CallError
+from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.headless import Headless, HeadlessError
 from sidecar.orchestrator.host import HostError, Look, Part, Status
 
@@ -48,7 +49,7 @@ class V1Host:
         links: Callable[[], Iterable[Link]],
         delivers: Callable[[Any], bool],
         state: CaptureState,
-        headless: Headless,
+        headless: Headless | Borrowed,
         is_phantom: Callable[[str], bool],
         now_ms: Callable[[], int],
     ) -> None:
@@ -222,7 +223,13 @@ class V1Host:
 
     def waiting_for(self, link: Link) -> list[str]:
         """The sessions on which a process that just appeared may now be asked to act."""
-        return [session for session in self._state.sessions if self._hosting(session) is link]
+        return [session for session in self._state.sessions if self._would_host(session, link)]
+
+    def _would_host(self, session: str, link: Link) -> bool:
+        hosting = self._hosting(session)
+        if hosting is None and self._is_phantom(session) and isinstance(self._headless, Borrowed):
+            return True  # Any OpenCode of the user may go on with it.
+        return hosting is link
 
     # --- who hosts what ---
 
@@ -258,7 +265,7 @@ class V1Host:
         raise HostError("the OpenCode that hosts this session is away")
 
     async def _phantoms(self, directory: str, pid: int | None) -> Link:
-        """The link to the headless OpenCode for a directory; starts it if needed."""
+        """The link to the OpenCode that hosts phantoms, for a directory; a headless one is started if needed."""
         try:
             link: Link = await self._headless.link(directory, pid)
         except HeadlessError as error:
