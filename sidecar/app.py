@@ -19,6 +19,7 @@ from bridge.opencode.capture.translate import Translator
 from bridge.opencode.capture.v2.translate import HostTranslator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
+from sidecar.capture.back_fill import BackFill
 from sidecar.capture.ingest import Ingest
 from sidecar.capture.watching import SpoolWatch
 from sidecar.components import Component, wait_idle
@@ -253,6 +254,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     nats = NatsService(home, config.nats, outside.nonce, source)
     metrics = SidecarMetrics()
     ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
+    back_fill = BackFill(ingest, store, state)
+    ingest.recorded = back_fill.recorded
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     spools = SpoolWatch(home.spool_path, ingest)
     reading = HostTranslator(identity, state, clean=redact.clean)
@@ -302,7 +305,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     durable.links = lambda: server.links
     # They stop in the opposite order: serve no peer, read no spool, make all accepted items durable, save a snapshot.
     door = _Door(home, sidecar, server)
-    components = (nats, upkeep, ingest, services, spools, worker, _Consumers(nats, worker), door, durable)
+    components = (nats, upkeep, ingest, back_fill, services, spools, worker, _Consumers(nats, worker), door, durable)
     return _Running(sidecar, ingest, spools, server, store, components)
 
 

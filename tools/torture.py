@@ -69,9 +69,9 @@ PLAN = (
     Part(
         "background-kills",
         "kill -9 in every step of background work, on OpenCode",
-        (f"{TORTURE}/test_background_kills.py",),
+        (f"{TORTURE}/test_background_kills.py", f"{TORTURE}/test_asking_kills.py"),
         5,
-        {"BACKGROUND_KILLS": 10},
+        {"BACKGROUND_KILLS": 10, "ASKING_KILLS": 10},
     ),
     Part(
         "service-kills",

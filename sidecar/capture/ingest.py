@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -22,7 +22,7 @@ from sidecar.capture.exclusion import Exclusion
 from sidecar.processes import still_runs
 from streams.errors import StreamError
 from streams.event import StreamEvent
-from streams.store import MAX_BATCH, StreamStore
+from streams.store import MAX_BATCH, Record, StreamStore
 
 log = logging.getLogger("sidecar.capture.ingest")
 
@@ -65,6 +65,8 @@ class Ingest:
         committed: Callable[[float, int], None] = lambda seconds, events: None,
     ) -> None:
         self.failed: asyncio.Future[StreamError] = asyncio.get_running_loop().create_future()
+        self.recorded: Callable[[Sequence[Record]], None] = lambda records: None
+        """Gets the records of each append, duplicates included."""
         self.excluded = 0
         self.appended = 0
         self.duplicates = 0
@@ -108,6 +110,11 @@ class Ingest:
     def is_linked(self, origin: Origin) -> bool:
         """True if a link of this instance is open."""
         return origin in self._links
+
+    def link_of(self, boot_id: str, directory: str | None) -> Link | None:
+        """A link of this OpenCode process, if possible the one of this project directory."""
+        links = [link for origin, link in self._links.items() if origin.boot_id == boot_id and link.is_open]
+        return next((link for link in links if link.directory == directory), links[0] if links else None)
 
     def delivers(self, link: Link) -> bool:
         """True if this instance ever delivered a hook; only such an instance is called."""
@@ -227,6 +234,7 @@ class Ingest:
                     self._translator.state.apply(record.event)
                 else:
                     self.appended += 1
+            self.recorded(records)
 
     async def _finish_in_order(self) -> None:
         while (ready := await self._order.get()) is not None:

@@ -86,8 +86,10 @@ class Checkpoint:
     closed: int | None = None
     waiting: bool = False
     """Whether a tool call waits for the answer. If not, the answer is sent to the session as a message."""
+    returned: str = ""
+    """The tool call that returned the answer. OpenCode may have died before it kept that."""
     told: bool = False
-    """Whether a tool call returned the answer."""
+    """Whether the session's history has the answer of that call."""
 
 
 @dataclass(slots=True)
@@ -119,6 +121,7 @@ class CheckpointAgent:
         """See ``Agent``."""
         return (
             "workflow.checkpoint",
+            "execution.step",
             "turn.ended",
             "lifecycle.session.created",
             "lifecycle.session.ended",
@@ -172,6 +175,8 @@ class CheckpointAgent:
                 return self._effect_ended(event)
             case "workflow.checkpoint":
                 return self._captured(given, event.ts)
+            case "execution.step" if given.get("call") and given.get("status") == "completed":
+                return self._kept(str(given.get("session")), str(given["call"]))
             case "turn.ended":
                 return [] if given.get("outcome") == "continued" else self._over(given, event.ts)
             case "lifecycle.session.ended":
@@ -221,6 +226,9 @@ class CheckpointAgent:
         for identifier in given["checkpoints"]:
             known = self.data.checkpoints.get(identifier)
             if known is None or not known.waiting:
+                continue
+            if told and given.get("call"):
+                outputs.append(Output("checkpoint.returned", {"checkpoint": known.id, "call": given["call"]}))
                 continue
             outputs.append(Output("checkpoint.told" if told else "checkpoint.left", {"checkpoint": known.id}))
             # The answer came just as the call gave up.
@@ -281,7 +289,19 @@ class CheckpointAgent:
             if c.state not in CLOSED and (whole or c.kind != "ask")
         ]
         # A person stopped the turn: its call does not take the answer any more.
-        return withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
+        outputs = withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
+        for known in mine:
+            if known.returned and not known.told:  # A process died before OpenCode kept what the call returned.
+                outputs += [
+                    Output("checkpoint.left", {"checkpoint": known.id}),
+                    *self._message(known, known.answer, left=True),
+                ]
+        return outputs
+
+    def _kept(self, session: str, call: str) -> list[Output]:
+        """OpenCode has the result of a tool call."""
+        mine = [c for c in self.data.checkpoints.values() if c.session == session and c.returned == call]
+        return [Output("checkpoint.told", {"checkpoint": c.id}) for c in mine if not c.told]
 
     def _intent_ended(self, intent: str, type_: str, ts: int) -> list[Output]:
         """What background work asked is withdrawn when it was stopped; its sessions are forgotten."""
@@ -339,8 +359,9 @@ class CheckpointAgent:
             self._apply(event.type, given, self.data.checkpoints[given["checkpoint"]])
 
     def _apply(self, type_: str, given: dict[str, Any], known: Checkpoint) -> None:
-        if type_ in ("checkpoint.waiting", "checkpoint.left", "checkpoint.told"):
+        if type_ in ("checkpoint.waiting", "checkpoint.left", "checkpoint.returned", "checkpoint.told"):
             known.waiting = type_ == "checkpoint.waiting"
+            known.returned = given.get("call", "") if type_ == "checkpoint.returned" else ""
             known.told = known.told or type_ == "checkpoint.told"
             return
         state = after(CHECKPOINT, known.state, type_)

@@ -31,6 +31,8 @@ log = logging.getLogger("sidecar.orchestrator")
 
 START_SECONDS: Final = 60.0
 LINK_SECONDS: Final = 30.0
+KEPT_ENVIRONMENTS: Final = 8
+"""How many OpenCode processes' environments are remembered."""
 _POLL_SECONDS: Final = 0.05
 _REQUEST_SECONDS: Final = 2.0
 
@@ -56,6 +58,7 @@ class Headless:
         self._info: dict[str, Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = asyncio.Lock()
+        self._environments: dict[int, dict[str, str]] = {}
 
     @property
     def pid(self) -> int | None:
@@ -120,7 +123,7 @@ class Headless:
             raise HeadlessError("no `opencode` was found; set [phantom] executable in config.toml")
         port, password = _free_port(), self._nonce()
         environment = {
-            **_environment_of(pid),
+            **self._environment(pid),
             "OPENCODE_SERVER_PASSWORD": password,
             "DURABLE_STREAM_HOME": str(self._home.path),
             "DURABLE_STREAM_HEADLESS": "1",
@@ -160,6 +163,25 @@ class Headless:
         """The program to start. The OpenCode that asked, and the headless one that it led to, may be gone by now."""
         asking = map(_executable_of, (pid, *near))
         return self._executable or next(asking) or self._last() or next(filter(None, asking), None) or _on_path()
+
+    def know(self, pid: int) -> None:
+        """Remember the environment of an OpenCode that linked, because it may be gone when its work begins.
+
+        It stays in memory only.
+        """
+        found = _environment_of(pid)
+        if found is not None and "DURABLE_STREAM_HEADLESS" not in found:
+            self._environments.pop(pid, None)
+            self._environments[pid] = found
+            while len(self._environments) > KEPT_ENVIRONMENTS:
+                del self._environments[next(iter(self._environments))]
+
+    def _environment(self, pid: int | None) -> dict[str, str]:
+        """The environment of the OpenCode that asked, else of the one that linked last, else this process's own."""
+        if pid in self._environments:
+            return self._environments[pid]
+        newest = next(reversed(self._environments.values()), None)
+        return (_environment_of(pid) if pid else None) or newest or dict(os.environ)
 
     def _last(self) -> Path | None:
         try:
@@ -207,16 +229,14 @@ def _executable_of(pid: int | None) -> Path | None:
     return found if found.name.startswith("opencode") else None
 
 
-def _environment_of(pid: int | None) -> dict[str, str]:
-    """The environment that a process was started with; if it cannot be read, this process's own. Never kept on disk."""
-    if pid and sys.platform == "linux":
-        try:
-            raw = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return dict(os.environ)
-        pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry)
-        return {name: value for name, equals, value in pairs if equals}
-    return dict(os.environ)
+def _environment_of(pid: int) -> dict[str, str] | None:
+    """The environment that a process was started with; ``None`` if it cannot be read."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry)
+    return {name: value for name, equals, value in pairs if equals} or None
 
 
 def _on_path() -> Path | None:

@@ -130,8 +130,8 @@ class People:
             return "No OpenCode shows this session; it is being sent to the user's other channels."
         return "Nobody could be told now: no OpenCode shows this session. `durable-stream notices` lists it."
 
-    async def ask(self, session: str, args: AskArgs, seconds: float = 600.0) -> str:
-        """``checkpoint_ask``: ask, and wait for a while."""
+    async def ask(self, session: str, args: AskArgs, call: str = "", seconds: float = 600.0) -> str:
+        """``checkpoint_ask``: ask, and wait for a while. ``call`` is OpenCode's id of the tool call."""
         identifier, number = "", 0
         known: Checkpoint | None = None
         while not identifier or (known is not None and known.told):
@@ -146,14 +146,14 @@ class People:
             "default": args.default,
             "expires": self._identity.now_ms() + round(args.minutes * 60_000),
         }
-        return await self._await_answer(identifier, payload, seconds)
+        return await self._await_answer(identifier, payload, call, seconds)
 
-    async def wait_for_checkpoint(self, given: str, seconds: float) -> str:
+    async def wait_for_checkpoint(self, given: str, call: str, seconds: float) -> str:
         """``wait_for`` with the id of a checkpoint."""
         found = [c.id for c in self.checkpoints.data.checkpoints.values() if c.id.startswith(given)]
         if len(found) != 1:
             raise RequestError("no-checkpoint", f"no checkpoint has the id {given[:40]!a}")
-        return await self._await_answer(found[0], {"checkpoint": found[0]}, seconds)
+        return await self._await_answer(found[0], {"checkpoint": found[0]}, call, seconds)
 
     async def wait_for_signal(self, name: str, seconds: float) -> str:
         """``wait_for`` with the name of a signal. A signal that came before the call counts."""
@@ -168,7 +168,7 @@ class People:
         """``stream_read``."""
         return await read_lines(open_reader(self._home.store_path), directory, args.stream, args.last)
 
-    async def _await_answer(self, identifier: str, payload: dict[str, Any], seconds: float) -> str:
+    async def _await_answer(self, identifier: str, payload: dict[str, Any], call: str, seconds: float) -> str:
         with self._waiting(identifier):
             await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
 
@@ -180,7 +180,7 @@ class People:
             await until(is_over, seconds)
             known = self.checkpoints.data.checkpoints[identifier]
             if known.state in CLOSED and known.waiting:
-                told = {"checkpoints": [identifier]}
+                told = {"checkpoints": [identifier], "call": call}
                 await self._command(checkpoints.NAME, f"told:{self._identity.ulid()}", "checkpoint.told", told)
                 if known.state == "withdrawn":
                     return "It was withdrawn before anybody answered."

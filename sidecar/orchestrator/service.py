@@ -219,6 +219,8 @@ class DurableStream:
 
     async def observe(self, link: Any) -> None:
         """An OpenCode linked: deliver what waits for its sessions, and see whether work in them has stopped."""
+        if not link.identity.service:
+            await asyncio.to_thread(self.headless.know, link.pid)
         sessions = self.host.waiting_for(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
         at_work = {i.session for i in self.data.intents.values() if i.state == "running" and i.session is not None}
@@ -298,9 +300,9 @@ class DurableStream:
                 case NotifyArgs():
                     return await self.people.notify(session, checked, context)
                 case AskArgs():
-                    return await self.people.ask(session, checked)
+                    return await self.people.ask(session, checked, str(context.get("callID") or ""))
                 case WaitArgs():
-                    return await self._wait_for(checked)
+                    return await self._wait_for(checked, str(context.get("callID") or ""))
                 case ReadArgs():
                     return await self.people.read(checked, str(context.get("worktree") or link.directory))
         except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
@@ -357,9 +359,9 @@ class DurableStream:
             return f"{intent.id} is {intent.state}; its result will come as a message."
         return f"{intent.id} {intent.state}. {intent.reason}\n{intent.result}".strip()
 
-    async def _wait_for(self, args: WaitArgs) -> str:
+    async def _wait_for(self, args: WaitArgs, call: str) -> str:
         if args.what.startswith("chk_"):
-            return await self.people.wait_for_checkpoint(args.what, args.seconds)
+            return await self.people.wait_for_checkpoint(args.what, call, args.seconds)
         if not args.what.startswith("int_"):
             return await self.people.wait_for_signal(args.what, args.seconds)
         intent = self._find(args.what)

@@ -23,8 +23,24 @@ def session_items(info: dict[str, Any], messages: list[dict[str, Any]]) -> Itera
     created = _at(info, 0)
     session = text(info.get("id")) or ""
     yield _event("session.created", created, {"sessionID": session, "info": info})
+    yield from turn_items(session, messages, created)
+
+
+def turns_of(messages: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The messages of a session by the user message that they answer, which is the first of each list."""
+    turns: dict[str, list[dict[str, Any]]] = {}
+    for message in messages:
+        about = mapping(message.get("info"))
+        if about.get("role") == "user" and (user := text(about.get("id"))) is not None:
+            turns[user] = [message]
+        elif (answered := text(about.get("parentID"))) in turns:
+            turns[answered].append(message)
+    return turns
+
+
+def turn_items(session: str, messages: list[dict[str, Any]], last: int = 0) -> Iterator[HookItem]:
+    """The hooks of these messages, oldest first. ``last``: a message without a time has this one, in ms UTC."""
     answering: str | None = None
-    last = created
     for message in messages:
         about, parts = mapping(message.get("info")), message.get("parts")
         parts = [part for part in map(mapping, parts) if part] if isinstance(parts, list) else []

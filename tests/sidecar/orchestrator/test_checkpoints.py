@@ -180,6 +180,21 @@ async def test_a_call_whose_turn_was_stopped_waits_no_more() -> None:
         assert [n.session for n in intents.data.notices.values()] == [PARENT]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+async def test_an_answer_that_opencode_did_not_keep_goes_to_the_session(kept: bool) -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT)
+        (known,) = agent.data.checkpoints.values()
+        await answer(run, known.id, "yes")
+        await run.command(NAME, "checkpoint.told", checkpoints=[known.id], call="call_1")
+        if kept:
+            await run.happened("execution.step", session=PARENT, call="call_1", kind="tool", status="completed")
+        await run.happened("turn.ended", session=PARENT, outcome="interrupted")
+        await run.happened("turn.ended", session=PARENT, outcome="completed")
+        assert known.told is kept
+        assert len(intents.data.notices) == (0 if kept else 1)
+
+
 async def test_the_answer_for_background_work_that_ended_goes_to_the_session_above() -> None:
     async with asking() as (run, agent, intents):
         await ask(run, PHANTOM)

@@ -1,0 +1,112 @@
+"""Reads from OpenCode 1 what it did while it had no plugin, or while its plugin lost hooks.
+
+A session that goes on in a new process may have had turns of which nothing was recorded, because the plugin was removed
+or switched off, or the disk was full. OpenCode still has their messages. When the session's next turn ends, the missing
+turns are read and recorded, marked as history. They come after that turn in the log, with the times at which they
+happened. What came before the log's first message of a session is left to ``import --opencode``.
+
+OpenCode 2 needs none of this: its own log is read by number.
+
+Source: seed 004, 2.3 (``resume``); DESIGN 11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from itertools import count
+from typing import Final
+
+from bridge.opencode.capture.history import HISTORY_INSTANCE, turn_items, turns_of
+from bridge.opencode.capture.state import CaptureState, SessionState
+from bridge.opencode.capture.translate import Origin
+from bridge.opencode.link.link import CallError
+from sidecar.capture.ingest import Ingest
+from streams.errors import StreamError
+from streams.lineage import RESUMED
+from streams.store import Record, StreamStore
+
+log = logging.getLogger("sidecar.capture.back_fill")
+
+MOST_MESSAGES: Final = 200
+"""How many of a session's newest messages are looked at."""
+
+_CALL_SECONDS: Final = 20.0
+_KINDS: Final = ("human.input", "agent.input", "turn.started")
+"""Any of these, with a user message as its key, says that the message was recorded."""
+
+
+class BackFill:
+    """A component. Give ``recorded`` every record that capture appends."""
+
+    def __init__(self, ingest: Ingest, store: StreamStore, state: CaptureState) -> None:
+        self._ingest, self._store, self._state = ingest, store, state
+        self._due: dict[str, str] = {}
+        """Session → the OpenCode process that goes on with it."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._seqs = count(1)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+
+        async def stop() -> None:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+        stack.push_async_callback(stop)
+
+    def owes(self) -> bool:
+        """See ``Component``: whether a session is being read."""
+        return bool(self._tasks)
+
+    def recorded(self, records: Sequence[Record]) -> None:
+        """Note which sessions may miss turns, and read those that rest."""
+        for record in records:
+            event = record.event
+            boot = event.metadata.get("boot")
+            if record.duplicate or not isinstance(boot, str) or event.metadata.get("history"):
+                continue
+            session = str(event.payload.get("session"))
+            if event.type == RESUMED:
+                self._due[session] = boot
+            elif event.type == "capture.gap":
+                mine = (s.id for s in self._state.sessions.values() if boot in s.boots and not s.ended)
+                self._due.update(dict.fromkeys(mine, boot))
+            elif event.type == "turn.ended" and session in self._due:
+                task = asyncio.create_task(self._fill(session))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _fill(self, session: str) -> None:
+        """Record the missing turns of a session, unless its next turn has begun; then its end tries again."""
+        boot, known = self._due.get(session), self._state.sessions.get(session)
+        link = self._ingest.link_of(boot, known.directory) if boot is not None and known is not None else None
+        if boot is None or known is None or link is None:
+            return
+        given = {"path": {"id": session}, "query": {"limit": MOST_MESSAGES}}
+        try:
+            messages = await link.call("session.messages", given, timeout=_CALL_SECONDS)
+            found = messages if isinstance(messages, list) else []
+            turns = turns_of([message for message in found if isinstance(message, dict)])
+            missing = [turn for user, turn in turns.items() if await self._is_missing(known, user)]
+        except (CallError, StreamError) as error:
+            log.warning("the history of %s cannot be read: %s", session, error)
+            return
+        if known.turn is not None or self._due.pop(session, None) is None:
+            return
+        for turn in missing:
+            items = list(turn_items(session, turn))
+            seq = next(self._seqs)
+            for _ in items[1:]:
+                next(self._seqs)
+            self._ingest.take(Origin(boot, HISTORY_INSTANCE), seq, items, None)
+        if missing:
+            log.info("%d turns of %s were missing, and are read from OpenCode", len(missing), session)
+
+    async def _is_missing(self, session: SessionState, user: str) -> bool:
+        if session.first_message is None or user <= session.first_message or user in session.inputs:
+            return False
+        return not any([await self._store.find(f"{kind}:{session.id}:{user}") for kind in _KINDS])

@@ -1,0 +1,107 @@
+"""An OpenCode with Durable Stream, one of whose processes is killed at a chosen record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from streams.log.reader import LogReader
+from tests.real.durable import PLUGIN, DurableStream, is_alive
+from tests.real.model_server import HANG_LIMIT_S, ModelServer
+from tests.real.opencode import RealOpenCode
+from tools.install_opencode import binary_path
+
+_POLL_S = 0.001
+
+
+class Tormented:
+    """Counts what is killed, and goes through the steps at which something can be killed.
+
+    A step is a record in the streams of agents. ``steps`` is how many an undisturbed life writes, or a few more, and
+    no multiple of 7; ``last`` is the type of the record that ends it.
+    """
+
+    steps = 30
+    last = "notice.observed"
+
+    def __init__(self, durable: DurableStream, client: RealOpenCode, random: Random) -> None:
+        self.durable, self.client, self.random = durable, client, random
+        self.lost = self.doubled = self.kills = self.late = 0
+        self.step = random.randrange(self.steps)
+
+    def next_step(self) -> None:
+        """Go to another step; after ``steps`` calls each had its turn."""
+        self.step = (self.step + 7) % self.steps
+
+    def head(self) -> int:
+        """The log's last position."""
+
+        async def read() -> int:
+            return LogReader(self.durable.home / "store").head
+
+        return asyncio.run(read())
+
+    def reached(self, after: int) -> bool:
+        """Wait until the records after position ``after`` have this step; false if the life is over before."""
+        return asyncio.run(self._reached(after))
+
+    async def _reached(self, after: int) -> bool:
+        reader, steps, deadline = LogReader(self.durable.home / "store"), 0, time.monotonic() + HANG_LIMIT_S
+        while time.monotonic() < deadline:
+            async for record in reader.read_all(after=after):
+                after = record.position
+                steps += record.event.stream_id.startswith("agent/")
+                if steps > self.step:
+                    return True
+                if record.event.type == self.last:
+                    self.late += 1
+                    return False
+            await asyncio.sleep(_POLL_S)
+        raise TimeoutError(f"step {self.step} was not reached")
+
+    def kill(self, victim: str) -> None:
+        """``kill -9``; an OpenCode is started again, the others are started by those that need them."""
+        pid = self._pid(victim)
+        if pid is None:
+            self.late += 1
+            return
+        if victim == "opencode":
+            self.client.kill9()
+            self.client.start()
+            self.client.sessions()
+        else:
+            os.kill(pid, signal.SIGKILL)
+        self.kills += 1
+
+    def _pid(self, victim: str) -> int | None:
+        if victim == "sidecar":
+            return self.durable.wait_running()
+        if victim == "opencode":
+            return self.client.pid
+        try:
+            pid = int(json.loads((self.durable.home / "headless.json").read_text())["pid"])
+        except FileNotFoundError:
+            return None
+        return pid if is_alive(pid) else None
+
+    def figures(self) -> dict[str, Any]:
+        """What ``figures.note`` takes."""
+        return {"kills": self.kills, "late": self.late, "lost": self.lost, "doubled": self.doubled}
+
+
+@contextmanager
+def client_and_home(path: Path) -> Iterator[tuple[DurableStream, RealOpenCode]]:
+    """An OpenCode and a home for one victim."""
+    with ModelServer() as model, DurableStream(path / "home") as durable:
+        durable.cli("agents")
+        plugins = {PLUGIN: durable.plugin()}
+        with RealOpenCode(binary_path(), model.port, plugins=plugins, plugin_scope="global") as client:
+            yield durable, client
