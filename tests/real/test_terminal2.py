@@ -22,12 +22,11 @@ PROMPT = 'CALL:shell {"command": "echo out"} THEN: SAY:hello from the terminal'
 def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own(
     model: ModelServer, tmp_path: Path
 ) -> None:
-    with DurableStream(tmp_path / "home") as durable:
-        with opencode2(model, {PLUGIN: durable.plugin()}) as client:
-            ours = screen_of(client)
-            (session,) = client.api("GET", "/api/session")["data"]
-            records = assert_event_for_event(durable, client, session["id"])
-            durable.end_with(client)
+    with DurableStream(tmp_path / "home") as durable, opencode2(model, {PLUGIN: durable.plugin()}) as client:
+        ours = screen_of(client)
+        (session,) = client.api("GET", "/api/session")["data"]
+        records = assert_event_for_event(durable, client, session["id"])
+        durable.end_with(client)
     types = [record["event"]["type"] for record in records]
     assert types[:3] == ["lifecycle.session.created", "human.input", "turn.started"]
     assert outcomes(records, session["id"]) == ["completed"]
