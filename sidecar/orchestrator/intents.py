@@ -313,6 +313,8 @@ class IntentAgent:
                 return [*answer, *self._end(intent, "intent.completed", ts, result=said)]
             case "unanswered":
                 return self._interrupted(intent, intent.session, ts)
+            case "unprompted":
+                return self._interrupted(intent, intent.session, ts, intent.prompt)
             case "gone":
                 return self._end(intent, "intent.failed", ts, reason="its session was deleted", code="deleted")
         return []
@@ -397,14 +399,14 @@ class IntentAgent:
         code = {"aborted": "user-abort", "failed": "error"}.get(str(outcome), "stopped")
         return self._end(intent, "intent.failed", event.ts, reason=reason, code=code)
 
-    def _interrupted(self, intent: Intent, session: str, ts: int) -> list[Output]:
+    def _interrupted(self, intent: Intent, session: str, ts: int, text: str = CONTINUE) -> list[Output]:
         """Prompt the session again, unless a prompt is on its way or its OpenCode died too often."""
         if intent.state == "resuming" and intent.prompting:
             return []
         if intent.resumes >= MAX_RESUMES:
             reason = f"crash: its OpenCode died {intent.resumes + 1} times"
             return self._end(intent, "intent.failed", ts, reason=reason, code="crash")
-        return [Output("intent.interrupted", {"intent": intent.id}), self._prompt(intent, session, CONTINUE)]
+        return [Output("intent.interrupted", {"intent": intent.id}), self._prompt(intent, session, text)]
 
     def _spend(self, event: StreamEvent) -> list[Output]:
         """A call of the model has ended. It counts at once, so that a budget also stops a long turn."""
@@ -475,18 +477,14 @@ class IntentAgent:
         self.data.fold(event.type, event.payload)
 
 
-_CHANGES: Final = frozenset(
-    {
-        "intent.created",
-        "intent.spent",
-        "intent.cancelling",
-        "intent.completed",
-        "intent.failed",
-        "intent.cancelled",
-        "intent.fallback",
-    }
-    | {"notice.queued", "notice.held", "notice.observed"}
-)
+_CHANGES: Final = {
+    "intent.created",
+    "intent.spent",
+    "intent.cancelling",
+    "intent.completed",
+    "intent.failed",
+    "intent.cancelled",
+} | {"intent.fallback", "notice.queued", "notice.held", "notice.observed"}
 """After these something may start, must stop, or can be delivered."""
 
 

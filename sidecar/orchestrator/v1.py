@@ -7,6 +7,7 @@ sidecar's own headless OpenCode.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
@@ -20,6 +21,9 @@ from sidecar.orchestrator.host import HostError, Look, Part, Status
 CALL_SECONDS: Final = 20.0
 SETTLE_MS: Final = 30_000
 """A prompt younger than this may not have begun its turn."""
+
+_KEPT_SECONDS: Final = 3.0
+"""How long OpenCode may take to keep a prompt that it took."""
 
 HISTORY: Final = 60
 """How many of a session's newest messages are searched for a key."""
@@ -139,6 +143,13 @@ class V1Host:
 
     async def look(self, session: str, *, directory: str, most: int) -> Look:
         """See ``Host``."""
+        look = await self._look(session, directory=directory, most=most)
+        if look.state == "unprompted":  # OpenCode takes a prompt a moment before it keeps it.
+            await asyncio.sleep(_KEPT_SECONDS)
+            look = await self._look(session, directory=directory, most=most)
+        return look
+
+    async def _look(self, session: str, *, directory: str, most: int) -> Look:
         link = await self._of(session, directory, None)
         statuses = await _call(link, "session.status", {})
         status = statuses.get(session) if isinstance(statuses, dict) else None
@@ -155,7 +166,9 @@ class V1Host:
         if isinstance(status, dict) and status.get("type") != "idle":
             quiet = 0 if status.get("type") == "retry" else _quiet_ms(found, self._now_ms())
             return Look("busy", quiet_ms=quiet)
-        last = infos[-1] if infos else {}
+        if prompted < 0 or not found[prompted].get("parts"):
+            return Look("unprompted")
+        last = infos[-1]
         if last.get("role") != "assistant":
             made = (last.get("time") or {}).get("created", 0)
             return Look("busy" if self._now_ms() - made < SETTLE_MS else "unanswered")
