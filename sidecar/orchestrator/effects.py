@@ -1,8 +1,7 @@
 """The effects of the orchestration. Each is one act on a host, with a reconciler that asks what already happened.
 
-Every message carries the key of its effect, and every session the id of its intent. So a
-repetition after a crash, or after a lost answer, first looks for the message or the
-session.
+Every message carries the key of its effect, and every session the id of its intent. So a host does nothing when it
+is asked again, after a crash or after a lost answer.
 """
 
 from __future__ import annotations
@@ -30,26 +29,21 @@ class Create(_Kind):
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        found = await self._find(effect)
-        if found is None:
-            found = await self._host.create(
-                args["intent"],
-                title=args["title"],
-                directory=args["directory"],
-                parent=args.get("parent"),
-                pid=args.get("pid"),
-            )
-        return {"session": found}
+        session = await self._host.create(
+            args["intent"],
+            title=args["title"],
+            directory=args["directory"],
+            parent=args.get("parent"),
+            pid=args.get("pid"),
+        )
+        return {"session": session}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""
-        found = await self._find(effect)
-        return NotDone() if found is None else Done({"session": found})
-
-    async def _find(self, effect: Effect) -> str | None:
         args = effect.args
         about = {name: args.get(name) for name in ("parent", "pid")}
-        return await self._host.find(args["intent"], directory=args["directory"], **about)
+        found = await self._host.find(args["intent"], directory=args["directory"], **about)
+        return NotDone() if found is None else Done({"session": found})
 
 
 class Prompt(_Kind):
@@ -60,9 +54,7 @@ class Prompt(_Kind):
         """See ``EffectKind``."""
         args = effect.args
         try:
-            if await self._holds(effect, key):
-                return {"held": True}
-            await self._host.prompt(
+            sent = await self._host.prompt(
                 args["session"],
                 [Part(args["text"], key)],
                 directory=args["directory"],
@@ -74,15 +66,13 @@ class Prompt(_Kind):
             if not args.get("waits"):
                 raise
             return {"absent": True}
-        return {}
+        return {} if sent else {"held": True}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""
-        return Done({"held": True}) if await self._holds(effect, key) else NotDone()
-
-    async def _holds(self, effect: Effect, key: str) -> bool:
         args = effect.args
-        return await self._host.holds(args["session"], key, directory=args["directory"], pid=args.get("pid"))
+        held = await self._host.holds(args["session"], key, directory=args["directory"], pid=args.get("pid"))
+        return Done({"held": True}) if held else NotDone()
 
 
 class Abort(_Kind):
@@ -113,18 +103,14 @@ class Wake(_Kind):
         if status != "idle":
             return {"status": status}
         about = self._host.about(session)
-        directory = about.get("directory", "")
-        parts = [Part(each["text"], each["key"]) for each in args["texts"]]
-        left = [part for part in parts if not await self._host.holds(session, part.key, directory=directory)]
-        if left:
-            await self._host.prompt(
-                session,
-                left,
-                directory=directory,
-                agent=about.get("agent"),
-                model=about.get("model"),
-                reply=bool(args.get("wake", True)),
-            )
+        await self._host.prompt(
+            session,
+            [Part(each["text"], each["key"]) for each in args["texts"]],
+            directory=about.get("directory", ""),
+            agent=about.get("agent"),
+            model=about.get("model"),
+            reply=bool(args.get("wake", True)),
+        )
         return {"status": "sent"}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:

@@ -55,7 +55,7 @@ class Host(Protocol):
         ...
 
     async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
-        """Create a phantom session that carries the intent's id. Return the session's id."""
+        """The phantom session that carries the intent's id, created if there is none. Return the session's id."""
         ...
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
@@ -72,8 +72,11 @@ class Host(Protocol):
         model: str | None = None,
         reply: bool = True,
         pid: int | None = None,
-    ) -> None:
-        """Give a session a message. With ``reply`` the model answers it."""
+    ) -> bool:
+        """Give a session a message. With ``reply`` the model answers it.
+
+        Parts whose key the session's history has are left out. Return false if it had all of them.
+        """
         ...
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:

@@ -48,10 +48,10 @@ class Hosts:
         model: str | None = None,
         reply: bool = True,
         pid: int | None = None,
-    ) -> None:
+    ) -> bool:
         """See ``Host``."""
         host = self._of(session)
-        await host.prompt(session, parts, directory=directory, agent=agent, model=model, reply=reply, pid=pid)
+        return await host.prompt(session, parts, directory=directory, agent=agent, model=model, reply=reply, pid=pid)
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""

@@ -65,6 +65,9 @@ class V1Host:
 
     async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
         """See ``Host``."""
+        found = await self.find(intent, directory=directory, parent=parent, pid=pid)
+        if found is not None:
+            return found
         link = await self._phantoms(directory, pid)
         body: dict[str, Any] = {
             "title": title,
@@ -101,9 +104,13 @@ class V1Host:
         model: str | None = None,
         reply: bool = True,
         pid: int | None = None,
-    ) -> None:
+    ) -> bool:
         """See ``Host``."""
         link = await self._of(session, directory, pid)
+        held = await self._keys(link, session)
+        parts = [part for part in parts if part.key not in held]
+        if not parts:
+            return False
         is_parent = not self._is_phantom(session)
         body: dict[str, Any] = {
             "parts": [
@@ -124,16 +131,21 @@ class V1Host:
         if not reply:
             body["noReply"] = True
         await _call(link, "session.promptAsync", {"path": {"id": session}, "body": body})
+        return True
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""
-        link = await self._of(session, directory, pid)
+        return key in await self._keys(await self._of(session, directory, pid), session)
+
+    async def _keys(self, link: Link, session: str) -> set[str]:
+        """The keys in a session's history."""
         found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": HISTORY}})
-        return any(
-            isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict) and mark.get("key") == key
+        return {
+            mark["key"]
             for message in (found if isinstance(found, list) else [])
             for part in message.get("parts", [])
-        )
+            if isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict) and mark.get("key")
+        }
 
     async def abort(self, session: str, *, directory: str) -> None:
         """See ``Host``."""

@@ -22,8 +22,9 @@ from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.opencode2.registration import UnsafeService, place_of, read_registration
 from sidecar.orchestrator.host import HostError, Look, Part, Status
 
-LACKS: Final = frozenset({"children", "toasts"})
-"""``children``: a phantom is no child of the session that started it. ``toasts``: nothing can be shown quietly."""
+LACKS: Final = frozenset({"children", "reasons", "toasts"})
+"""``children``: a phantom is no child of the session that started it. ``reasons``: the model does not read why a
+permission was refused. ``toasts``: nothing can be shown quietly."""
 
 PHANTOM: Final = "ses_ds2"
 """How the ids of phantoms begin."""
@@ -94,29 +95,35 @@ class V2Host:
         model: str | None = None,
         reply: bool = True,
         pid: int | None = None,
-    ) -> None:
+    ) -> bool:
         """See ``Host``. Each part is a message of its own; only the last one wakes the model."""
         client = await self._client(session)
+        parts = [part for part in parts if not await self.holds(session, part.key, directory=directory)]
         if session.startswith(PHANTOM):
             if agent:
                 await _post(client, f"{_path(session)}/agent", {"agent": agent})
             if chosen := _model(model):
                 await _post(client, f"{_path(session)}/model", {"model": chosen})
+        # Queued messages get a turn each. A note must have none, and several are to be answered in one.
+        # The session is idle now: what is pending in it are notes.
+        is_alone = reply and len(parts) == 1 and not await _pending(client, session)
         for count, part in enumerate(parts, 1):
             body = {
                 "id": message_id(part.key),
                 "text": part.text,
                 "metadata": {"durable_stream": {"key": part.key}},
-                # Queued messages get a turn each, and several are to be answered in one. The session is idle now.
-                "delivery": "steer" if len(parts) > 1 else "queue",
+                "delivery": "queue" if is_alone else "steer",
                 "resume": reply and count == len(parts),
             }
             await _post(client, f"{_path(session)}/prompt", body)
+        return bool(parts)
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""
-        client = await self._client(session)
-        return await _get(client, f"{_path(session)}/message/{message_id(key)}") is not None
+        client, message = await self._client(session), message_id(key)
+        if await _get(client, f"{_path(session)}/message/{message}") is not None:
+            return True
+        return message in await _pending(client, session)
 
     async def abort(self, session: str, *, directory: str) -> None:
         """See ``Host``."""
@@ -165,16 +172,25 @@ class V2Host:
 
     async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
         """See ``Answering``."""
-        if kind != "permission":
-            raise HostError(f"OpenCode 2 takes the answer to a {kind} only in its own terminal", permanent=True)
-        body = {"reply": answer[0]} | ({"message": answer[1]} if answer[1:] else {})
-        path = f"{_path(session)}/permission/{quote(request, safe='')}/reply"
+        client = await self._client(session)
+        waiting = f"{_path(session)}/{'permission' if kind == 'permission' else 'form'}"
+        listed = map(mapping, _list(mapping(await _get(client, waiting)).get("data")))
+        asked = next((each for each in listed if each.get("id") == request), None)
+        if asked is None:
+            return "gone"
+        if kind == "permission":
+            body: dict[str, Any] | None = {"reply": answer[0]} | ({"message": answer[1]} if answer[1:] else {})
+        elif list(answer) == ["reject"]:
+            body = None
+        else:
+            body = {"answer": _filled(asked, answer)}
+        path = f"{waiting}/{quote(request, safe='')}/{'cancel' if body is None else 'reply'}"
         try:
-            await _post(await self._client(session), path, body)
-        except HostError as error:
-            if error.permanent:
-                return "gone"
-            raise
+            await _sent(client, path, body)
+        except ServiceError as error:
+            if error.status == _CONFLICT:
+                return "gone"  # somebody answered since
+            raise HostError(f"OpenCode 2 answered {error}", permanent=400 <= error.status < 500) from None
         return "answered"
 
     def about(self, session: str) -> dict[str, Any]:
@@ -231,13 +247,38 @@ async def _get(client: ServiceClient, path: str) -> Any:
 
 async def _post(client: ServiceClient, path: str, body: dict[str, Any] | None) -> Any:
     try:
-        return await client.post(path, body)
+        return await _sent(client, path, body)
     except ServiceError as error:
         if error.status == _CONFLICT:
             return None  # this message is there, under the same id
         raise HostError(f"OpenCode 2 answered {error}", permanent=400 <= error.status < 500) from None
+
+
+async def _sent(client: ServiceClient, path: str, body: dict[str, Any] | None) -> Any:
+    try:
+        return await client.post(path, body)
     except (ServiceGone, UnsafeService) as error:
         raise HostError(f"the service of OpenCode 2 does not answer: {error}") from None
+
+
+def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:
+    """A form's answer, made from one text for each field: a chosen option's label, or a text of one's own."""
+    fields = [mapping(each) for each in _list(form.get("fields"))]
+    kinds = {str(each.get("type")) for each in fields}
+    if len(fields) != len(answers) or not kinds <= {"string", "multiselect"}:
+        raise HostError("OpenCode 2 takes the answer to this form only in its own terminal", permanent=True)
+    filled: dict[str, Any] = {}
+    for field, answer in zip(fields, answers, strict=True):
+        options = map(mapping, _list(field.get("options")))
+        value = next((each.get("value") for each in options if each.get("label") == answer), answer)
+        filled[str(field.get("key"))] = [value] if field.get("type") == "multiselect" else value
+    return filled
+
+
+async def _pending(client: ServiceClient, session: str) -> list[Any]:
+    """The ids of messages that are in no turn yet, such as notes, which wait for a message that wakes the model."""
+    found = mapping(await _get(client, f"{_path(session)}/pending")).get("data")
+    return [each.get("id") for each in map(mapping, _list(found))]
 
 
 def _path(session: str) -> str:

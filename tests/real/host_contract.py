@@ -2,89 +2,231 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from sidecar.orchestrator.host import Host, Part
+from sidecar.orchestrator.host import Part
+from sidecar.orchestrator.notify_effects import Answering
 from tests.real.model_server import HANG_LIMIT_S, MODEL_ID, ModelServer
 
 MODEL = f"mock/{MODEL_ID}"
+QUESTIONS = [
+    {
+        "question": f"Which {what}?",
+        "header": what,
+        "options": [{"label": label, "description": label} for label in ("Blue", "Red")],
+    }
+    for what in ("door", "window")
+]
+
+
+def asking(tool: str) -> dict[str, Any]:
+    """The configuration in which a tool asks first."""
+    return {"permission": {tool: "ask"}}
 
 
 class HostContract:
-    """``host``, ``directory`` and ``model`` are set by the subclass before each test."""
+    """``host``, ``directory`` and ``model`` are set by the subclass before each test, and so is ``phantoms``."""
 
-    host: Host
+    host: Answering
     directory: str
     model: ModelServer
+    phantoms: set[str]
+    """The sessions that the host takes for background work; the contract adds those it creates."""
+    shell: str
+    """The name of the tool that runs a command; it asks for a permission."""
 
-    async def new(self, intent: str) -> str:
-        about: dict[str, Any] = {"directory": self.directory, "parent": None, "pid": None}
+    async def own(self) -> str:
+        """A new session of the user's own."""
+        raise NotImplementedError
+
+    async def asked(self, session: str, kind: str) -> list[str]:
+        """The permissions, or questions, that wait for an answer in a session, as OpenCode says."""
+        raise NotImplementedError
+
+    async def children(self, session: str) -> list[str]:
+        """The children of a session, as OpenCode says."""
+        raise NotImplementedError
+
+    # --- shared by the tests ---
+
+    async def new(self, intent: str, parent: str | None = None) -> str:
+        about: dict[str, Any] = {"directory": self.directory, "parent": parent, "pid": None}
         assert await self.host.find(intent, **about) is None
         session = await self.host.create(intent, title="t", **about)
         assert await self.host.find(intent, **about) == session
+        self.phantoms.add(session)
         return session
 
-    async def say(self, session: str, text: str, key: str) -> None:
-        await self.host.prompt(session, [Part(text, key)], directory=self.directory, model=MODEL)
+    async def users(self) -> str:
+        """A new session of the user's own, once the host knows where it lives."""
+        session = await self.own()
+        await until(lambda: self.is_status(session, "idle"))
+        return session
 
-    async def looks(self, session: str) -> str:
-        return (await self.host.look(session, directory=self.directory, most=100)).state
+    async def say(self, session: str, *texts: str, key: str, reply: bool = True) -> bool:
+        parts = [Part(text, f"{session}:{key}:{number}") for number, text in enumerate(texts)]
+        return await self.host.prompt(session, parts, directory=self.directory, model=MODEL, reply=reply)
+
+    async def holds(self, session: str, key: str) -> bool:
+        return await self.host.holds(session, f"{session}:{key}", directory=self.directory)
+
+    async def is_state(self, session: str, state: str, most: int = 100) -> bool:
+        return (await self.host.look(session, directory=self.directory, most=most)).state == state
+
+    async def answered(self, session: str) -> str:
+        """What the model said, once its turn is over."""
+        await until(lambda: self.is_state(session, "answered"))
+        return (await self.host.look(session, directory=self.directory, most=100)).text
+
+    async def is_status(self, session: str, status: str) -> bool:
+        return await self.host.status(session) == status
+
+    def calls(self, session: str) -> int:
+        """How often the model was called for an answer in a session."""
+        return sum(request.has_tools for request in self.model.of(session))
+
+    async def one_asked(self, session: str, kind: str) -> str:
+        await until(lambda: self.asked(session, kind))
+        (request,) = await self.asked(session, kind)
+        return request
+
+    # --- sessions ---
 
     async def test_one_intent_has_one_session_however_often_it_is_created(self) -> None:
         session = await self.new("int_once")
         again = await self.host.create("int_once", title="t", directory=self.directory, parent=None, pid=None)
         assert again == session
 
+    async def test_a_session_is_a_child_of_the_one_that_started_it_unless_that_is_lacked(self) -> None:
+        parent = await self.users()
+        session = await self.new("int_child", parent)
+        assert await self.children(parent) == ([] if "children" in self.host.lacks else [session])
+
+    async def test_a_session_that_lost_its_prompt_is_told_apart(self) -> None:
+        assert await self.looks(await self.new("int_unprompted")) == "unprompted"
+
+    async def test_a_session_that_is_gone_is_told_apart(self) -> None:
+        assert await self.is_state("ses_ds2nowhere", "gone")
+
+    async def test_what_is_known_of_a_session_is_what_its_last_turn_used(self) -> None:
+        session = await self.users()
+        assert await self.say(session, "SAY:hello", key="about")
+        await until(lambda: self.is_known(session))
+        assert self.host.about(session) == {"directory": self.directory, "agent": "build", "model": MODEL}
+        assert self.host.about("ses_nowhere") == {}
+
+    async def is_known(self, session: str) -> bool:
+        return "model" in self.host.about(session)
+
+    # --- messages ---
+
     async def test_a_message_with_a_key_is_there_once(self) -> None:
         session = await self.new("int_message")
-        assert not await self.host.holds(session, "k1", directory=self.directory)
-        for _ in range(2):
-            await self.say(session, "SAY:once", "k1")
-        await until(lambda: self.host.holds(session, "k1", directory=self.directory))
-        await until(lambda: self.is_state(session, "answered"))
-        found = await self.host.look(session, directory=self.directory, most=100)
-        assert (found.state, found.text) == ("answered", "once")
-        assert sum(r.has_tools for r in self.model.of(session)) == 1, "one call of the model"
-
-    async def test_a_session_at_work_is_busy_until_it_is_stopped(self) -> None:
-        session = await self.new("int_stopped")
-        assert await self.host.status(session) == "idle"
-        await self.say(session, "HOLD:contract SAY:never", "k2")
-        await until(lambda: self.is_busy(session))
-        assert await self.looks(session) == "busy"
-        await self.host.abort(session, directory=self.directory)
-        await until(lambda: self.is_idle(session))
-        self.model.release("contract")
-        await self.host.abort(session, directory=self.directory)  # nothing runs: no error
+        assert not await self.holds(session, "once:0")
+        assert await self.say(session, "SAY:once", key="once")
+        await until(lambda: self.holds(session, "once:0"))
+        assert not await self.say(session, "SAY:once", key="once")
+        assert await self.answered(session) == "once"
+        assert not await self.say(session, "SAY:once", key="once")
+        assert self.calls(session) == 1
 
     async def test_several_parts_wake_the_model_once(self) -> None:
         session = await self.new("int_parts")
-        parts = [Part("SAY:first", "k3"), Part("SAY:second", "k4")]
-        await self.host.prompt(session, parts, directory=self.directory, model=MODEL)
-        await until(lambda: self.is_state(session, "answered"))
-        for key in ("k3", "k4"):
-            assert await self.host.holds(session, key, directory=self.directory)
-        assert (await self.host.look(session, directory=self.directory, most=100)).text == "second"
-        assert sum(r.has_tools for r in self.model.of(session)) == 1, "one call of the model"
+        assert await self.say(session, "SAY:first", "SAY:second", key="parts")
+        assert await self.answered(session) == "second"
+        for number in range(2):
+            assert await self.holds(session, f"parts:{number}")
+        assert self.calls(session) == 1
 
-    async def test_a_session_that_is_gone_is_told_apart(self) -> None:
-        assert await self.looks("ses_ds2nowhere") == "gone"
+    async def test_a_note_wakes_nobody_until_the_next_message(self) -> None:
+        session = await self.users()
+        assert await self.say(session, "SAY:only a note", key="note", reply=False)
+        await until(lambda: self.holds(session, "note:0"))
+        assert await self.host.status(session) == "idle"
+        assert self.calls(session) == 0
+        assert await self.say(session, "SAY:awake", key="wake")
+        assert await self.answered(session) == "awake"
+        assert self.calls(session) == 1
+        assert "only a note" in json.dumps(self.model.of(session)[-1].body)
 
-    async def is_state(self, session: str, state: str) -> bool:
-        return await self.looks(session) == state
+    # --- work ---
 
-    async def is_busy(self, session: str) -> bool:
-        return await self.host.status(session) == "busy"
+    async def test_a_session_at_work_is_busy_until_it_is_stopped(self) -> None:
+        session = await self.new("int_stopped")
+        await until(lambda: self.is_status(session, "idle"))
+        assert await self.say(session, "HOLD:contract SAY:never", key="stopped")
+        await until(lambda: self.is_status(session, "busy"))
+        assert await self.is_state(session, "busy")
+        await self.host.abort(session, directory=self.directory)
+        await until(lambda: self.is_status(session, "idle"))
+        self.model.release("contract")
+        await self.host.abort(session, directory=self.directory)  # nothing runs: no error
 
-    async def is_idle(self, session: str) -> bool:
-        return await self.host.status(session) == "idle"
+    async def test_a_turn_that_failed_is_over(self) -> None:
+        session = await self.new("int_failed")
+        assert await self.say(session, "HTTPERR:400", key="failed")
+        assert await self.answered(session) == ""
+
+    async def test_too_many_answers_to_one_message_are_a_loop(self) -> None:
+        session = await self.new("int_loop")
+        steps = ['CALL:glob {"pattern": "*"}'] * 3
+        assert await self.say(session, " THEN: ".join([*steps, "HOLD:loop SAY:never"]), key="loop")
+        await until(lambda: self.is_state(session, "loop", most=3))
+        await self.host.abort(session, directory=self.directory)
+        self.model.release("loop")
+
+    # --- people ---
+
+    async def test_a_permission_takes_one_answer(self) -> None:
+        session = await self.users()
+        assert await self.say(session, self.command("echo allowed"), key="once")
+        request = await self.one_asked(session, "permission")
+        assert await self.answer(session, request, "permission", ["once"]) == "answered"
+        assert "allowed" in await self.answered(session)
+        assert await self.answer(session, request, "permission", ["reject"]) == "gone"
+
+    async def test_the_model_reads_why_a_permission_was_refused(self) -> None:
+        session = await self.users()
+        assert await self.say(session, self.command("echo refused"), key="reject")
+        request = await self.one_asked(session, "permission")
+        assert await self.answer(session, request, "permission", ["reject", "use the other one"]) == "answered"
+        said = await self.answered(session)
+        assert ("use the other one" in said) is ("reasons" not in self.host.lacks)
+
+    async def test_a_question_takes_one_answer(self) -> None:
+        session, request = await self.questioned()
+        assert await self.answer(session, request, "question", ["Red", "none of them"]) == "answered"
+        said = await self.answered(session)
+        assert '"Which door?"="Red"' in said and '"Which window?"="none of them"' in said
+        assert await self.answer(session, request, "question", ["Red", "Red"]) == "gone"
+
+    async def test_a_question_is_refused(self) -> None:
+        session, request = await self.questioned()
+        assert await self.answer(session, request, "question", ["reject"]) == "answered"
+        await until(lambda: self.is_status(session, "idle"))
+        assert await self.asked(session, "question") == []
+
+    async def questioned(self) -> tuple[str, str]:
+        session = await self.users()
+        assert await self.say(session, f"CALL:question {json.dumps({'questions': QUESTIONS})}", key="question")
+        return session, await self.one_asked(session, "question")
+
+    def command(self, command: str) -> str:
+        return f"CALL:{self.shell} {json.dumps({'command': command, 'description': 'd'})}"
+
+    async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
+        return await self.host.answer(session, request, kind, list(answer))
+
+    async def test_a_toast_is_shown_unless_that_is_lacked(self) -> None:
+        session = await self.users()
+        assert await self.host.toast(session, "title", "text") is ("toasts" not in self.host.lacks)
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def until(condition: Callable[[], Awaitable[Any]]) -> None:
     """Ask again until it holds; what it asks is another process."""
-    import asyncio
-
     async with asyncio.timeout(HANG_LIMIT_S):
         while not await condition():
             await asyncio.sleep(0.05)

@@ -1,29 +1,66 @@
-"""The contract of ``Host`` on the real OpenCode 2."""
+"""The contract of ``Host`` on the real OpenCode 2: the user's own service."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from bridge.opencode.capture.state import CaptureState
-from sidecar.orchestrator.v2 import V2Host
-from tests.real.host_contract import HostContract
+from sidecar.config import Config
+from sidecar.home import Home
+from tests.real.durable import PLUGIN, DurableStream
+from tests.real.host_contract import HostContract, asking, until
+from tests.real.inside import sidecar_inside
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
 from tools.install_opencode import VERSION_2, binary_path
 
-pytestmark = pytest.mark.real_opencode
+pytestmark = [pytest.mark.real_opencode, pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest.fixture(scope="module")
-def client(model: ModelServer) -> Iterator[RealOpenCode2]:
-    with RealOpenCode2(binary_path(VERSION_2), model.port, config={"snapshot": False}) as opencode:
-        yield opencode
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def both(
+    model: ModelServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Any, RealOpenCode2]]:
+    """A sidecar, and the service whose plugin is linked."""
+    home = Home(tmp_path_factory.mktemp("host") / "home")
+    client = RealOpenCode2(
+        binary_path(VERSION_2),
+        model.port,
+        config={"snapshot": False, **asking("bash")},
+        plugins={PLUGIN: DurableStream(home.path).plugin()},
+        plugin_scope="global",
+    )
+    async with sidecar_inside(home, Config(), client) as running:
+        # As a terminal would: it loads the plugin.
+        await asyncio.to_thread(client.api, "GET", f"/api/model?location[directory]={client.project}")
+
+        async def is_linked() -> bool:
+            return bool(running.sidecar.durable.host.two.is_there)
+
+        await until(is_linked)
+        yield running, client
 
 
 class TestV2Host(HostContract):
+    shell = "shell"
+
     @pytest.fixture(autouse=True)
-    def _host(self, client: RealOpenCode2, model: ModelServer) -> None:
-        self.host = V2Host(lambda: [client.registration], CaptureState())
-        self.directory, self.model = str(client.project), model
+    def _host(self, both: tuple[Any, RealOpenCode2], model: ModelServer) -> None:
+        running, self.client = both
+        self.host = running.sidecar.durable.host.two
+        self.directory, self.model, self.phantoms = str(self.client.project), model, set()
+
+    async def own(self) -> str:
+        return await asyncio.to_thread(self.client.new_session)
+
+    async def asked(self, session: str, kind: str) -> list[str]:
+        path = f"/api/session/{session}/{'permission' if kind == 'permission' else 'form'}"
+        return [each["id"] for each in (await asyncio.to_thread(self.client.api, "GET", path))["data"]]
+
+    async def children(self, session: str) -> list[str]:
+        listed = await asyncio.to_thread(self.client.api, "GET", f"/api/session?parentID={session}")
+        return [each["id"] for each in listed["data"]]

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
+from tests.real.test_checkpoints import only, refused
 from tests.real.test_phantom import intents, one, spawn
 from tools.install_opencode import VERSION_2, binary_path
 
@@ -61,3 +63,15 @@ def test_the_whole_line_and_a_killed_service(client: RealOpenCode2, durable: Dur
     client.prompt(parent, f"CALL:intent_result {json.dumps({'intent': done['id']})}")
     client.wait(parent)
     assert done["result"] in json.dumps(client.log_of(parent)[-12:]), "the tools answer"
+
+
+def test_a_question_in_the_background_is_answered_from_the_command_line(
+    client: RealOpenCode2, durable: DurableStream
+) -> None:
+    parent = client.new_session()
+    client.prompt(parent, spawn(f"CALL:question {json.dumps({'questions': QUESTIONS})}"))
+    asked = only(durable, "question")
+    assert refused(durable, "checkpoints", asked["id"], "--answer", "Red") == "unfit-answer"
+    durable.cli("checkpoints", asked["id"], "--answer", "Red", "--answer", "none of them")
+    assert '"Which door?"="Red", "Which window?"="none of them"' in one(durable, "completed")["result"]
+    assert refused(durable, "checkpoints", asked["id"], "--answer", "reject") == "already-answered"
