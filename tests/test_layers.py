@@ -77,7 +77,15 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     ),
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/nats/server": (*_STREAMS, *_NATS, "sidecar", "sidecar/nats"),
-    "sidecar/checks": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/nats", "sidecar/nats/server"),
+    "sidecar/checks": (
+        *_STREAMS,
+        *_NATS,
+        _LINK,
+        *_ROOMS,
+        "sidecar/nats",
+        "sidecar/nats/server",
+        "sidecar/orchestrator",
+    ),
     "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats", "sidecar/runtime"),
     "sidecar/cli": (
         *_STREAMS,

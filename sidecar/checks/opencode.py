@@ -12,6 +12,7 @@ from sidecar.capture.exclusion import Exclusion
 from sidecar.checks.asking import refused_plugin
 from sidecar.checks.check import Check, Fix, Plugin, Scene, again
 from sidecar.install.npm import RC, Places, read_rc, starves, waits
+from sidecar.orchestrator.lacks import MEANINGS, lacks_of
 from sidecar.version import VERSION
 
 OLDEST_OPENCODE = (1, 18)
@@ -32,17 +33,32 @@ _NO = frozenset({"", "0", "false", "no", "off", "n"})
 
 
 def check_opencode(scene: Scene) -> list[Check]:
-    """OpenCode 1 and 2 on the PATH, and their versions."""
+    """OpenCode 1 and 2 on the PATH, their versions, and what these and the linked ones lack for background work."""
     found = [(name, shutil.which(name, path=scene.environ.get("PATH"))) for name in ("opencode", "opencode2")]
     programs = [(name, path) for name, path in found if path is not None]
+    said = {path: re.search(r"(\d+)\.(\d+)\.\d+\S*", output_of([path, "--version"]) or "") for _, path in programs}
+    checks = [_check_version(name, path, said[path]) for name, path in programs]
     if not programs:
         hint = "install OpenCode, or add its directory to the PATH; the plugin also works with the copy inside an IDE"
-        return [Check("opencode", "note", "not on the PATH", hint)]
-    return [_check_version(name, path) for name, path in programs]
+        checks = [Check("opencode", "note", "not on the PATH", hint)]
+    answer = scene.answer or {}
+    linked = [link.get("opencode_version") for link in answer.get("links") or []]
+    linked += [service.get("version") for service in answer.get("services") or []]
+    versions = dict.fromkeys([numbers[0] for numbers in said.values() if numbers] + [str(v) for v in linked if v])
+    return checks + [_check_lacks(version) for version in versions]
 
 
-def _check_version(name: str, path: str) -> Check:
-    numbers = re.search(r"(\d+)\.(\d+)\.\d+\S*", output_of([path, "--version"]) or "")
+def _check_lacks(version: str) -> Check:
+    lacked = sorted(lacks_of(version))
+    if not lacked:
+        return Check("background", "ok", f"OpenCode {version} lacks nothing for background work")
+    text = f"OpenCode {version}: {'; '.join(MEANINGS[each] for each in lacked)}"
+    return Check(
+        "background", "note", text, "`durable-stream top` and the channels of [notify] show what runs and ends"
+    )
+
+
+def _check_version(name: str, path: str, numbers: re.Match[str] | None) -> Check:
     if numbers is None:
         return Check(name, "note", f"{path} does not print its version", f"run: {name} --version")
     release, text = (int(numbers[1]), int(numbers[2])), f"{numbers[0]} at {path}"

@@ -51,7 +51,7 @@ class Host(Protocol):
 
     @property
     def lacks(self) -> frozenset[str]:
-        """What this version of OpenCode cannot do; shown by ``doctor``."""
+        """What this version of OpenCode cannot do, in the words of ``lacks.py``; shown by ``doctor``."""
         ...
 
     async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:

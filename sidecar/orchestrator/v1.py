@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import CallError
+from sidecar.orchestrator import lacks
 from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.headless import Headless, HeadlessError
 from sidecar.orchestrator.host import HostError, Look, Part, Status
@@ -46,7 +47,7 @@ class Link(Protocol):
 class V1Host:
     """``links`` gives the open links, ``delivers`` says whether one has ever delivered a hook."""
 
-    lacks: frozenset[str] = frozenset()
+    lacks = lacks.ONE
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ Sessions and messages have ids of our own, made from the intent and from the eff
 once, so that a retry changes nothing.
 
 Measured on preview next-16350. It drops a session's parent, title and metadata when it creates one, has no toasts, and
-does not resume what its end interrupted: see ``LACKS``.
+does not resume what its end interrupted: see ``lacks.py``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from bridge.opencode.capture.shapes import mapping, text
 from bridge.opencode.capture.state import CaptureState
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.opencode2.registration import UnsafeService, place_of, read_registration
+from sidecar.orchestrator import lacks
 from sidecar.orchestrator.host import HostError, Look, Part, Status
-
-LACKS: Final = frozenset({"children", "reasons", "toasts"})
-"""``children``: a phantom is no child of the session that started it. ``reasons``: the model does not read why a
-permission was refused. ``toasts``: nothing can be shown quietly."""
 
 PHANTOM: Final = "ses_ds2"
 """How the ids of phantoms begin."""
@@ -50,7 +47,7 @@ def message_id(key: str) -> str:
 class V2Host:
     """``registrations`` gives the files of the services whose plugins are linked."""
 
-    lacks = LACKS
+    lacks = lacks.TWO
 
     def __init__(self, registrations: Callable[[], Iterable[Path]], state: CaptureState) -> None:
         self._registrations, self._state = registrations, state

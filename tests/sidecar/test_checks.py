@@ -16,12 +16,13 @@ from sidecar.checks import Check, diagnose
 from sidecar.checks import home as at_home
 from sidecar.checks.check import scene_of
 from sidecar.checks.mending import mend
-from sidecar.checks.opencode import check_services, check_versions
+from sidecar.checks.opencode import check_opencode, check_services, check_versions
 from sidecar.cli.shared.state import gather_status
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import FIRST_LINE, Target, install, shim_path, uninstall
 from sidecar.install.service_files import Service
 from sidecar.install.tui import CONFIG_NAME, TUI_NAME
+from sidecar.orchestrator.lacks import MEANINGS, ONE, TWO
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.stores.hints import Hints
@@ -92,7 +93,7 @@ def test_all_is_well(home: Home) -> None:
     assert {check.level for check in found.values()} == {"ok"}
     assert set(found) == {
         *("opencode", "switches", "plugin", "versions", "start-up", "home", "token", "config", "disk"),
-        *("sidecar", "links", "log", "clock", "spool", "nats", "terminal"),
+        *("background", "sidecar", "links", "log", "clock", "spool", "nats", "terminal"),
     }  # fmt: skip
     assert "5 records" in found["log"].text
 
@@ -112,6 +113,24 @@ def test_both_opencodes_and_what_is_not_proven(home: Home) -> None:
     for name, version in (("opencode", "1.19.0"), ("opencode", "2.0.32"), ("opencode2", "0.0.0-next-17000")):
         (programs(home) / name).write_text(PROGRAM.format(version))
         assert (look(home)[name].level, "not proven" in look(home)[name].text) == ("note", True), version
+
+
+@pytest.mark.parametrize(
+    ("version", "lacked"), [("1.18.33", ONE), ("0.9.0", ONE), ("0.0.0-next-16350", TWO), ("2.2.0", TWO), ("3.0.0", TWO)]
+)
+def test_what_an_opencode_lacks_is_said_in_one_line(home: Home, version: str, lacked: frozenset[str]) -> None:
+    (programs(home) / "opencode").write_text(PROGRAM.format(version))
+    found = look(home)["background"]
+    assert (found.level, version in found.text) == ("note" if lacked else "ok", True)
+    assert {each for each, meaning in MEANINGS.items() if meaning in found.text} == lacked
+
+
+def test_each_version_that_is_found_has_its_line(home: Home) -> None:
+    links = [{"opencode_version": "1.18.33"}, {"opencode_version": "1.18.34"}, {"opencode_version": None}]
+    answer = {"links": links, "services": [{"version": "2.2.0"}]}
+    scene = scene_of(home, ("durable-stream",))._replace(answer=answer)
+    found = [check.text.split()[1].strip(":") for check in check_opencode(scene) if check.name == "background"]
+    assert found == ["1.18.33", "1.18.34", "2.2.0"]
 
 
 @pytest.mark.parametrize(
