@@ -327,6 +327,10 @@ class PhantomConfig(_Section):
     readers: tuple[str, ...] = ("plan", "explore")
     """OpenCode's agents that change no files."""
 
+    host: Literal["headless", "shim"] = "headless"
+    """Which OpenCode 1 runs background work: one of its own, without a terminal, or yours (``shim``), where it stops
+    when you close it, and goes on when one is open again."""
+
     executable: Path | None = None
     """The OpenCode that runs background work; default: the one that asked, else ``opencode`` on the PATH."""
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from sidecar.install.plugin import Target, install, shim_path
 
@@ -23,6 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(("DURABLE_STREAM", "OPENCODE"))]:
         del os.environ[name]
     os.environ["XDG_CONFIG_HOME"] = str(place)
+    # A busy machine is no fault of what is tested.
+    settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any load")
     # A run in the background of a script inherits an ignored Ctrl-C, and so would the processes that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The processes that tests start would compile the product again each time, which is half of what a short one does.

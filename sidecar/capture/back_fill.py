@@ -17,7 +17,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from bridge.opencode.capture.history import HISTORY_INSTANCE, turn_items, turns_of
 from bridge.opencode.capture.state import CaptureState, SessionState
@@ -30,8 +30,9 @@ from streams.store import Record, StreamStore
 
 log = logging.getLogger("sidecar.capture.back_fill")
 
-MOST_MESSAGES: Final = 200
-"""How many of a session's newest messages are looked at."""
+PAGES: Final = (20, 200)
+"""How many of a session's newest messages are read. More are read only if the first page does not reach back to what
+was recorded, because a page may be megabytes that OpenCode has to send."""
 
 _CALL_SECONDS: Final = 20.0
 _KINDS: Final = ("human.input", "agent.input", "turn.started")
@@ -86,18 +87,22 @@ class BackFill:
         link = self._ingest.link_of(boot, known.directory) if boot is not None and known is not None else None
         if boot is None or known is None or link is None:
             return
-        given = {"path": {"id": session}, "query": {"limit": MOST_MESSAGES}}
+        missing: dict[str, list[dict[str, Any]]] = {}
         try:
-            messages = await link.call("session.messages", given, timeout=_CALL_SECONDS)
-            found = messages if isinstance(messages, list) else []
-            turns = turns_of([message for message in found if isinstance(message, dict)])
-            missing = [turn for user, turn in turns.items() if await self._is_missing(known, user)]
+            for limit in PAGES:
+                given = {"path": {"id": session}, "query": {"limit": limit}}
+                messages = await link.call("session.messages", given, timeout=_CALL_SECONDS)
+                found = messages if isinstance(messages, list) else []
+                turns = turns_of([message for message in found if isinstance(message, dict)])
+                missing = {user: turn for user, turn in turns.items() if await self._is_missing(known, user)}
+                if len(found) < limit or next(iter(turns), None) not in missing:
+                    break
         except (CallError, StreamError) as error:
             log.warning("the history of %s cannot be read: %s", session, error)
             return
         if known.turn is not None or self._due.pop(session, None) is None:
             return
-        for turn in missing:
+        for turn in missing.values():
             items = list(turn_items(session, turn))
             seq = next(self._seqs)
             for _ in items[1:]:

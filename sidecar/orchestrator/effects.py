@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.orchestrator.host import Host, Part
+from sidecar.orchestrator.host import Host, HostAbsent, Part
 from sidecar.orchestrator.intents import ABORT, CHECK, CREATE, PROMPT
 from sidecar.orchestrator.notices import WAKE
 from sidecar.runtime.effects.policy import Effect, EffectClass
@@ -47,19 +47,25 @@ class Create(_Kind):
 
 
 class Prompt(_Kind):
-    """``opencode.prompt``: a prompt for a phantom session. Result: ``held`` if the session had it already."""
+    """``opencode.prompt``: a prompt for a phantom session. Result: ``held`` if the session had it already, ``absent``
+    if it waits for an OpenCode."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        sent = await self._host.prompt(
-            args["session"],
-            [Part(args["text"], key)],
-            directory=args["directory"],
-            agent=args.get("agent"),
-            model=args.get("model"),
-            pid=args.get("pid"),
-        )
+        try:
+            sent = await self._host.prompt(
+                args["session"],
+                [Part(args["text"], key)],
+                directory=args["directory"],
+                agent=args.get("agent"),
+                model=args.get("model"),
+                pid=args.get("pid"),
+            )
+        except HostAbsent:
+            if not args.get("waits"):
+                raise
+            return {"absent": True}
         return {} if sent else {"held": True}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:

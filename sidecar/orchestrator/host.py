@@ -20,6 +20,10 @@ class HostError(Exception):
         self.permanent = permanent
 
 
+class HostAbsent(HostError):
+    """No OpenCode is open that could do it; the work waits for one."""
+
+
 class Part(NamedTuple):
     """A text for a session. ``key`` marks it, so that it is recognised in the session's history."""
 
@@ -31,11 +35,12 @@ class Look(NamedTuple):
     """A look at a session that should be at work.
 
     ``busy``: it works, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
-    ``unanswered``: it is idle in the middle of a turn, or before it. ``loop``: it made more than ``most`` answers to
+    ``unanswered``: it is idle in the middle of a turn, or before it. ``unprompted``: it is idle and has no prompt,
+    because its OpenCode took the prompt and ended before it kept it. ``loop``: it made more than ``most`` answers to
     one prompt. ``gone``: there is no such session.
     """
 
-    state: Literal["busy", "answered", "unanswered", "loop", "gone"]
+    state: Literal["busy", "answered", "unanswered", "unprompted", "loop", "gone"]
     text: str = ""
     quiet_ms: int = 0
     """How long a busy session has shown no activity; 0 while a tool runs, or a provider is tried again."""

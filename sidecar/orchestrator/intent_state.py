@@ -240,6 +240,8 @@ class State:
             intent.resumes, intent.prompting = intent.resumes + 1, True
         elif type_ in ("intent.prompted", "intent.resumed"):
             intent.prompting = False
+        elif type_ == "intent.waiting":
+            intent.prompting, intent.resumes = False, intent.resumes - 1
         elif type_ == "intent.checked":
             intent.checked = payload["ts"]
         elif type_ == "intent.fallback":

@@ -18,7 +18,7 @@ from sidecar.orchestrator import edits, notices
 from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal, used_share
 from sidecar.orchestrator.intent_state import Intent, Limits, State, intent_of
 from sidecar.orchestrator.intent_texts import told
-from sidecar.orchestrator.lifecycle import ACTIVE, ENDED, INTENT, after
+from sidecar.orchestrator.lifecycle import ACTIVE, ENDED, INTENT, WORKING, after
 from sidecar.runtime.agent import READY, HealthStatus, Output
 from streams.event import StreamEvent
 
@@ -279,7 +279,7 @@ class IntentAgent:
         return outputs
 
     def _checkable(self) -> list[Intent]:
-        return [i for i in self.data.intents.values() if i.state == "running" and i.session and not i.prompting]
+        return [i for i in self.data.intents.values() if i.state in WORKING and i.session and not i.prompting]
 
     def _check(self, intent: Intent, ts: int) -> list[Output]:
         args = {
@@ -296,7 +296,7 @@ class IntentAgent:
         A check from before a resume is ignored.
         """
         assert intent.session is not None
-        if intent.state != "running" or intent.prompting or found.get("resumes") != intent.resumes:
+        if intent.state not in WORKING or intent.prompting or found.get("resumes") != intent.resumes:
             return []
         match found.get("state"):
             case "loop":
@@ -313,6 +313,8 @@ class IntentAgent:
                 return [*answer, *self._end(intent, "intent.completed", ts, result=said)]
             case "unanswered":
                 return self._interrupted(intent, intent.session, ts)
+            case "unprompted":
+                return self._interrupted(intent, intent.session, ts, intent.prompt)
             case "gone":
                 return self._end(intent, "intent.failed", ts, reason="its session was deleted", code="deleted")
         return []
@@ -351,6 +353,8 @@ class IntentAgent:
             return [started, self._prompt(intent, session, intent.prompt)]
         if kind == PROMPT and failed:
             return self._end(intent, "intent.failed", event.ts, reason=f"not prompted: {error}", code="no-prompt")
+        if kind == PROMPT and isinstance(result, dict) and result.get("absent"):
+            return [Output("intent.waiting", {"intent": intent.id})]
         if kind == PROMPT:
             type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
             # A prompt that an earlier sidecar sent may have ended meanwhile, unseen.
@@ -369,6 +373,7 @@ class IntentAgent:
             "agent": intent.agent,
             "model": model,
             "pid": intent.pid,
+            "waits": text == CONTINUE,  # for an OpenCode; the session has the prompt itself
         }
         return _effect(PROMPT, intent.id, args)
 
@@ -394,17 +399,14 @@ class IntentAgent:
         code = {"aborted": "user-abort", "failed": "error"}.get(str(outcome), "stopped")
         return self._end(intent, "intent.failed", event.ts, reason=reason, code=code)
 
-    def _interrupted(self, intent: Intent, session: str, ts: int) -> list[Output]:
+    def _interrupted(self, intent: Intent, session: str, ts: int, text: str = CONTINUE) -> list[Output]:
         """Prompt the session again, unless a prompt is on its way or its OpenCode died too often."""
-        if intent.state == "resuming":
+        if intent.state == "resuming" and intent.prompting:
             return []
         if intent.resumes >= MAX_RESUMES:
             reason = f"crash: its OpenCode died {intent.resumes + 1} times"
             return self._end(intent, "intent.failed", ts, reason=reason, code="crash")
-        return [
-            Output("intent.interrupted", {"intent": intent.id}),
-            self._prompt(intent, session, CONTINUE),
-        ]
+        return [Output("intent.interrupted", {"intent": intent.id}), self._prompt(intent, session, text)]
 
     def _spend(self, event: StreamEvent) -> list[Output]:
         """A call of the model has ended. It counts at once, so that a budget also stops a long turn."""
@@ -475,18 +477,14 @@ class IntentAgent:
         self.data.fold(event.type, event.payload)
 
 
-_CHANGES: Final = frozenset(
-    {
-        "intent.created",
-        "intent.spent",
-        "intent.cancelling",
-        "intent.completed",
-        "intent.failed",
-        "intent.cancelled",
-        "intent.fallback",
-    }
-    | {"notice.queued", "notice.held", "notice.observed"}
-)
+_CHANGES: Final = {
+    "intent.created",
+    "intent.spent",
+    "intent.cancelling",
+    "intent.completed",
+    "intent.failed",
+    "intent.cancelled",
+} | {"intent.fallback", "notice.queued", "notice.held", "notice.observed"}
 """After these something may start, must stop, or can be delivered."""
 
 

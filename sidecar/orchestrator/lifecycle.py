@@ -31,6 +31,7 @@ INTENT: Final[dict[str, dict[str, str]]] = {
     },
     "resuming": {
         "intent.resumed": "running",
+        "intent.interrupted": "resuming",
         "intent.finishing": "finishing",
         "intent.completed": "completed",
         "intent.failed": "failed",
@@ -49,7 +50,7 @@ INTENT: Final[dict[str, dict[str, str]]] = {
     "cancelled": {},
     "refused": {},
 }
-"""``queued`` waits for a free place. ``resuming``: its OpenCode died, and the session is prompted again in place.
+"""``queued`` waits for a free place. ``resuming``: its OpenCode ended, and the session is prompted again in place.
 ``finishing``: the changes in its worktree are kept. ``refused``: a limit forbade it."""
 
 NOTICE: Final[dict[str, dict[str, str]]] = {
@@ -63,6 +64,7 @@ NOTICE: Final[dict[str, dict[str, str]]] = {
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "refused"})
 ACTIVE: Final = frozenset({"starting", "running", "resuming", "cancelling", "finishing"})
 """States that take one of the places of ``[phantom] max_running``."""
+WORKING: Final = frozenset({"running", "resuming"})
 
 
 def after(table: dict[str, dict[str, str]], state: str, event: str) -> str:

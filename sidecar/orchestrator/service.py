@@ -25,6 +25,7 @@ from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import background_command
+from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.gardener import GardenerAgent
@@ -33,7 +34,7 @@ from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
 from sidecar.orchestrator.intent_state import Intent, Limits, as_row
 from sidecar.orchestrator.intents import NAME, IntentAgent
-from sidecar.orchestrator.lifecycle import ENDED
+from sidecar.orchestrator.lifecycle import ENDED, WORKING
 from sidecar.orchestrator.people import AnswerArgs, People, until
 from sidecar.orchestrator.tools import (
     AskArgs,
@@ -128,7 +129,11 @@ class DurableStream:
         self.agent = IntentAgent(Limits.of(config))
         self.links: Any = list
         self._home, self._config, self._identity, self._state = home, config, identity, state
-        self.headless = Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable)
+        self.headless: Headless | Borrowed = (
+            Borrowed(lambda: self.links())
+            if config.host == "shim"
+            else Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable)
+        )
         one = V1Host(
             lambda: self.links(),
             ingest.delivers,
@@ -223,7 +228,7 @@ class DurableStream:
             await asyncio.to_thread(self.headless.know, link.pid)
         sessions = self.host.waiting_for(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
-        at_work = {i.session for i in self.data.intents.values() if i.state == "running" and i.session is not None}
+        at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
         wanted = sorted((waiting | at_work) & set(sessions))
         if wanted:
             await self._tell("host.ready", f"host:{self._identity.ulid()}", {"sessions": wanted})

@@ -7,6 +7,7 @@ sidecar's own headless OpenCode.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
@@ -14,12 +15,16 @@ from typing import Any, Final, Protocol
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import CallError
 from sidecar.orchestrator import lacks
+from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.headless import Headless, HeadlessError
 from sidecar.orchestrator.host import HostError, Look, Part, Status
 
 CALL_SECONDS: Final = 20.0
 SETTLE_MS: Final = 30_000
 """A prompt younger than this may not have begun its turn."""
+
+_KEPT_SECONDS: Final = 3.0
+"""How long OpenCode may take to keep a prompt that it took."""
 
 HISTORY: Final = 60
 """How many of a session's newest messages are searched for a key."""
@@ -49,7 +54,7 @@ class V1Host:
         links: Callable[[], Iterable[Link]],
         delivers: Callable[[Any], bool],
         state: CaptureState,
-        headless: Headless,
+        headless: Headless | Borrowed,
         is_phantom: Callable[[str], bool],
         now_ms: Callable[[], int],
     ) -> None:
@@ -151,6 +156,13 @@ class V1Host:
 
     async def look(self, session: str, *, directory: str, most: int) -> Look:
         """See ``Host``."""
+        look = await self._look(session, directory=directory, most=most)
+        if look.state == "unprompted":  # OpenCode takes a prompt a moment before it keeps it.
+            await asyncio.sleep(_KEPT_SECONDS)
+            look = await self._look(session, directory=directory, most=most)
+        return look
+
+    async def _look(self, session: str, *, directory: str, most: int) -> Look:
         link = await self._of(session, directory, None)
         statuses = await _call(link, "session.status", {})
         status = statuses.get(session) if isinstance(statuses, dict) else None
@@ -167,7 +179,9 @@ class V1Host:
         if isinstance(status, dict) and status.get("type") != "idle":
             quiet = 0 if status.get("type") == "retry" else _quiet_ms(found, self._now_ms())
             return Look("busy", quiet_ms=quiet)
-        last = infos[-1] if infos else {}
+        if prompted < 0 or not found[prompted].get("parts"):
+            return Look("unprompted")
+        last = infos[-1]
         if last.get("role") != "assistant":
             made = (last.get("time") or {}).get("created", 0)
             return Look("busy" if self._now_ms() - made < SETTLE_MS else "unanswered")
@@ -235,7 +249,13 @@ class V1Host:
 
     def waiting_for(self, link: Link) -> list[str]:
         """The sessions on which a process that just appeared may now be asked to act."""
-        return [session for session in self._state.sessions if self._hosting(session) is link]
+        return [session for session in self._state.sessions if self._would_host(session, link)]
+
+    def _would_host(self, session: str, link: Link) -> bool:
+        hosting = self._hosting(session)
+        if hosting is None and self._is_phantom(session) and isinstance(self._headless, Borrowed):
+            return True  # Any OpenCode of the user may go on with it.
+        return hosting is link
 
     # --- who hosts what ---
 
@@ -271,7 +291,7 @@ class V1Host:
         raise HostError("the OpenCode that hosts this session is away")
 
     async def _phantoms(self, directory: str, pid: int | None) -> Link:
-        """The link to the headless OpenCode for a directory; starts it if needed."""
+        """The link to the OpenCode that hosts phantoms, for a directory; a headless one is started if needed."""
         try:
             link: Link = await self._headless.link(directory, pid)
         except HeadlessError as error:

@@ -147,7 +147,7 @@ class V2Host:
             await asyncio.sleep(SETTLE_SECONDS)
             found = mapping(await _get(client, f"{_path(session)}/message?order=desc&limit=1"))
         else:
-            return Look("unanswered")
+            return Look("unanswered" if last else "unprompted")
         if last.get("finish") not in ("stop", "length", "error"):
             return Look("unanswered")
         said = [text(each.get("text")) or "" for each in map(mapping, _list(last.get("content")))]

@@ -102,6 +102,7 @@ _TELLERS: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
     "intent.output": _intent("answers", "output", "text"),
     "intent.interrupted": _intent("interrupted", "bad"),
     "intent.resumed": _intent("resumed", "quiet"),
+    "intent.waiting": lambda payload: ("waits", f"{_text(payload.get('intent'))} · for an OpenCode", "asks"),
     "intent.fallback": _intent("next model", "quiet", "from"),
     "intent.isolated": _intent("worktree", "quiet"),
     "intent.overlap": _intent("edited twice", "bad", "file"),

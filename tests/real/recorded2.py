@@ -86,20 +86,34 @@ _MADE = {
 """What each event of a session's durable log must have become, whatever came before it."""
 
 
-def assert_event_for_event(records: list[Json], client: RealOpenCode2, *sessions: str) -> None:
-    """Assert that each final event of the service's own log has one record, of its kind, with its id and number."""
-    wanted, found = Counter[tuple[Any, ...]](), Counter[tuple[Any, ...]]()
-    for session in sessions:
-        for row in client.log_of(session):
-            if row["type"] in _MADE:
-                wanted[session, row["durable"]["seq"], row["id"], _MADE[row["type"]]] += 1
+def assert_event_for_event(durable: DurableStream, client: RealOpenCode2, root: str, *children: str) -> list[Json]:
+    """As ``assert_recorded``, and each final event of the service's own log has one record of its kind, with its id."""
+    assert_recorded(durable, client, root, *children)
+    wanted = _final(client, root, *children)
+    deadline = time.monotonic() + HANG_LIMIT_S
+    while True:
+        records = durable.log(root)
+        found = _made(records, root, *children)
+        if found == wanted or time.monotonic() > deadline:
+            break
+    assert found - wanted == Counter(), "in the log and not in the service's"
+    assert wanted - found == Counter(), "in the service's log and not in ours"
+    return records
+
+
+def _final(client: RealOpenCode2, *sessions: str) -> Facts:
+    rows = [(session, row) for session in sessions for row in client.log_of(session) if row["type"] in _MADE]
+    return Counter(_fact(session, row["durable"]["seq"], row["id"], _MADE[row["type"]]) for session, row in rows)
+
+
+def _made(records: list[Json], *sessions: str) -> Facts:
+    facts: Facts = Counter()
     for event in (record["event"] for record in records):
         type_ = "input" if event["type"] in ("human.input", "agent.input") else event["type"]
         session, metadata = event["payload"].get("session"), event["metadata"]
         if type_ in _MADE.values() and session in sessions:
-            found[session, metadata.get("host_seq"), metadata.get("event"), type_] += 1
-    assert found - wanted == Counter(), "in the log and not in the service's"
-    assert wanted - found == Counter(), "in the service's log and not in ours"
+            facts[_fact(session, metadata.get("host_seq"), metadata.get("event"), type_)] += 1
+    return facts
 
 
 def outcomes(records: list[Json], session: str) -> list[str]:

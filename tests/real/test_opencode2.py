@@ -156,8 +156,7 @@ def test_an_automatic_compaction_belongs_to_the_turn_of_the_prompt(
     session = turn(client, "SAY:a long talk")
     prompts = [client.prompt(session, text) for text in OVERFLOWS[when] if not client.wait(session)]
     client.wait(session)
-    records = assert_recorded(durable, client, session)
-    assert_event_for_event(records, client, session)
+    records = assert_event_for_event(durable, client, session)
     begun = [record["event"]["payload"] for record in records if record["event"]["type"] == "turn.started"]
     assert [turn["message"] for turn in begun][1:] == prompts
     assert {turn["trigger"] for turn in begun} == {"prompt"}
@@ -183,8 +182,8 @@ def test_a_sidecar_killed_again_and_again_records_each_event_once(
         durable.wait_running({killed})
     client.wait(session)
     other = turn(client, "SAY:another session")
-    assert_event_for_event(assert_recorded(durable, client, session), client, session)
-    assert_event_for_event(assert_recorded(durable, client, other), client, other)
+    assert_event_for_event(durable, client, session)
+    assert_event_for_event(durable, client, other)
     assert outcomes(durable.log(session), session) == ["completed"] * 2
     durable.cli("verify")
     note("service-kills", kills=KILLS, lost=0, doubled=0)

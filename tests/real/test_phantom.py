@@ -265,3 +265,22 @@ def test_the_native_list_cancels_and_the_card_shows_what_runs(
             screen.wait_until(lambda lines: not any("in background" in line for line in lines), "no card")
             assert len(model.requests) == before, "no call of the model"
         model.release("native")
+
+
+def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    (durable.home / "config.toml").write_text('[phantom]\nhost = "shim"\n')
+    durable.stop()
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn("HOLD:gate SAY:forty two"))
+    running = one(durable, "running")
+    model.wait_held("gate")
+    client.restart()
+    assert one(durable, "resuming")["session"] == running["session"]
+    model.release("gate")
+    client.messages(parent)  # loads the plugin
+    done = one(durable, "completed")
+    assert (done["session"], done["resumes"]) == (running["session"], 1)
+    wait_until(lambda: "background-agent" in json.dumps(client.messages(parent)), "the result")
+    assert not (durable.home / "headless.json").exists()

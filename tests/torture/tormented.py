@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from sidecar.orchestrator.intents import CONTINUE
 from streams.log.reader import LogReader
 from tests.real.durable import PLUGIN, DurableStream, is_alive
-from tests.real.model_server import HANG_LIMIT_S, ModelServer
+from tests.real.model_server import HANG_LIMIT_S, ModelRequest, ModelServer, Step
 from tests.real.opencode import RealOpenCode
 from tools.install_opencode import binary_path
 
@@ -97,10 +99,20 @@ class Tormented:
         return {"kills": self.kills, "late": self.late, "lost": self.lost, "doubled": self.doubled}
 
 
+def _goes_on(request: ModelRequest) -> Step | None:
+    """A model that should go on does what the session's first prompt says; the scripted one knows only the last."""
+    prompts = [json.dumps(each) for each in request.messages if each.get("role") == "user"]
+    if CONTINUE not in request.user_text:
+        return None
+    first = re.search(r"SAY:(result of life \d+)", prompts[0])
+    return Step(say=first[1]) if first is not None else None
+
+
 @contextmanager
 def client_and_home(path: Path) -> Iterator[tuple[DurableStream, RealOpenCode]]:
     """An OpenCode and a home for one victim."""
     with ModelServer() as model, DurableStream(path / "home") as durable:
+        model.answer = _goes_on
         durable.cli("agents")
         plugins = {PLUGIN: durable.plugin()}
         with RealOpenCode(binary_path(), model.port, plugins=plugins, plugin_scope="global") as client:

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.orchestrator.intent_state import Intent, Limits
-from sidecar.orchestrator.intents import ABORT, CHECK, COLLECT, CREATE, ISOLATE, MAX_STOPS, PROMPT, IntentAgent
+from sidecar.orchestrator.intents import (
+    ABORT,
+    CHECK,
+    COLLECT,
+    CONTINUE,
+    CREATE,
+    ISOLATE,
+    MAX_STOPS,
+    PROMPT,
+    IntentAgent,
+)
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
 from sidecar.orchestrator.notices import WAKE
 from streams.event import StreamEvent
@@ -278,6 +288,33 @@ def test_a_session_is_not_looked_at_before_its_prompt_is_there() -> None:
     kind, node, _ = world.effects.pop()
     assert world.happens("effect.completed", kind=kind, node=node, result={"held": True})[0] == "intent.prompted"
     assert [kind for kind, _, _ in world.effects] == [CHECK], "an earlier sidecar sent it: how far did it come?"
+
+
+def test_a_session_that_lost_its_prompt_gets_it_again_and_else_it_is_told_to_go_on() -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    for resumes, (state, text) in enumerate((("unprompted", "do it"), ("unanswered", CONTINUE))):
+        result = {"state": state, "resumes": resumes}
+        assert world.happens("effect.completed", kind=CHECK, node="int_a", result=result) == ["intent.interrupted"]
+        assert world.effects[0][2]["text"] == text
+        world.settle()
+
+
+def test_work_waits_for_an_opencode_without_counting_that_as_a_death() -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    world.happens("turn.ended", session="ses_int_a", outcome="interrupted")
+    kind, node, args = world.effects.pop()
+    assert args["waits"]
+    assert world.happens("effect.completed", kind=kind, node=node, result={"absent": True}) == ["intent.waiting"]
+    assert (world.intent("a").state, world.intent("a").resumes) == ("resuming", 0)
+    assert world.happens("host.ready", sessions=["ses_int_a"]) == ["intent.checked"]
+    result = {"state": "unanswered", "resumes": 0}
+    assert world.happens("effect.completed", kind=CHECK, node="int_a", result=result) == ["intent.interrupted"]
+    world.settle()
+    assert (world.intent("a").state, world.intent("a").resumes) == ("running", 1)
 
 
 def test_what_is_said_after_the_end_changes_no_result() -> None:

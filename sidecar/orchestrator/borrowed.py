@@ -1,0 +1,71 @@
+"""Background sessions in the user's own OpenCode 1: ``[phantom] host = "shim"``. Nothing is started for them.
+
+It saves the memory of a headless OpenCode. In exchange, work stops when that OpenCode is closed, and goes on when one
+is open again.
+
+Source: DESIGN 11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from bridge.opencode.link.link import CallError
+from sidecar.orchestrator.host import HostAbsent, HostError
+
+LINK_SECONDS: Final = 30.0
+_CALL_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 0.05
+
+
+class Borrowed:
+    """The same as ``Headless``, over the ``links`` of the user's OpenCode processes."""
+
+    pid: int | None = None
+    """No process of ours."""
+
+    def __init__(self, links: Callable[[], Iterable[Any]]) -> None:
+        self._links = links
+
+    def know(self, pid: int) -> None:
+        """See ``Headless``: nothing is started, so no environment is needed."""
+
+    async def stop(self) -> None:
+        """See ``Headless``: the process is the user's."""
+
+    async def link(self, directory: str, pid: int | None) -> Any:
+        """The link to an OpenCode for a directory, if possible that of process ``pid``, else the newest.
+
+        Raises:
+            HostAbsent: no OpenCode 1 is open.
+            HostError: it did not load the plugin for the directory.
+        """
+        opened = self._open()
+        if not opened:
+            raise HostAbsent("no OpenCode is open, and [phantom] host is shim")
+        asked = [link for link in opened if link.pid == pid]
+        near = [link for link in opened if link.directory == directory]
+        chosen = (asked or near or opened)[-1]
+        if (found := self._linked(chosen.pid, directory)) is not None:
+            return found
+        try:  # A request for the directory loads the plugin there.
+            await chosen.call("session.list", {"query": {"directory": directory, "limit": 1}}, timeout=_CALL_SECONDS)
+            async with asyncio.timeout(LINK_SECONDS):
+                return await self._loaded(chosen.pid, directory)
+        except (CallError, TimeoutError):
+            raise HostError(f"OpenCode did not load the plugin for {directory}") from None
+
+    async def _loaded(self, pid: int, directory: str) -> Any:
+        found = None
+        while found is None:
+            await asyncio.sleep(_POLL_SECONDS)
+            found = self._linked(pid, directory)
+        return found
+
+    def _open(self) -> list[Any]:
+        return [link for link in self._links() if link.is_open and link.directory and not link.identity.service]
+
+    def _linked(self, pid: int, directory: str) -> Any:
+        return next((link for link in self._open() if link.pid == pid and link.directory == directory), None)

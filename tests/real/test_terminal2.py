@@ -1,0 +1,55 @@
+"""The real terminal of OpenCode 2: what is typed there is recorded, and its screen shows nothing of ours."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.real.durable import PLUGIN, DurableStream
+from tests.real.model_server import ModelServer
+from tests.real.opencode2 import RealOpenCode2
+from tests.real.recorded2 import assert_event_for_event, outcomes
+from tests.real.terminal import READY, Terminal
+from tools.install_opencode import VERSION_2, binary_path
+
+pytestmark = pytest.mark.real_opencode
+
+PROMPT = 'CALL:shell {"command": "echo out"} THEN: SAY:hello from the terminal'
+
+
+def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own(
+    model: ModelServer, tmp_path: Path
+) -> None:
+    with DurableStream(tmp_path / "home") as durable, opencode2(model, {PLUGIN: durable.plugin()}) as client:
+        ours = screen_of(client)
+        (session,) = client.api("GET", "/api/session")["data"]
+        records = assert_event_for_event(durable, client, session["id"])
+        durable.end_with(client)
+    types = [record["event"]["type"] for record in records]
+    assert types[:3] == ["lifecycle.session.created", "human.input", "turn.started"]
+    assert outcomes(records, session["id"]) == ["completed"]
+    assert records[1]["event"]["payload"]["parts"] == [{"type": "text", "text": PROMPT}]
+    with opencode2(model, {}) as client:
+        assert ours == screen_of(client)
+
+
+def opencode2(model: ModelServer, plugins: dict[str, str]) -> RealOpenCode2:
+    config = {"snapshot": False}
+    return RealOpenCode2(binary_path(VERSION_2), model.port, config=config, plugins=plugins, plugin_scope="global")
+
+
+def screen_of(client: RealOpenCode2) -> list[str]:
+    """The terminal's screen after one prompt, without the times and the directory that differ in each run."""
+    with Terminal([str(client.binary)], client.project, client.environment()) as screen:
+        screen.wait_for(READY)
+        screen.wait_for("Mock 1 Mock")  # before that, it does not send
+        screen.prompt(PROMPT, "hello from the terminal")
+        lines = screen.wait_until(is_drawn, "the end of the turn")
+    return [re.sub(r"\d+(\.\d+)?m?s\b", "0s", line).replace(str(client.root), "/root") for line in lines]
+
+
+def is_drawn(lines: list[str]) -> bool:
+    """The turn's time and the tokens of its last step are there."""
+    return all(any(re.search(sign, line) for line in lines) for sign in (r"Mock 1 · \d", r"\d \(\d+%\)"))
