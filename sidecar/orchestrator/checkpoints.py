@@ -83,6 +83,8 @@ class Checkpoint:
     by: str = ""
     key: str = ""
     """Names the answer that won, if it came through us."""
+    why: str = ""
+    """Why OpenCode did not take the last answer."""
     closed: int | None = None
     waiting: bool = False
     """Whether a tool call waits for the answer. If not, the answer is sent to the session as a message."""
@@ -367,7 +369,7 @@ class CheckpointAgent:
         state = after(CHECKPOINT, known.state, type_)
         if state == known.state:
             return
-        known.state = state
+        known.state, known.why = state, str(given.get("why") or "") if type_ == "checkpoint.unanswered" else ""
         if type_ == "checkpoint.unanswered":
             known.answer, known.by, known.key = [], "", ""
         elif type_ != "checkpoint.withdrawn":

@@ -257,6 +257,10 @@ class People:
         if known.state in CLOSED and (known.state != "answered" or known.key != key):
             raise _late(known)
         if known.state not in CLOSED:
+            if known.why:
+                raise RequestError(
+                    "not-delivered", f"OpenCode did not take the answer to {known.id}: {known.why}"[:500]
+                )
             raise RequestError("not-delivered", f"the OpenCode that asks {known.id} cannot be reached; try again")
         return as_row(known)
 

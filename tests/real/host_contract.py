@@ -7,6 +7,9 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
+
+from sidecar.orchestrator import v1, v2
 from sidecar.orchestrator.host import Part
 from sidecar.orchestrator.notify_effects import Answering
 from tests.real.model_server import HANG_LIMIT_S, MODEL_ID, ModelServer
@@ -169,6 +172,11 @@ class HostContract:
         session = await self.new("int_failed")
         assert await self.say(session, "HTTPERR:400", key="failed")
         assert await self.answered(session) == ""
+
+    async def test_a_session_that_lost_its_prompt_is_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(v1, "_KEPT_SECONDS", 0.0)
+        monkeypatch.setattr(v2, "SETTLE_SECONDS", 0.0)
+        assert await self.is_state(await self.new("int_unprompted"), "unprompted")
 
     async def test_too_many_answers_to_one_message_are_a_loop(self) -> None:
         session = await self.new("int_loop")

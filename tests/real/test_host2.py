@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from sidecar.config import Config
 from sidecar.home import Home
+from sidecar.orchestrator.host import HostError
 from tests.real.durable import PLUGIN, DurableStream
 from tests.real.host_contract import HostContract, asking, until
 from tests.real.inside import sidecar_inside
@@ -64,3 +65,26 @@ class TestV2Host(HostContract):
     async def children(self, session: str) -> list[str]:
         listed = await asyncio.to_thread(self.client.api, "GET", f"/api/session?parentID={session}")
         return [each["id"] for each in listed["data"]]
+
+    async def test_a_form_takes_the_label_of_a_choice_and_leaves_other_fields_to_the_terminal(self) -> None:
+        session = await self.users()
+        path = f"/api/session/{session}/form"
+
+        async def ask(**field: Any) -> str:
+            form = await asyncio.to_thread(
+                self.client.api, "POST", path, {"title": "t", "fields": [{"key": "k", **field}]}
+            )
+            return str(form["data"]["id"])
+
+        form = await ask(type="multiselect", options=[{"value": "b", "label": "Blue"}])
+        assert await self.answer(session, form, "question", ["Blue"]) == "answered"
+        state = await asyncio.to_thread(self.client.api, "GET", f"{path}/{form}/state")
+        assert state["data"] == {"status": "answered", "answer": {"k": ["b"]}}
+        with pytest.raises(HostError) as refused:
+            await self.answer(session, await ask(type="boolean"), "question", ["true"])
+        assert refused.value.permanent
+        short = await ask(type="string", maxLength=1)
+        with pytest.raises(HostError) as refused:
+            await self.answer(session, short, "question", ["too long"])
+        assert refused.value.permanent
+        assert short in await self.asked(session, "question"), "it stays open"

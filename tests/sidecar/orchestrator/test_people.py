@@ -90,7 +90,9 @@ async def test_an_answer_that_cannot_be_delivered_leaves_it_open(tmp_path: Path)
     async with people(tmp_path) as (made, host, run):
         await asks(run)
         host.status = HostError("away")
-        assert await code(made, "once") == "not-delivered"
+        with pytest.raises(RequestError, match="away") as refusal:
+            await made.answer(AnswerArgs(checkpoint="chk_", answer=["once"]))
+        assert refusal.value.code == "not-delivered"
         host.status = "answered"
         assert (await made.answer(AnswerArgs(checkpoint="per_1", answer=["always"])))["state"] == "answered"
 
