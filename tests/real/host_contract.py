@@ -108,9 +108,6 @@ class HostContract:
         session = await self.new("int_child", parent)
         assert await self.children(parent) == ([] if "children" in self.host.lacks else [session])
 
-    async def test_a_session_that_lost_its_prompt_is_told_apart(self) -> None:
-        assert await self.is_state(await self.new("int_unprompted"), "unprompted")
-
     async def test_a_session_that_is_gone_is_told_apart(self) -> None:
         assert await self.is_state("ses_ds2nowhere", "gone")
 
