@@ -7,7 +7,7 @@ A test module shares one server. It may set ``OPENCODE``, keyword arguments of `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,3 +62,16 @@ def events(opencode: RealOpenCode) -> Iterator[EventStream]:
 def session(opencode: RealOpenCode) -> str:
     """A fresh session of the module's OpenCode."""
     return opencode.create_session()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Function, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what each process of the test said last: it may not come again."""
+    report = yield
+    if report.failed and call.when == "call":
+        for name, value in item.funcargs.items():
+            if isinstance(value, DurableStream | ModelServer | RealOpenCode):
+                report.sections.append((f"the end of what {name} did", value.report()))
+    return report

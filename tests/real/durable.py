@@ -172,6 +172,12 @@ class DurableStream:
         odd = self.lines("query", "--type", "capture.gap", "--type", "opencode.*")
         assert odd == []
 
+    def report(self) -> str:
+        """The newest records and lines of the sidecar's own log, for a test that failed."""
+        events = [json.loads(line)["event"] for line in self._run("query", "--json").stdout.splitlines()[-80:]]
+        lines = [f"{e['stream_id']} {e['type']} {json.dumps(e['payload'])[:300]}" for e in events]
+        return "\n".join([*lines, self._own_log()])
+
     def _own_log(self) -> str:
         path = self.home / "sidecar.log"
         return path.read_text()[-2000:] if path.exists() else "(no sidecar ever ran)"

@@ -238,6 +238,11 @@ class ModelServer:
         """The requests of one session so far, including those for titles and summaries."""
         return [request for request in self.requests if request.session == session]
 
+    def report(self) -> str:
+        """The newest requests, for a test that failed."""
+        lines = [f"{r.number} {r.session} tools={r.has_tools} {r.user_text[:200]!r}" for r in self.requests[-20:]]
+        return "\n".join([*lines, *map(repr, self.errors)])
+
     def _wait(self, condition: Callable[[], bool], what: str, timeout: float) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: condition() or self._closing.is_set(), timeout):

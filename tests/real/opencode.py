@@ -222,6 +222,10 @@ class RealOpenCode(OpenCodeApi):
         """The file with the latest server's stderr, which contains OpenCode's log."""
         return self.root / f"serve-{self._starts}-{self.mark[:6]}.err"
 
+    def report(self) -> str:
+        """The end of OpenCode's log, for a test that failed."""
+        return self.log_tail()
+
     def log_tail(self, characters: int = 4000) -> str:
         """The end of the latest server's stdout and stderr, for failure messages."""
         both = [p.read_text(errors="replace") for p in (self.stdout_path, self.stderr_path) if p.exists()]

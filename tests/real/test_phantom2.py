@@ -13,6 +13,7 @@ from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.test_checkpoints import only, refused
+from tests.real.terminal import READY, Terminal
 from tests.real.test_phantom import intents, one, spawn
 from tools.install_opencode import VERSION_2, binary_path
 
@@ -41,12 +42,17 @@ def told(client: RealOpenCode2, session: str) -> list[str]:
     return [m["text"] for m in messages if m["type"] == "user" and "<background-agent" in m["text"]]
 
 
-def test_the_whole_line_and_a_killed_service(client: RealOpenCode2, durable: DurableStream, model: ModelServer) -> None:
-    parent = client.new_session()
-    client.prompt(parent, spawn("HOLD:two SAY:forty two"))
+def test_the_whole_line_with_a_closed_terminal_and_a_killed_service(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer
+) -> None:
+    with Terminal([str(client.binary)], client.project, client.environment()) as screen:
+        screen.wait_for(READY)
+        screen.wait_for("Mock 1 Mock")  # before that, it does not send
+        screen.prompt(spawn("HOLD:two SAY:forty two"), "started")
+        running = one(durable, "running")
+        model.wait_held("two")
+    parent = running["parent"]
     client.wait(parent)
-    running = one(durable, "running")
-    model.wait_held("two")
     client.kill9()
     client.start()
     client.api("GET", f"/api/model?location[directory]={client.project}")  # as a terminal would: it loads the plugin
