@@ -12,8 +12,8 @@ from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
+from tests.real.terminal import ENTER, READY, Terminal
 from tests.real.test_checkpoints import only, refused
-from tests.real.terminal import READY, Terminal
 from tests.real.test_phantom import intents, one, spawn
 from tools.install_opencode import VERSION_2, binary_path
 
@@ -48,7 +48,9 @@ def test_the_whole_line_with_a_closed_terminal_and_a_killed_service(
     with Terminal([str(client.binary)], client.project, client.environment()) as screen:
         screen.wait_for(READY)
         screen.wait_for("Mock 1 Mock")  # before that, it does not send
-        screen.prompt(spawn("HOLD:two SAY:forty two"), "started")
+        screen.press(spawn("HOLD:two SAY:forty two").encode())
+        screen.wait_for("SAY:started")
+        screen.press(ENTER)
         running = one(durable, "running")
         model.wait_held("two")
     parent = running["parent"]
