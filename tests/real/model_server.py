@@ -223,7 +223,10 @@ class ModelServer:
 
         Raises:
             TimeoutError: no such request arrived within ``timeout`` seconds.
+            ValueError: ``name`` was released before, so that nothing waits in it.
         """
+        if name in self._released:
+            raise ValueError(f"{name!r} was released: hold another name")
         self._wait(lambda: self._held[name] > 0, f"a request held as {name!r}", timeout)
 
     def wait_requests(self, count: int, session: str | None = None, timeout: float = HANG_LIMIT_S) -> None:

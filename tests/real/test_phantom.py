@@ -195,13 +195,13 @@ def test_a_summary_names_the_work_that_still_runs(
     client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:
     parent = client.create_session("parent")
-    client.prompt(parent, spawn("HOLD:gate SAY:forty two", "count the stars"))
+    client.prompt(parent, spawn("HOLD:summary SAY:forty two", "count the stars"))
     running = one(durable, "running")
     before = len(model.requests)
     client.summarize(parent)
     said = "".join(request.user_text for request in model.requests[before:])
     assert f"background work under way:\n{running['id']} running" in said
-    model.release("gate")
+    model.release("summary")
     one(durable, "completed")
 
 
@@ -273,12 +273,12 @@ def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
     (durable.home / "config.toml").write_text('[phantom]\nhost = "shim"\n')
     durable.stop()
     parent = client.create_session("parent")
-    client.prompt(parent, spawn("HOLD:gate SAY:forty two"))
+    client.prompt(parent, spawn("HOLD:lent SAY:forty two"))
     running = one(durable, "running")
-    model.wait_held("gate")
+    model.wait_held("lent")
     client.restart()
     assert one(durable, "resuming")["session"] == running["session"]
-    model.release("gate")
+    model.release("lent")
     client.messages(parent)  # loads the plugin
     done = one(durable, "completed")
     assert (done["session"], done["resumes"]) == (running["session"], 1)
