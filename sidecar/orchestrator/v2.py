@@ -118,9 +118,10 @@ class V2Host:
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""
         client, message = await self._client(session), message_id(key)
-        if await _get(client, f"{_path(session)}/message/{message}") is not None:
+        # In this order: what is promoted between the two looks is found by the second.
+        if message in await _pending(client, session):
             return True
-        return message in await _pending(client, session)
+        return await _get(client, f"{_path(session)}/message/{message}") is not None
 
     async def abort(self, session: str, *, directory: str) -> None:
         """See ``Host``."""

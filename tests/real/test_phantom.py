@@ -217,6 +217,7 @@ def test_the_command_lists_and_cancels_without_a_call_of_the_model(
         screen.press(ENTER)
         running = one(durable, "running")
         wait_until(lambda: "turn.ended" in [e["event"]["type"] for e in durable.log(running["parent"])], "its turn")
+        model.wait_held("listed")
         before = len(model.requests)
         for typed, shown in ((" list", "running"), (f" cancel {running['id']}", "is being cancelled")):
             screen.press(f"/background{typed}".encode())
