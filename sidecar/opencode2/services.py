@@ -188,10 +188,10 @@ class Services:
         return self._now_ms() - self._started_ms < RETURN_MS or set(known.links.values()) != {pid}
 
     async def write(self) -> None:
-        """Append what the translator has ready; return when it is durable."""
+        """Append what the translator has ready; return when it is durable. The append outlives who waits for it."""
         appended = self._ingest.write(self.translator.drain())
         if appended is not None:
-            await appended
+            await asyncio.shield(appended)
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> BaseException:

@@ -7,11 +7,13 @@ import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.capture.translate import Translator
+from bridge.opencode.capture.v2.rules import Service
 from bridge.opencode.capture.v2.translate import HostTranslator
 from sidecar.capture.ingest import Ingest
 from sidecar.opencode2.services import Services
@@ -19,14 +21,44 @@ from streams.identity import seeded_identity
 from streams.stores.memory import MemoryStore
 
 
+class GatedStore(MemoryStore):
+    """A store that appends only while the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def append(self, *args: Any, **kwargs: Any) -> Any:
+        await self.gate.wait()
+        return await super().append(*args, **kwargs)
+
+
 @pytest.fixture
-async def services() -> AsyncIterator[Services]:
-    identity, state = seeded_identity(1), CaptureState()
-    ingest = Ingest(MemoryStore(), Translator(identity, state), identity.now_ms)
-    services = Services(HostTranslator(identity, state), ingest, identity.ulid(), identity.now_ms, look_seconds=0.01)
+def store() -> GatedStore:
+    return GatedStore()
+
+
+@pytest.fixture
+def state() -> CaptureState:
+    return CaptureState()
+
+
+@pytest.fixture
+async def ingest(store: GatedStore, state: CaptureState) -> AsyncIterator[Ingest]:
+    identity = seeded_identity(1)
+    ingest = Ingest(store, Translator(identity, state), identity.now_ms)
+    yield ingest
+    await ingest.close()
+
+
+@pytest.fixture
+async def services(ingest: Ingest, state: CaptureState) -> AsyncIterator[Services]:
+    identity = seeded_identity(2)
+    translator = HostTranslator(identity, state)
+    services = Services(translator, ingest, identity.ulid(), identity.now_ms, look_seconds=0.01)
     yield services
     await services.close()
-    await ingest.close()
 
 
 def register(path: Path, port: int, mode: int = 0o600) -> Path:
@@ -80,3 +112,19 @@ async def test_an_unsafe_registration_is_refused_and_read_when_it_is_safe(servic
 
 async def test_with_no_service_there_is_no_history(services: Services) -> None:
     assert await services.import_history() == {"services": 0, "sessions": 0}
+
+
+async def test_an_append_outlives_the_reader_that_waits_for_it(
+    services: Services, ingest: Ingest, store: GatedStore
+) -> None:
+    services.translator.appear(Service("instance"), {"id": "ses_1", "directory": "/work"}, 1)
+    store.gate.clear()
+    reader = asyncio.create_task(services.write())
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    store.gate.set()
+    await ingest.close()
+    assert ingest.is_quiet
+    assert [record.event.idempotency_key async for record in store.read_all()] == ["lifecycle.session.created:ses_1"]
