@@ -4,11 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SHIM := plugin-shim
-# Many tests wait for processes of their own, so that one worker more than there are cores is kept busy.
+# Many tests wait for processes of their own, so that two workers keep one core busy.
 # OpenCode's tests are few to a file and long: handed out in the order of the files, and not by the number of their tests,
 # they do not come last, when nothing is left to run beside them.
 SHARED := --dist loadfile --no-loadscope-reorder
-WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1 )))
+WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2 )))
 
 # Compiled modules are kept: the tests start about a thousand Python processes of this checkout.
 unexport PYTHONDONTWRITEBYTECODE
