@@ -324,9 +324,11 @@ class Home:
 
         The content of ``store/`` is checked when the store is opened.
         """
+        # List the names before looking for signs of use: a sidecar that starts at this moment may write in between.
+        names = [path.name for path in self.path.iterdir()]
         if self.was_used() or (self.store_path / "store.json").exists():
             return True
-        return all(_OUR_NAMES.fullmatch(path.name) for path in self.path.iterdir())
+        return all(map(_OUR_NAMES.fullmatch, names))
 
 
 class HomeLock:

@@ -24,6 +24,22 @@ def test_the_path_is_the_flag_then_the_environment_then_the_platforms(tmp_path: 
     assert not (tmp_path / "flag").exists()
 
 
+def test_a_home_that_another_sidecar_creates_at_this_moment_is_not_foreign(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was_used = Home.was_used
+
+    def then_another_starts(self: Home) -> bool:
+        used = was_used(self)
+        with Home(self.path).lock():
+            return used
+
+    monkeypatch.setattr(Home, "was_used", then_another_starts)
+    assert not home.lock_path.exists()
+    home.check_kind()
+    assert home.lock_path.exists()
+
+
 # --- the token ---
 
 
