@@ -116,6 +116,10 @@ class StreamEvent(_Value):
             _set(event, "_unknown", _NONE_UNKNOWN)
             return event
         defaults = {**_DEFAULTS, "payload": {}, "metadata": {}}
+        if fields.keys() <= _EVENT_FIELDS:
+            _set(event, "__dict__", {**defaults, **fields})
+            _set(event, "_unknown", _NONE_UNKNOWN)
+            return event
         _set(event, "__dict__", {**defaults, **{k: v for k, v in fields.items() if k in _EVENT_FIELDS}})
         _set(event, "_unknown", {k: v for k, v in fields.items() if k not in _EVENT_FIELDS})
         return event

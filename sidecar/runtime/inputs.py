@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
@@ -72,7 +73,7 @@ class Command:
     """Set if the command broke a rule on its way. It is then recorded as refused, and its depth is ignored."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass  # not frozen: one is made for every event that an agent lists, and a frozen one takes longer
 class Input:
     """Something for an agent: ``event`` is what ``receive`` gets, ``record`` what begins the group in its stream.
 
@@ -81,10 +82,15 @@ class Input:
 
     key: str
     event: StreamEvent
-    record: StreamEvent
+    make: Callable[[], StreamEvent]
     depth: int
     position: int | None = None
     refusal: Refusal | None = None
+
+    @cached_property
+    def record(self) -> StreamEvent:
+        """Made when it is first asked for: an agent does nothing about most events of the log."""
+        return self.make()
 
 
 def agent_stream(agent: str) -> str:
@@ -139,26 +145,29 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
             "metadata": metadata,
         }
     )
-    return Input(key, event, event, command.depth, refusal=command.refusal)
+    return Input(key, event, lambda: event, command.depth, refusal=command.refusal)
 
 
 def log_input(agent: str, event: StreamEvent, position: int, identity: Identity, *, key: str | None = None) -> Input:
     """An event of the log as an input: the agent's stream only points at it. ``key`` replaces the event's id."""
     key = scoped("inbox", agent, key or event.id)
-    record = identity.stamp(
-        {
-            "type": RECEIVED,
-            "stream_id": agent_stream(agent),
-            "idempotency_key": key,
-            "causation_id": event.id,
-            "correlation_id": event.correlation_id,
-            "actor": agent,
-            "source": {"agent": agent, "adapter": ADAPTER},
-            "traceparent": event.traceparent or str(made_trace(event.stream_id)),
-            "payload": {"event": event.id, "type": event.type, "stream": event.stream_id, "position": position},
-            "metadata": {"role": "input", "depth": depth_of(event)},
-        }
-    )
+
+    def record() -> StreamEvent:
+        return identity.stamp(
+            {
+                "type": RECEIVED,
+                "stream_id": agent_stream(agent),
+                "idempotency_key": key,
+                "causation_id": event.id,
+                "correlation_id": event.correlation_id,
+                "actor": agent,
+                "source": {"agent": agent, "adapter": ADAPTER},
+                "traceparent": event.traceparent or str(made_trace(event.stream_id)),
+                "payload": {"event": event.id, "type": event.type, "stream": event.stream_id, "position": position},
+                "metadata": {"role": "input", "depth": depth_of(event)},
+            }
+        )
+
     return Input(key, event, record, depth_of(event), position)
 
 

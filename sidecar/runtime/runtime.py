@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from sidecar.runtime.agent import Agent
@@ -317,7 +318,12 @@ def wants(agent: Agent, event: StreamEvent) -> bool:
         if event.stream_id != effects_stream(agent.name):
             return False
         return event.type == IN_DOUBT or event.payload.get("final") is True
-    return any(type_matches(event.type, wanted) for wanted in agent.events)
+    return _lists(tuple(agent.events), event.type)
+
+
+@lru_cache(maxsize=4096)
+def _lists(events: tuple[str, ...], type_: str) -> bool:
+    return any(type_matches(type_, wanted) for wanted in events)
 
 
 __all__ = ["AgentFailed", "InputRefused", "Runtime", "UnknownAgent", "wants"]

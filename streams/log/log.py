@@ -79,7 +79,7 @@ class Log(KeepsHints):
         self.lost: list[Lost] = []
         """Records that the log once held and has lost, as cursors and snapshots show."""
         self._differences = 0
-        self._live = LiveTail(lambda after: self.read_all(after=after))
+        self._live = LiveTail(lambda after: self.read_all(after=after), lambda after: self._backend.recent.after(after))
 
     @classmethod
     async def open(

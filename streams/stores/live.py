@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from streams.store import NOTHING, Record
 
 
 class LiveTail:
-    """Wakes subscribers after each commit; they read new records from the log itself."""
+    """Wakes subscribers after each commit; they read new records from ``recent``, else from the log itself."""
 
-    def __init__(self, read_all: Callable[[int], AsyncIterator[Record]]) -> None:
-        self._read_all = read_all
+    def __init__(
+        self,
+        read_all: Callable[[int], AsyncIterator[Record]],
+        recent: Callable[[int], Sequence[Record] | None] = lambda after: None,
+    ) -> None:
+        self._read_all, self._recent = read_all, recent
         self._waiting: set[asyncio.Event] = set()
         self._closed = False
 
@@ -34,9 +38,15 @@ class LiveTail:
             while True:
                 news.clear()
                 closed = self._closed
-                async for record in self._read_all(after):
-                    yield record
-                    after = record.position
+                while found := self._recent(after):
+                    for record in found:
+                        yield record
+                    after = found[-1].position
+                    await asyncio.sleep(0)
+                if found is None:
+                    async for record in self._read_all(after):
+                        yield record
+                        after = record.position
                 if closed:
                     return
                 await news.wait()

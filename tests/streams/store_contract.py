@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 
 from streams.errors import IdempotencyConflict, OffsetConflict, StoreClosed
@@ -294,6 +295,17 @@ class StoreContract(HintsContract, ContentContract):
             await writing
             seen += [(await anext(live)).position for _ in range(30)]
         assert seen == list(range(60))
+
+    async def test_a_subscriber_gets_the_records_that_a_reader_gets(self, store: StreamStore) -> None:
+        odd = {"tuple": (1, 2.0), "half": "\ud800", "deep": {"list": [{"n": 10**30}]}, "none": None}
+        live = store.subscribe()
+        wanted = [event("a", payload=odd), event("b", unknown={"x": 1}), *events(200)]
+        await store.append(wanted[:1])
+        await store.append(wanted[1:])
+        async with asyncio.timeout(20):
+            seen = [(await anext(live)).as_json() for _ in wanted]
+        # As text, too: 2 and 2.0 are equal.
+        assert seen == await everything(store) and orjson.dumps(seen) == orjson.dumps(await everything(store))
 
     async def test_closing_ends_a_subscription(self, store: StreamStore) -> None:
         await store.append([event("a")])

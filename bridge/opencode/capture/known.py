@@ -17,9 +17,41 @@ from bridge.opencode.capture import shapes
 from bridge.opencode.capture.shapes import mapping, properties_of
 from bridge.opencode.link.frames import HookItem
 
-Shape: TypeAlias = "type | str | frozenset[str] | dict[str, Shape] | list[Shape] | Callable[[Any], bool]"
+Check: TypeAlias = Callable[[Any], bool]
+Shape: TypeAlias = "type | str | frozenset[str] | dict[str, Shape] | list[Shape] | Check"
 """A type, a constant string, a set of allowed strings, an object's fields (``name?`` may be missing or null), a
 list whose items share one shape, or a predicate."""
+
+
+def _check_of(shape: Shape) -> Check:
+    """The test for a shape. Made once, because it runs for every hook."""
+    if isinstance(shape, dict):
+        return _object_check(
+            [(name.removesuffix("?"), name.endswith("?"), _check_of(one)) for name, one in shape.items()]
+        )
+    if isinstance(shape, list):
+        item = _check_of(shape[0])
+        return lambda value: isinstance(value, list) and all(map(item, value))
+    if isinstance(shape, frozenset):
+        return lambda value: isinstance(value, str) and value in shape
+    if isinstance(shape, str):
+        return lambda value: bool(value == shape)
+    if isinstance(shape, type):
+        return lambda value: isinstance(value, shape)
+    return shape
+
+
+def _object_check(fields: list[tuple[str, bool, Check]]) -> Check:
+    def check(value: Any) -> bool:
+        if not isinstance(value, dict):
+            return False
+        for name, may_be_missing, fits in fields:
+            found = value.get(name)
+            if not (fits(found) or (may_be_missing and found is None)):
+                return False
+        return True
+
+    return check
 
 
 def _id(value: Any) -> bool:
@@ -38,8 +70,11 @@ def _any(value: Any) -> bool:
     return True
 
 
+_has_model_ids: Final = _check_of({"id?": _id, "modelID?": _id, "providerID?": _id})
+
+
 def _model(value: Any) -> bool:
-    return fits({"id?": _id, "modelID?": _id, "providerID?": _id}, value) and bool({"id", "modelID"} & value.keys())
+    return _has_model_ids(value) and bool({"id", "modelID"} & value.keys())
 
 
 _SESSION_INFO: Final[Shape] = {
@@ -104,20 +139,23 @@ _PARTS: Final[dict[str, Shape]] = {
 """Shapes of message parts, by type."""
 
 
-def _one_of(kinds: dict[str, Shape], name: str) -> Callable[[Any], bool]:
+def _one_of(kinds: dict[str, Shape], name: str) -> Check:
     """Test for an object whose field ``name`` selects its shape among ``kinds``."""
+    checks = {kind: _check_of(shape) for kind, shape in kinds.items()}
 
     def check(value: Any) -> bool:
         kind = mapping(value).get(name)
-        return isinstance(kind, str) and kind in kinds and fits(kinds[kind], value)
+        return isinstance(kind, str) and kind in checks and checks[kind](value)
 
     return check
 
 
+_is_part: Final = _one_of(_PARTS, "type")
+_is_tool_state: Final = _one_of(_TOOL_STATES, "status")
+
+
 def _part(value: Any) -> bool:
-    if not _one_of(_PARTS, "type")(value):
-        return False
-    return value["type"] != "tool" or _one_of(_TOOL_STATES, "status")(value.get("state"))
+    return _is_part(value) and (value["type"] != "tool" or _is_tool_state(value.get("state")))
 
 
 _ASKED: Final[Shape] = {"sessionID": _id, "id": _id, "requestID?": _id, "tool?": {"callID": _id}}
@@ -158,6 +196,10 @@ OUTPUTS: Final[dict[str, Shape]] = {
 }
 """Shapes of the outputs of hooks that have one."""
 
+_PROPERTIES: Final = {source: _check_of(shape) for source, shape in PROPERTIES.items()}
+_OUTPUTS: Final = {source: _check_of(shape) for source, shape in OUTPUTS.items()}
+_has_id: Final = _check_of({"id?": _id})
+
 _SESSIONLESS: Final = frozenset({"session.error", "session.diff", "todo.updated", "file.edited", "capture.gap"})
 """Sources that need not name a session."""
 
@@ -168,44 +210,24 @@ def is_known(item: HookItem) -> bool:
     Always true for a source without a shape, because it is dropped by name or kept whole anyway.
     """
     source = shapes.source_of(item)
-    if source not in PROPERTIES:
+    if source not in _PROPERTIES:
         return True
     properties = shapes.bus_event(item).get("properties") if item.hook == "event" else item.input
-    if not fits(PROPERTIES[source], properties) or not fits(OUTPUTS.get(source, _any), item.output):
+    if not _PROPERTIES[source](properties) or not _OUTPUTS.get(source, _any)(item.output):
         return False
-    if item.hook == "event" and not fits({"id?": _id}, shapes.bus_event(item)):
+    if item.hook == "event" and not _has_id(shapes.bus_event(item)):
         return False
-    named = _named_sessions(item)
-    return source in _SESSIONLESS or (len(named) == 1 and all(map(_id, named)))
+    return source in _SESSIONLESS or _names_one_session(item)
 
 
-def _named_sessions(item: HookItem) -> list[Any]:
-    """The distinct session ids in an item's known places."""
+def _names_one_session(item: HookItem) -> bool:
+    """True if the known places of session ids hold one id, the same in all."""
     properties = properties_of(item)
     holders = [properties, *(mapping(properties.get(name)) for name in ("info", "part"))]
-    holders.append(mapping(mapping(item.output).get("message")))
-    found = [holder["sessionID"] for holder in holders if holder.get("sessionID") is not None]
+    if item.hook != "event":
+        holders.append(mapping(mapping(item.output).get("message")))
+    found = [named for holder in holders if (named := holder.get("sessionID")) is not None]
     info = shapes.session_info(item)
     if info is not None:
         found.append(info["id"])
-    return [value for n, value in enumerate(found) if value not in found[:n]]
-
-
-def fits(shape: Shape, value: Any) -> bool:
-    """True if ``value`` has this shape."""
-    if isinstance(shape, dict):
-        return isinstance(value, dict) and all(_field_fits(name, one, value) for name, one in shape.items())
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(fits(shape[0], one) for one in value)
-    if isinstance(shape, frozenset):
-        return isinstance(value, str) and value in shape
-    if isinstance(shape, str):
-        return bool(value == shape)
-    if isinstance(shape, type):
-        return isinstance(value, shape)
-    return shape(value)
-
-
-def _field_fits(name: str, shape: Shape, holder: dict[str, Any]) -> bool:
-    value = holder.get(name.removesuffix("?"))
-    return (value is None and name.endswith("?")) or fits(shape, value)
+    return bool(found) and _id(found[0]) and found.count(found[0]) == len(found)

@@ -42,7 +42,10 @@ def present(**fields: Any) -> dict[str, Any]:
 
 def bus_event(item: HookItem) -> dict[str, Any]:
     """The bus event of an ``event`` hook: ``{id, type, properties}``."""
-    return mapping(mapping(item.input).get("event"))
+    # This runs a dozen times for every hook.
+    given = item.input
+    event = given.get("event") if isinstance(given, dict) else None
+    return event if isinstance(event, dict) else {}
 
 
 def bus_id(item: HookItem) -> str | None:
@@ -76,9 +79,10 @@ def whole(item: HookItem, type_: str) -> dict[str, Any]:
 def session_of(item: HookItem) -> str | None:
     """The session an item belongs to, or ``None``."""
     properties = properties_of(item)
-    holders = (properties, *(mapping(properties.get(name)) for name in ("info", "part")))
-    named = next((found for holder in holders if (found := text(holder.get("sessionID")))), None)
-    return named or text(mapping(session_info(item)).get("id"))
+    for holder in (properties, mapping(properties.get("info")), mapping(properties.get("part"))):
+        if named := text(holder.get("sessionID")):
+            return named
+    return text(mapping(session_info(item)).get("id"))
 
 
 def session_info(item: HookItem) -> dict[str, Any] | None:

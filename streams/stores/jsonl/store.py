@@ -40,6 +40,7 @@ from streams.stores.jsonl.writer import JsonlWriter
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import Kept, Known, Placed, Plan, Request, as_record, encode_batch, plan
+from streams.stores.recent import Recent
 from streams.stores.stored import Stored
 from streams.threads import in_thread
 
@@ -63,7 +64,8 @@ class JsonlStore(KeepsHints):
         """True if the head file was missing or damaged, so records lost at the log's end would go unnoticed."""
         self._index = self._writer.index
         self._lookup = Lookup(self._index)
-        self._live = LiveTail(lambda after: self.read_all(after=after))
+        self.recent = Recent()
+        self._live = LiveTail(lambda after: self.read_all(after=after), self.recent.after)
         self._commits = GroupCommit(self._commit, self._live.notify, self._writer.abandon, store.name)
 
     @classmethod
@@ -218,6 +220,7 @@ class JsonlStore(KeepsHints):
             decided.append((pending, plan_))
         if lines:
             seconds = self._writer.make_durable(lines)
+            self.recent.add(self._fresh.values())
             self._fresh.clear()
         for pending, plan_ in decided:
             pending.outcome = [as_record(answer) for answer in plan_.answers]

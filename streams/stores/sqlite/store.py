@@ -28,6 +28,7 @@ from streams.stores.hints import Hints, KeepsHints
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import Kept, Known, Placed, Plan, Removed, Request, as_record, encode_batch, plan
+from streams.stores.recent import Recent
 from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, STEPS, connect_to_write, translated
 from streams.stores.sqlite.head import HeadFile, make_head_file
 from streams.stores.sqlite.keys import Keys
@@ -75,6 +76,7 @@ class SqliteStore(KeepsHints):
         self._last_hash = b""
         """Of the last record planned since opening."""
         self._turns = InTurn()
+        self.recent = Recent()
         self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
         # If a full disk or a reader prevents it now, the next removal or opening finishes it.
         # Damage in the records to remove does not prevent writing either: `verify` reports both.
@@ -92,7 +94,7 @@ class SqliteStore(KeepsHints):
         moved pages, and never shortens the file."""
         self._closed = False
         self.differences = 0
-        self._live = LiveTail(lambda after: self.read_all(after=after))
+        self._live = LiveTail(lambda after: self.read_all(after=after), self.recent.after)
         self._commits = GroupCommit(
             self._commit, self._live.notify, self._abandon, store.name, may_stall=self._is_tidying_due
         )
@@ -120,6 +122,7 @@ class SqliteStore(KeepsHints):
     def _removed_some(self) -> None:
         """Drop what is remembered of the file, because it is out of date."""
         self._tails.clear()
+        self.recent.clear()
         self._has_entries = True
 
     # Reading
@@ -213,6 +216,7 @@ class SqliteStore(KeepsHints):
                 self._head_file.write(self._next - 1, self._last_hash)
             self._note(rows)  # before the head: who sees a record finds it by its key
             self._head = self._next - 1
+        self.recent.add(placed for _, plan_ in decided for placed in plan_.new)
         for pending, plan_ in decided:
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds

@@ -1,0 +1,68 @@
+"""The newest records in memory, so that following the log does not read back what was just written."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from threading import Lock
+from typing import Final
+
+import orjson
+
+from streams.event import StreamEvent
+from streams.store import Record
+from streams.stores.plan import Placed
+
+RECENT_BYTES: Final = 1024 * 1024
+"""How much is kept. A follower that is further behind reads the log itself."""
+
+AT_ONCE: Final = 64
+"""The most records that ``after`` returns, so that a follower lets others run in between."""
+
+
+class Recent:
+    """The log's last records up to ``RECENT_BYTES``, without a gap. Any thread may call its methods."""
+
+    def __init__(self) -> None:
+        self._placed: deque[Placed] = deque()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def add(self, written: Iterable[Placed]) -> None:
+        """Keep durable records, in the order of their positions."""
+        with self._lock:
+            for placed in written:
+                if self._placed and placed.position != self._placed[-1].position + 1:
+                    self._clear()
+                self._placed.append(placed)
+                self._bytes += len(placed.encoded.canonical)
+            while self._bytes > RECENT_BYTES:
+                self._bytes -= len(self._placed.popleft().encoded.canonical)
+
+    def clear(self) -> None:
+        """Keep nothing: stored records were changed or removed."""
+        with self._lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._placed.clear()
+        self._bytes = 0
+
+    def after(self, position: int) -> list[Record] | None:
+        """The next records after a position, as a reader of the log would return them; empty if it is the last one.
+
+        ``None`` if the next one is not here: then the log must be read.
+        """
+        with self._lock:
+            begin = position + 1 - self._placed[0].position if self._placed else -1
+            if not 0 <= begin <= len(self._placed):
+                return None
+            end = min(begin + AT_ONCE, len(self._placed))
+            found = [self._placed[index] for index in range(begin, end)]
+        return [_as_read(placed) for placed in found]
+
+
+def _as_read(placed: Placed) -> Record:
+    # Made from the stored form: the appended event may hold values that read back differently, and belongs to others.
+    event = StreamEvent.trusted(orjson.loads(placed.encoded.canonical))
+    return Record(event, placed.offset, placed.position, placed.hash.hex())
