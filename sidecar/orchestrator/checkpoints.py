@@ -59,6 +59,12 @@ PERMISSION: Final = ("once", "always", "reject")
 
 CLOSED: Final = frozenset({"answered", "expired", "withdrawn"})
 
+_BEFORE_KEPT: Final = "tool.execute.after"
+"""The hook that OpenCode 1 calls after a tool and before it keeps the result."""
+
+_WHOLE: Final = ("completed", "failed", "stopped")
+"""Outcomes of turns in which OpenCode kept the result of every call that returned."""
+
 
 @dataclass(slots=True)
 class Checkpoint:
@@ -178,7 +184,7 @@ class CheckpointAgent:
             case "workflow.checkpoint":
                 return self._captured(given, event.ts)
             case "execution.step" if given.get("call") and given.get("status") == "completed":
-                return self._kept(str(given.get("session")), str(given["call"]))
+                return self._kept(event)
             case "turn.ended":
                 return [] if given.get("outcome") == "continued" else self._over(given, event.ts)
             case "lifecycle.session.ended":
@@ -293,15 +299,26 @@ class CheckpointAgent:
         # A person stopped the turn: its call does not take the answer any more.
         outputs = withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
         for known in mine:
-            if known.returned and not known.told:  # A process died before OpenCode kept what the call returned.
+            if not known.returned or known.told:
+                continue
+            if given.get("outcome") in _WHOLE:
+                outputs.append(Output("checkpoint.told", {"checkpoint": known.id}))
+            else:  # OpenCode died, or was stopped, before it kept what the call returned.
                 outputs += [
                     Output("checkpoint.left", {"checkpoint": known.id}),
                     *self._message(known, known.answer, left=True),
                 ]
         return outputs
 
-    def _kept(self, session: str, call: str) -> list[Output]:
-        """OpenCode has the result of a tool call."""
+    def _kept(self, event: StreamEvent) -> list[Output]:
+        """OpenCode has the result of a tool call.
+
+        A step that capture had to make from the hook alone does not say so: OpenCode calls the hook first, and it
+        died before it reported that the result is kept.
+        """
+        if event.metadata.get("hook") == _BEFORE_KEPT:
+            return []
+        session, call = str(event.payload.get("session")), str(event.payload["call"])
         mine = [c for c in self.data.checkpoints.values() if c.session == session and c.returned == call]
         return [Output("checkpoint.told", {"checkpoint": c.id}) for c in mine if not c.told]
 

@@ -53,7 +53,9 @@ class Bench:
         self.clock.now_ms += round(later_s * 1000)
         return await self.command(agent, "tick", now=self.clock.now_ms)
 
-    async def happened(self, type_: str, stream: str = "ses_1", **payload: Any) -> Record:
+    async def happened(
+        self, type_: str, stream: str = "ses_1", metadata: dict[str, Any] | None = None, **payload: Any
+    ) -> Record:
         """Something that capture, or another agent, recorded."""
         self._count += 1
         event = self.clock.identity(self._count).stamp(
@@ -64,6 +66,7 @@ class Bench:
                 "actor": "build",
                 "source": {"agent": "build", "adapter": "opencode"},
                 "payload": payload,
+                "metadata": metadata or {},
             }
         )
         (record,) = await self.store.append([event])

@@ -180,16 +180,29 @@ async def test_a_call_whose_turn_was_stopped_waits_no_more() -> None:
         assert [n.session for n in intents.data.notices.values()] == [PARENT]
 
 
-@pytest.mark.parametrize("kept", [True, False])
-async def test_an_answer_that_opencode_did_not_keep_goes_to_the_session(kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("hook", "outcome", "kept"),
+    [
+        ("event", "interrupted", True),
+        (None, "interrupted", False),
+        # OpenCode died between the hook and what it keeps: the hook is all that capture has.
+        ("tool.execute.after", "interrupted", False),
+        # It was only slow to report the part's end.
+        ("tool.execute.after", "completed", True),
+    ],
+)
+async def test_an_answer_that_opencode_did_not_keep_goes_to_the_session(
+    hook: str | None, outcome: str, kept: bool
+) -> None:
     async with asking() as (run, agent, intents):
         await ask(run, PARENT)
         (known,) = agent.data.checkpoints.values()
         await answer(run, known.id, "yes")
         await run.command(NAME, "checkpoint.told", checkpoints=[known.id], call="call_1")
-        if kept:
-            await run.happened("execution.step", session=PARENT, call="call_1", kind="tool", status="completed")
-        await run.happened("turn.ended", session=PARENT, outcome="interrupted")
+        if hook is not None:
+            step = {"session": PARENT, "call": "call_1", "kind": "tool", "status": "completed"}
+            await run.happened("execution.step", metadata={"hook": hook}, **step)
+        await run.happened("turn.ended", session=PARENT, outcome=outcome)
         await run.happened("turn.ended", session=PARENT, outcome="completed")
         assert known.told is kept
         assert len(intents.data.notices) == (0 if kept else 1)
