@@ -17,10 +17,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from sidecar.home import Home
@@ -31,14 +30,21 @@ log = logging.getLogger("sidecar.orchestrator")
 
 START_SECONDS: Final = 60.0
 LINK_SECONDS: Final = 30.0
-KEPT_ENVIRONMENTS: Final = 8
-"""How many OpenCode processes' environments are remembered."""
+KEPT_PROCESSES: Final = 8
+"""How many OpenCode processes are remembered."""
 _POLL_SECONDS: Final = 0.05
 _REQUEST_SECONDS: Final = 2.0
 
 
 class HeadlessError(Exception):
     """The headless OpenCode cannot be started or reached; the text says why."""
+
+
+class Known(NamedTuple):
+    """An OpenCode process: its program and its environment. ``None`` and empty if they cannot be read."""
+
+    executable: Path | None
+    environment: dict[str, str]
 
 
 class Headless:
@@ -58,7 +64,7 @@ class Headless:
         self._info: dict[str, Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = asyncio.Lock()
-        self._environments: dict[int, dict[str, str]] = {}
+        self._known: dict[int, Known] = {}
 
     @property
     def pid(self) -> int | None:
@@ -117,13 +123,13 @@ class Headless:
         return found
 
     async def _start(self, pid: int | None) -> dict[str, Any]:
-        near = sorted(link.pid for link in self._links() if link.opencode_version.startswith("1."))
-        executable = await asyncio.to_thread(self._find, pid, near)
+        asking = await asyncio.to_thread(self._asking, pid)
+        executable = self._executable or next(filter(_runs, (asking.executable, self._last())), None) or _on_path()
         if executable is None:
             raise HeadlessError("no `opencode` was found; set [phantom] executable in config.toml")
         port, password = _free_port(), self._nonce()
         environment = {
-            **self._environment(pid),
+            **(asking.environment or os.environ),
             "OPENCODE_SERVER_PASSWORD": password,
             "DURABLE_STREAM_HOME": str(self._home.path),
             "DURABLE_STREAM_HEADLESS": "1",
@@ -159,36 +165,28 @@ class Headless:
             await asyncio.sleep(_POLL_SECONDS)
         return info
 
-    def _find(self, pid: int | None, near: Iterable[int]) -> Path | None:
-        """The program to start. The OpenCode that asked, and the headless one that it led to, may be gone by now."""
-        asking = map(_executable_of, (pid, *near))
-        return self._executable or next(asking) or self._last() or next(filter(None, asking), None) or _on_path()
-
     def know(self, pid: int) -> None:
-        """Remember the environment of an OpenCode that linked, because it may be gone when its work begins.
+        """Remember an OpenCode 1 that linked, because it may be gone when its work begins. It stays in memory only."""
+        found = _known(pid)
+        if found.environment and "DURABLE_STREAM_HEADLESS" not in found.environment:
+            self._known.pop(pid, None)
+            self._known[pid] = found
+            while len(self._known) > KEPT_PROCESSES:
+                del self._known[next(iter(self._known))]
 
-        It stays in memory only.
-        """
-        found = _environment_of(pid)
-        if found is not None and "DURABLE_STREAM_HEADLESS" not in found:
-            self._environments.pop(pid, None)
-            self._environments[pid] = found
-            while len(self._environments) > KEPT_ENVIRONMENTS:
-                del self._environments[next(iter(self._environments))]
-
-    def _environment(self, pid: int | None) -> dict[str, str]:
-        """The environment of the OpenCode that asked, else of the one that linked last, else this process's own."""
-        if pid in self._environments:
-            return self._environments[pid]
-        newest = next(reversed(self._environments.values()), None)
-        return (_environment_of(pid) if pid else None) or newest or dict(os.environ)
+    def _asking(self, pid: int | None) -> Known:
+        """The OpenCode that asked, else the one that linked last."""
+        if pid in self._known:
+            return self._known[pid]
+        found = _known(pid) if pid else Known(None, {})
+        return found if found.environment else next(reversed(self._known.values()), found)
 
     def _last(self) -> Path | None:
+        """The program of the last headless OpenCode, which another sidecar may have started."""
         try:
-            found = Path(json.loads(self._file.read_text())["executable"])
+            return Path(json.loads(self._file.read_text())["executable"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return found if os.access(found, os.X_OK) else None
 
 
 def _answers(info: dict[str, Any]) -> bool:
@@ -218,25 +216,20 @@ def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
         raise HeadlessError(f"the headless OpenCode answered {status}")
 
 
-def _executable_of(pid: int | None) -> Path | None:
-    """The program that a process runs, if it is an OpenCode."""
-    if not pid or sys.platform != "linux":
-        return None
+def _known(pid: int) -> Known:
+    """Read what is known of a process. Only Linux says it."""
     try:
-        found = Path(f"/proc/{pid}/exe").readlink()
-    except OSError:
-        return None
-    return found if found.name.startswith("opencode") else None
-
-
-def _environment_of(pid: int) -> dict[str, str] | None:
-    """The environment that a process was started with; ``None`` if it cannot be read."""
-    try:
+        executable = Path(f"/proc/{pid}/exe").readlink()
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return None
+        return Known(None, {})
     pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry)
-    return {name: value for name, equals, value in pairs if equals} or None
+    environment = {name: value for name, equals, value in pairs if equals}
+    return Known(executable if executable.name.startswith("opencode") else None, environment)
+
+
+def _runs(executable: Path | None) -> bool:
+    return executable is not None and os.access(executable, os.X_OK)
 
 
 def _on_path() -> Path | None:
