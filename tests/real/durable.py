@@ -13,6 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from typer.testing import CliRunner
+
+from sidecar.cli.app import app
 from sidecar.home import Home, HomeError
 from sidecar.link.client import ClientError, ControlClient
 from streams.identity import system_identity
@@ -24,7 +27,7 @@ SHIM = Path(__file__).resolve().parents[2] / "plugin-shim" / "src" / "plugin.js"
 EXECUTABLE = Path(sys.executable).with_name("durable-stream")
 PLUGIN = "durable-stream.js"
 
-_POLL_S = 0.02
+_POLL_S = 0.05
 
 
 class DurableStream:
@@ -75,15 +78,27 @@ class DurableStream:
         )
 
     def lines(self, *arguments: str) -> list[Json]:
-        """The objects that a command prints with ``--json``."""
-        return [json.loads(line) for line in self.cli(*arguments, "--json").splitlines()]
+        """The objects that a command prints with ``--json``.
+
+        The command runs in this process: tests ask again and again, and a process for each look would slow OpenCode.
+        """
+        code, out, err = self._read(*arguments)
+        if code:
+            raise RuntimeError(f"{arguments} ended with {code}:\n{out}\n{err}")
+        return [json.loads(line) for line in out.splitlines()]
 
     def log(self, stream: str) -> list[Json]:
         """The records of a stream; none if there is no such stream yet."""
-        done = self._run("log", stream, "--json")
-        if done.returncode and "stream" not in done.stderr:
-            raise RuntimeError(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        code, out, err = self._read("log", stream)
+        if code and "stream" not in err:
+            raise RuntimeError(f"log {stream} ended with {code}:\n{out}\n{err}")
+        return [json.loads(line) for line in out.splitlines()]
+
+    def _read(self, *arguments: str) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, ["--home", str(self.home), *arguments, "--json"], prog_name="durable-stream")
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.exit_code, done.stdout, done.stderr
 
     def whole_log(self) -> dict[str, list[Json]]:
         """All records by stream; empty before the first."""
@@ -157,9 +172,8 @@ class DurableStream:
     def assert_recorded(self, plan: Expectation, note: str = "") -> list[Json]:
         """Wait until everything expected is in the log, then assert that it is correct and complete."""
         deadline = time.monotonic() + HANG_LIMIT_S
-        # Reading the log is a process of its own, so this is not a busy loop.
         while missing(records := self.log(plan.root), plan) and time.monotonic() < deadline:
-            continue
+            time.sleep(_POLL_S)
         wrong = differences(records, plan)
         assert not wrong, "\n".join(
             [f"the log of {plan.root} is not what OpenCode tells:", *wrong, note, self._own_log()]
@@ -174,7 +188,7 @@ class DurableStream:
 
     def report(self) -> str:
         """The newest records and lines of the sidecar's own log, for a test that failed."""
-        events = [json.loads(line)["event"] for line in self._run("query", "--json").stdout.splitlines()[-80:]]
+        events = [json.loads(line)["event"] for line in self._read("query")[1].splitlines()[-80:]]
         lines = [f"{e['stream_id']} {e['type']} {json.dumps(e['payload'])[:300]}" for e in events]
         return "\n".join([*lines, self._own_log()])
 

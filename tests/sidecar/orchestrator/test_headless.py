@@ -47,6 +47,8 @@ async def test_the_program_of_an_opencode_that_ended_is_remembered(headless: Hea
     pids = []
     for program in programs:
         with subprocess.Popen([str(program), "600"]) as process:
+            while not Path(f"/proc/{process.pid}/environ").read_bytes():
+                continue  # The system sets a new program's environment after Popen has returned.
             headless.know(process.pid)
             pids.append(process.pid)
             process.kill()
