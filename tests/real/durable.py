@@ -13,15 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from typer.testing import CliRunner
-
-from sidecar.cli.app import app
 from sidecar.home import Home, HomeError
 from sidecar.link.client import ClientError, ControlClient
 from streams.identity import system_identity
 from tests.real.model_server import HANG_LIMIT_S
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Expectation, Json, differences, missing
+from tests.sidecar.cli.helpers import Done, run
 
 SHIM = Path(__file__).resolve().parents[2] / "plugin-shim" / "src" / "plugin.js"
 EXECUTABLE = Path(sys.executable).with_name("durable-stream")
@@ -82,23 +80,20 @@ class DurableStream:
 
         The command runs in this process: tests ask again and again, and a process for each look would slow OpenCode.
         """
-        code, out, err = self._read(*arguments)
-        if code:
-            raise RuntimeError(f"{arguments} ended with {code}:\n{out}\n{err}")
-        return [json.loads(line) for line in out.splitlines()]
+        done = self._read(*arguments)
+        if done.code:
+            raise RuntimeError(f"{arguments} ended with {done.code}:\n{done.out}\n{done.err}")
+        return done.objects()
 
     def log(self, stream: str) -> list[Json]:
         """The records of a stream; none if there is no such stream yet."""
-        code, out, err = self._read("log", stream)
-        if code and "stream" not in err:
-            raise RuntimeError(f"log {stream} ended with {code}:\n{out}\n{err}")
-        return [json.loads(line) for line in out.splitlines()]
+        done = self._read("log", stream)
+        if done.code and "stream" not in done.err:
+            raise RuntimeError(f"log {stream} ended with {done.code}:\n{done.out}\n{done.err}")
+        return done.objects()
 
-    def _read(self, *arguments: str) -> tuple[int, str, str]:
-        done = CliRunner().invoke(app, ["--home", str(self.home), *arguments, "--json"], prog_name="durable-stream")
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return done.exit_code, done.stdout, done.stderr
+    def _read(self, *arguments: str) -> Done:
+        return run(self.home, *arguments, "--json")
 
     def whole_log(self) -> dict[str, list[Json]]:
         """All records by stream; empty before the first."""
@@ -188,7 +183,7 @@ class DurableStream:
 
     def report(self) -> str:
         """The newest records and lines of the sidecar's own log, for a test that failed."""
-        events = [json.loads(line)["event"] for line in self._read("query")[1].splitlines()[-80:]]
+        events = [json.loads(line)["event"] for line in self._read("query").out.splitlines()[-80:]]
         lines = [f"{e['stream_id']} {e['type']} {json.dumps(e['payload'])[:300]}" for e in events]
         return "\n".join([*lines, self._own_log()])
 
