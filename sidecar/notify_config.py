@@ -18,6 +18,10 @@ class NotifyConfig(BaseModel):
     desktop: bool = False
     """Whether this machine's desktop shows a notification, before ``urls`` are used."""
 
+    command: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """A program of yours that takes a message, used together with ``urls``: it reads the text from its standard input,
+    and the title from the variable ``TITLE``. It must end with code 0 within 20 seconds."""
+
     quiet_hours: Annotated[str, Field(pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$")] = ""
     """When neither the desktop nor ``urls`` are used, in local time: ``22:00-07:00``. Messages from that
     time are sent afterwards."""

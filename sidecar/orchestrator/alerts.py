@@ -34,6 +34,16 @@ KEPT_ENDED: Final = 200
 
 MAX_TEXT: Final = 500
 
+GATHER_MS: Final = 30_000
+"""Messages on one stage are at least this far apart. Each includes every alert that is due by the time of the next.
+A question is never held back, because somebody waits for its answer."""
+
+MOST_JOINED: Final = 20
+"""How many alerts one message includes."""
+
+MAX_LINE: Final = 120
+"""Most characters of one alert in a message about several."""
+
 ALERT: Final[dict[str, dict[str, str]]] = {
     "raised": {"alert.toasting": "toasting", "alert.sending": "sending", "alert.seen": "seen"},
     "toasting": {"alert.toasted": "toasted", "alert.seen": "seen"},
@@ -67,6 +77,13 @@ class Alert:
     channels: dict[str, str] = field(default_factory=dict)
     """Each channel that was used: ``sending``, ``sent`` or ``failed``; a toast that nobody could see is ``absent``."""
     closed: int | None = None
+    leader: str = ""
+    """The alert whose message includes this one, during a stage."""
+
+    @property
+    def is_question(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return self.about.startswith("chk_")
 
 
 @dataclass(slots=True)
@@ -74,6 +91,8 @@ class State:
     """Everything that the agent remembers."""
 
     alerts: dict[str, Alert] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+    """Channel → when the last message on it was sent, questions aside."""
 
 
 _STATE: Final = TypeAdapter(State)
@@ -173,7 +192,7 @@ class AlertAgent:
             case "human.input":
                 session = given.get("session")
                 open_ = [a for a in self.data.alerts.values() if a.session == session and a.state != "seen"]
-                return _seen([a for a in open_ if not a.about.startswith("chk_")], "a person wrote here", event.ts)
+                return _seen([a for a in open_ if not a.is_question], "a person wrote here", event.ts)
             case "notice.observed":
                 return self._closed(f"int_{str(given.get('notice'))[4:]}", "in the parent's history", event.ts)
             case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
@@ -187,7 +206,7 @@ class AlertAgent:
         if identifier in self.data.alerts:
             return []
         stages = [["toast"], *self._stages] if session is not None else self._stages
-        due = ts + self._escalate_ms if wait and stages else None
+        due = ts + self._escalate_ms * wait if stages else None
         raised = {
             "alert": identifier,
             "session": session,
@@ -198,8 +217,8 @@ class AlertAgent:
             "ts": ts,
             "due": due,
         }
-        made = _alert(raised)
-        return [Output("alert.raised", raised), *([] if wait or not stages else self._advance(made, ts))]
+        toast = [] if wait or session is None else self._advance(_alert(raised), ts)
+        return [Output("alert.raised", raised), *toast]
 
     def _intent_ended(self, type_: str, given: dict[str, Any], ts: int) -> list[Output]:
         how = "finished" if type_ == "intent.completed" else f"failed: {given.get('reason', '')}"
@@ -216,61 +235,83 @@ class AlertAgent:
 
     def _tick(self, now: int) -> list[Output]:
         outputs: list[Output] = []
+        sending: set[str] = set()
         for alert in self.data.alerts.values():
-            if alert.due is not None and alert.due <= now and len(outputs) < 60:
-                outputs += self._advance(alert, now)
+            if alert.due is not None and alert.due <= now and alert.id not in sending and len(outputs) < 60:
+                joined = self._joined(alert, now)
+                sending.update(each.id for each in joined)
+                outputs += self._advance(alert, now, joined)
         return outputs
 
-    def _advance(self, alert: Alert, now: int) -> list[Output]:
+    def _joined(self, leader: Alert, now: int) -> list[Alert]:
+        """The other alerts that the leader's message includes."""
+        if leader.is_question or leader.stages[0] == ["toast"]:
+            return []
+        return [
+            each
+            for each in self.data.alerts.values()
+            if each.id != leader.id and each.due is not None and each.due < now + GATHER_MS
+            if each.stages[:1] == leader.stages[:1] and not each.is_question
+        ][: MOST_JOINED - 1]
+
+    def _advance(self, alert: Alert, now: int, joined: Sequence[Alert] = ()) -> list[Output]:
         """Begin the next stage, which must exist."""
         stage = alert.stages[0]
         if stage == ["toast"]:
             args = {"session": alert.session, "title": alert.title, "text": alert.text}
             effect = Output("effect.requested", args, effect=TOAST, node=alert.id)
             return [Output("alert.toasting", {"alert": alert.id}), effect]
-        quiet = self._quiet_until(now)
-        if quiet is not None:
-            return [Output("alert.quiet", {"alert": alert.id, "due": quiet})]
-        said = {"title": alert.title, "text": alert.text}
-        if alert.about.startswith("chk_"):
+        later = self._quiet_until(now) or self._gathering(alert, now)
+        if later is not None:
+            return [Output("alert.held", {"alert": alert.id, "due": later})]
+        said = _message([alert, *joined])
+        if alert.is_question:
             said["checkpoint"] = alert.about  # the link to it is made as the message is sent: the log never has it
         effects = [
             Output("effect.requested", {"channel": channel, **said}, effect=SEND, node=f"{alert.id} {channel}")
             for channel in stage
         ]
-        return [Output("alert.sending", {"alert": alert.id, "channels": stage, "ts": now}), *effects]
+        about = {"channels": stage, "ts": now, "leader": alert.id}
+        return [*(Output("alert.sending", {"alert": each.id, **about}) for each in (alert, *joined)), *effects]
+
+    def _gathering(self, alert: Alert, now: int) -> int | None:
+        """When the message may be sent, if one was sent just before."""
+        last = max((self.data.sent.get(channel, 0) for channel in alert.stages[0]), default=0)
+        return last + GATHER_MS if not alert.is_question and now < last + GATHER_MS else None
 
     def _effect_ended(self, event: StreamEvent) -> list[Output]:
         given = event.payload
         identifier, _, channel = str(given.get("node")).partition(" ")
-        alert = self.data.alerts.get(identifier)
-        if alert is None:
-            return []
-        result = given.get("result") if event.type == "effect.completed" else None
-        about = {"alert": alert.id, "ts": event.ts}
         if given.get("kind") == TOAST:
+            alert = self.data.alerts.get(identifier)
+            result = given.get("result") if event.type == "effect.completed" else None
             shown = isinstance(result, dict) and result.get("shown") is True
-            if alert.state != "toasting":
+            if alert is None or alert.state != "toasting":
                 return []
-            return self._staged(alert, "alert.toasted", shown, {**about, "shown": shown})
+            return [self._staged(alert, "alert.toasted", shown, {"alert": identifier, "ts": event.ts, "shown": shown})]
+        included = [each for each in self.data.alerts.values() if each.leader == identifier]
+        return [output for each in included for output in self._answered(each, channel, event)]
+
+    def _answered(self, alert: Alert, channel: str, event: StreamEvent) -> list[Output]:
+        """A channel took the message of an alert, or did not."""
+        given = event.payload
         how = "sent" if event.type == "effect.completed" else "failed"
-        about |= {"channel": channel, "attempt": given.get("attempt"), "error": str(given.get("error", ""))[:300]}
-        outputs = [Output(f"alert.{how}_to", about)]
+        about = {"alert": alert.id, "ts": event.ts}
+        error = str(given.get("error", ""))[:300]
+        outputs = [
+            Output(f"alert.{how}_to", {**about, "channel": channel, "attempt": given.get("attempt"), "error": error})
+        ]
         others = {name: state for name, state in alert.channels.items() if name != channel}
         if alert.state != "sending" or "sending" in others.values():
             return outputs
         # The whole stage has answered.
         reached = how == "sent" or any(others.get(name) == "sent" for name in (alert.stages or [[]])[0])
-        type_ = "alert.reached" if reached else "alert.failed"
-        return [*outputs, *self._staged(alert, type_, reached, {"alert": alert.id, "ts": event.ts})]
+        return [*outputs, self._staged(alert, "alert.reached" if reached else "alert.failed", reached, about)]
 
-    def _staged(self, alert: Alert, type_: str, reached: bool, about: dict[str, Any]) -> list[Output]:
+    def _staged(self, alert: Alert, type_: str, reached: bool, about: dict[str, Any]) -> Output:
         """The current stage has ended. The next stage begins later if this one reached somebody, else at once."""
-        left, now = alert.stages[1:], about["ts"]
-        ended = Output(type_, {**about, "due": now + self._escalate_ms if reached and left else None})
-        if reached or not left:
-            return [ended]
-        return [ended, *self._advance(_alert({**_payload(alert), "stages": left}), now)]
+        due = about["ts"] + self._escalate_ms * reached
+        return Output(type_, {**about, "due": due if len(alert.stages) > 1 else None})
 
     def _closed(self, about: str, why: str, ts: int) -> list[Output]:
         found = [a for a in self.data.alerts.values() if a.about == about and a.state != "seen"]
@@ -288,7 +329,7 @@ class AlertAgent:
         alert = self.data.alerts.get(given.get("alert", "")) if event.type.startswith("alert.") else None
         if alert is None:
             return
-        if event.type == "alert.quiet":
+        if event.type == "alert.held":
             alert.due = given["due"]
         elif event.type in ("alert.sent_to", "alert.failed_to"):
             alert.channels[given["channel"]] = event.type[6:-3]
@@ -299,8 +340,10 @@ class AlertAgent:
         if event.type == "alert.toasting":
             alert.due = None
         elif event.type == "alert.sending":
-            alert.due = None
+            alert.due, alert.leader = None, given["leader"]
             alert.channels |= dict.fromkeys(given["channels"], "sending")
+            if not alert.is_question:
+                self.data.sent |= dict.fromkeys(given["channels"], given["ts"])
         elif event.type in ("alert.toasted", "alert.reached", "alert.failed"):
             alert.stages, alert.due = alert.stages[1:], given["due"]
             if event.type == "alert.toasted":
@@ -313,6 +356,14 @@ class AlertAgent:
         ended = [a.id for a in self.data.alerts.values() if a.state == "seen" or (not a.stages and a.due is None)]
         for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
             del self.data.alerts[old]
+
+
+def _message(alerts: Sequence[Alert]) -> dict[str, Any]:
+    """The title and the text of one message about all of them."""
+    if len(alerts) == 1:
+        return {"title": alerts[0].title, "text": alerts[0].text}
+    lines = [each.text if len(each.text) <= MAX_LINE else f"{each.text[: MAX_LINE - 1]}…" for each in alerts]
+    return {"title": f"OpenCode: {len(alerts)} messages", "text": "\n".join(lines)}
 
 
 def _glance(given: dict[str, Any], how: str) -> list[Output]:
@@ -339,10 +390,6 @@ def _alert(given: dict[str, Any]) -> Alert:
         due=given.get("due"),
         stages=[list(stage) for stage in given["stages"]],
     )
-
-
-def _payload(alert: Alert) -> dict[str, Any]:
-    return {**asdict(alert), "alert": alert.id, "ts": alert.raised}
 
 
 def as_row(alert: Alert) -> dict[str, Any]:

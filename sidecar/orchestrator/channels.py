@@ -1,4 +1,4 @@
-"""The channels to a person outside of OpenCode: the desktop of this machine, and the ``urls`` of ``[notify]``.
+"""The channels to a person outside of OpenCode: the desktop of this machine, and ``urls`` and ``command`` of ``[notify]``.
 
 A URL of ``apprise`` often holds a password or a token, so it stays in this module: everything else, including
 the log and ``sidecar.log``, knows a channel by its scheme and a digest of its URL.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -21,8 +22,9 @@ from sidecar.extras import extra_command
 from sidecar.notify_config import NotifyConfig
 
 DESKTOP: Final = "desktop"
+COMMAND: Final = "command"
 SECONDS: Final = 20.0
-"""How long a desktop notification may take; ``apprise`` has time limits of its own."""
+"""How long a desktop notification or a command may take; ``apprise`` has time limits of its own."""
 
 
 class ChannelError(Exception):
@@ -34,8 +36,9 @@ class Channels:
 
     def __init__(self, config: NotifyConfig) -> None:
         self._urls = {channel_name(url): url for url in config.urls}
-        self.names = [*([DESKTOP] if config.desktop else []), *self._urls]
-        self.stages = [[DESKTOP] if config.desktop else [], list(self._urls)]
+        self._command = list(config.command)
+        self.stages = [[DESKTOP] * config.desktop, [*([COMMAND] * bool(self._command)), *self._urls]]
+        self.names = [name for stage in self.stages for name in stage]
 
     async def send(self, channel: str, title: str, text: str) -> None:
         """Send a message; it has left this machine when this returns, and may have left it more than once.
@@ -45,6 +48,8 @@ class Channels:
         """
         if channel == DESKTOP:
             await asyncio.to_thread(_to_desktop, title, text)
+        elif channel == COMMAND and self._command:
+            await asyncio.to_thread(_to_command, self._command, title, text)
         elif channel in self._urls:
             await asyncio.to_thread(_by_apprise, channel, self._urls[channel], title, text)
         else:
@@ -93,6 +98,25 @@ def _to_desktop(title: str, text: str) -> None:
         raise ChannelError(f"{name} failed ({type(error).__name__}); is a desktop session running?") from None
     if done.returncode:
         raise ChannelError(f"{name} ended with code {done.returncode}; is a desktop session running?")
+
+
+def _to_command(command: list[str], title: str, text: str) -> None:
+    name = os.path.basename(command[0])  # noqa: PTH119 - a command is not a path
+    try:
+        done = subprocess.run(  # noqa: S603
+            command,
+            input=text.encode(),
+            env=os.environ | {"TITLE": title},
+            capture_output=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ChannelError(f"{name} did not end within {SECONDS:g} s") from None
+    except OSError as error:
+        raise ChannelError(f"{name} did not start: {error.strerror}; correct [notify] command") from None
+    if done.returncode:
+        raise ChannelError(f"{name} ended with code {done.returncode}")
 
 
 class _Codes(logging.Handler):

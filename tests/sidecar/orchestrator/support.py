@@ -37,8 +37,8 @@ class Script:
 class Bench:
     """A runtime with these agents, a clock that the test moves, and a log that it writes."""
 
-    def __init__(self, runtime: Runtime, store: StreamStore, clock: Clock) -> None:
-        self.runtime, self.store, self.clock = runtime, store, clock
+    def __init__(self, runtime: Runtime, store: StreamStore, clock: Clock, agents: Sequence[Agent]) -> None:
+        self.runtime, self.store, self.clock, self._agents = runtime, store, clock, agents
         self._count = 0
 
     async def command(self, agent: str, type_: str, **payload: Any) -> list[str]:
@@ -74,7 +74,12 @@ class Bench:
         return record
 
     async def settled(self) -> None:
+        """Wait until all is handled, and send a tick to each agent whose deadline has come, as the sidecar does."""
         await settled(self.runtime, self.store)
+        for agent in self._agents:
+            deadline = getattr(agent, "deadline", lambda: None)()
+            if deadline is not None and 0 < deadline <= self.clock.now_ms:
+                await self.command(agent.name, "tick", now=self.clock.now_ms)
 
     async def types(self, agent: str) -> list[str]:
         return [record.event.type for record in await records(self.store, agent_stream(agent))]
@@ -99,6 +104,6 @@ async def bench(
     runtime = Runtime(store, clock.identity(seed), agents, kinds=kinds, policy=Policy(attempts=5), **more)
     await runtime.start()
     try:
-        yield Bench(runtime, store, clock)
+        yield Bench(runtime, store, clock, agents)
     finally:
         await runtime.close()

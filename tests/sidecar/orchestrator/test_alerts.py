@@ -112,6 +112,38 @@ async def test_a_stage_that_reached_nobody_is_followed_at_once() -> None:
         assert (alert.state, alert.due) == ("failed", None)
 
 
+async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_waits_for_nothing() -> None:
+    send = Script({})
+    agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        for number in range(4):
+            await run.happened("intent.completed", **ended(run.clock, intent=f"int_{number}", parent=None))
+        assert [args["text"] for args in send.runs] == ["tests finished (int_0)"]
+        question = {"checkpoint": "chk_q", "kind": "ask", "text": "May I?", "intent": None}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **question)
+        assert send.runs[-1]["text"] == "May I? (chk_q)" and len(send.runs) == 2
+        await run.tick(NAME, 29)
+        assert len(send.runs) == 2
+        await run.tick(NAME, 1)
+        assert (send.runs[2]["title"], send.runs[2]["text"].count("\n")) == ("OpenCode: 3 messages", 2)
+        await run.happened("notice.observed", stream="agent/intents", notice="ntc_2")
+        await run.tick(NAME, 60)
+        urls = [(args["channel"], args["title"]) for args in send.runs[3:] if "chk_q" not in args["text"]]
+        assert urls == [(channel, "OpenCode: 3 messages") for channel in ("json:1", "ntfy:2")]
+        assert all(alert.stages == [] for alert in agent.data.alerts.values() if alert.state != "seen")
+
+
+async def test_several_whose_channel_fails_go_on_together() -> None:
+    send = Script(ChannelError("no"))
+    agent = AlertAgent([["desktop"], ["json:1"]], quiet_until=lambda now: None if now >= at(7) else at(7))
+    async with bench(MemoryStore(), [agent], {SEND: send}, Clock(at(6))) as run:
+        for number in range(3):
+            await run.happened("intent.completed", **ended(run.clock, intent=f"int_{number}", parent=None))
+        await run.tick(NAME, HOUR)
+        assert [args["channel"] for args in send.runs] == ["desktop"] * 5 + ["json:1"] * 5, "five attempts each"
+        assert {(alert.state, alert.due) for alert in agent.data.alerts.values()} == {("failed", None)}
+
+
 async def test_quiet_hours_hold_everything_but_the_toast() -> None:
     toast, send, clock = Script({"shown": False}), Script({}), Clock(at(23))
     agent = AlertAgent(PHONE, quiet_until=lambda now: quiet_until("22:00-07:00", now, UTC))
@@ -180,6 +212,7 @@ async def test_a_message_whose_attempt_was_cut_off_is_sent_again(point: str, sen
     async with bench(store, [AlertAgent(PHONE)], {SEND: send}, stop=stop) as run:
         raised = {"alert": "alr_1", "session": None, "title": "t", "text": "x"}
         await run.runtime.command(NAME, Command("c1", "alert.raise", raised))
+        await run.runtime.command(NAME, Command("c2", "tick", {"now": run.clock.now_ms}))
         await until(lambda: bool(run.runtime.view.effects))
         await run.settled()
     agent = AlertAgent(PHONE)
@@ -235,3 +268,16 @@ async def test_a_url_that_apprise_does_not_know_is_not_shown() -> None:
 def test_the_table_reaches_every_state() -> None:
     reached = {"raised"} | {state for row in ALERT.values() for state in row.values()}
     assert reached == set(ALERT)
+
+
+async def test_a_program_of_the_users_takes_a_message(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    command = ["/bin/sh", "-c", f'{{ echo "$TITLE"; cat; }} > {taken}']
+    channels = Channels(NotifyConfig(command=tuple(command), urls=("json://127.0.0.1:1",)))
+    assert channels.stages[1][0] == "command" == channels.names[0]
+    await channels.send("command", "the title", "the text")
+    assert taken.read_text() == "the title\nthe text"
+    with pytest.raises(ChannelError, match="code 3"):
+        await Channels(NotifyConfig(command=("/bin/sh", "-c", "exit 3"))).send("command", "t", "x")
+    with pytest.raises(ChannelError, match=r"\[notify\] command"):
+        await Channels(NotifyConfig(command=("/nowhere/it",))).send("command", "t", "x")
