@@ -1,4 +1,4 @@
-"""The channels to a person outside of OpenCode: the desktop of this machine, and ``urls`` and ``command`` of ``[notify]``.
+"""The channels to a person outside of OpenCode: this machine's desktop, and ``urls`` and ``command`` of ``[notify]``.
 
 A URL of ``apprise`` often holds a password or a token, so it stays in this module: everything else, including
 the log and ``sidecar.log``, knows a channel by its scheme and a digest of its URL.
