@@ -155,14 +155,18 @@ class People:
             raise RequestError("no-checkpoint", f"no checkpoint has the id {given[:40]!a}")
         return await self._await_answer(found[0], {"checkpoint": found[0]}, call, seconds)
 
-    async def wait_for_signal(self, name: str, seconds: float) -> str:
+    async def wait_for_signal(self, name: str, session: str, seconds: float) -> str:
         """``wait_for`` with the name of a signal. A signal that came before the call counts."""
-        known = self.signals.data.signals
-        if not await until(lambda: name in known or name in self.signals.data.signals, seconds):
-            return f"No signal {name} came yet. Call wait_for again to wait longer."
-        signal = self.signals.data.signals[name]
-        age = max(self._identity.now_ms() - signal.raised, 0) // 1000
-        return f"Signal {name} came {age} s ago. Payload: {signal.payload!r}"[:4000]
+        if await until(lambda: name in self.signals.data.signals, seconds):
+            signal = self.signals.data.signals[name]
+            age = max(self._identity.now_ms() - signal.raised, 0) // 1000
+            return f"Signal {name} came {age} s ago. Payload: {signal.payload!r}"[: signals.MAX_PAYLOAD]
+        later = f"No signal {name} came yet. Call wait_for again to wait longer"
+        if session in self.checkpoints.data.phantoms:
+            return f"{later}, and do not end before."
+        awaited = {"name": name, "session": session}
+        await self._command(signals.NAME, f"await:{self._identity.ulid()}", "signal.await", awaited)
+        return f"{later}, or end your turn: the signal will come as a message."
 
     async def read(self, args: ReadArgs, directory: str) -> str:
         """``stream_read``."""

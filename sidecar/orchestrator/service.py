@@ -307,7 +307,7 @@ class DurableStream:
                 case AskArgs():
                     return await self.people.ask(session, checked, str(context.get("callID") or ""))
                 case WaitArgs():
-                    return await self._wait_for(checked, str(context.get("callID") or ""))
+                    return await self._wait_for(checked, session, str(context.get("callID") or ""))
                 case ReadArgs():
                     return await self.people.read(checked, str(context.get("worktree") or link.directory))
         except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
@@ -364,11 +364,11 @@ class DurableStream:
             return f"{intent.id} is {intent.state}; its result will come as a message."
         return f"{intent.id} {intent.state}. {intent.reason}\n{intent.result}".strip()
 
-    async def _wait_for(self, args: WaitArgs, call: str) -> str:
+    async def _wait_for(self, args: WaitArgs, session: str, call: str) -> str:
         if args.what.startswith("chk_"):
             return await self.people.wait_for_checkpoint(args.what, call, args.seconds)
         if not args.what.startswith("int_"):
-            return await self.people.wait_for_signal(args.what, args.seconds)
+            return await self.people.wait_for_signal(args.what, session, args.seconds)
         intent = self._find(args.what)
         ended = await until(lambda: self.data.intents[intent.id].state in ENDED, args.seconds)
         intent = self.data.intents[intent.id]

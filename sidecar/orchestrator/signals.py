@@ -1,8 +1,14 @@
-"""The built-in agent ``signals``: signals that a person or a script raises by name, for ``wait_for``. Pure."""
+"""The built-in agent ``signals``: signals that a person or a script raises by name, for ``wait_for``. Pure.
+
+A session whose call of ``wait_for`` ended before the signal came gets the signal as a message.
+
+Source: FEATURES D25.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -13,6 +19,9 @@ from streams.event import StreamEvent
 NAME: Final = "signals"
 KEPT: Final = 500
 """How many signals are remembered, the latest of each name; the log has them all."""
+
+MAX_PAYLOAD: Final = 4000
+"""Most characters of a payload that a model reads."""
 
 
 @dataclass(slots=True)
@@ -30,6 +39,8 @@ class State:
     """Everything that the agent remembers."""
 
     signals: dict[str, Signal] = field(default_factory=dict)
+    awaited: dict[str, list[str]] = field(default_factory=dict)
+    """Name → the sessions that get the next signal of this name as a message."""
 
 
 _STATE: Final = TypeAdapter(State)
@@ -71,17 +82,40 @@ class SignalAgent:
 
     def receive(self, event: StreamEvent) -> list[Output]:
         """See ``Agent``."""
+        given = event.payload
+        if event.type == "signal.await":
+            came = self.data.signals.get(given["name"])
+            if came is not None:  # just as the call ended
+                return [_message(given["name"], came.payload, given["session"], event.id)]
+            known = given["session"] in self.data.awaited.get(given["name"], ())
+            return [] if known else [Output("signal.awaited", {**given, "ts": event.ts})]
         if event.type != "signal":
             return []
-        return [Output("signal.raised", {**event.payload, "ts": event.ts})]
+        sessions = self.data.awaited.get(given["name"], [])
+        messages = [_message(given["name"], given.get("payload"), session, event.id) for session in sessions]
+        return [Output("signal.raised", {**given, "ts": event.ts}), *messages]
 
     def apply(self, event: StreamEvent) -> None:
         """See ``Agent``."""
-        if event.type != "signal.raised":
-            return
         given = event.payload
-        before = self.data.signals.pop(given["name"], None)
-        count = before.count + 1 if before is not None else 1
-        self.data.signals[given["name"]] = Signal(given["name"], given.get("payload"), given["ts"], count)
-        if len(self.data.signals) > KEPT:
-            del self.data.signals[next(iter(self.data.signals))]
+        if event.type == "signal.awaited":
+            self.data.awaited.setdefault(given["name"], []).append(given["session"])
+            _bound(self.data.awaited)
+        elif event.type == "signal.raised":
+            self.data.awaited.pop(given["name"], None)
+            before = self.data.signals.pop(given["name"], None)
+            count = before.count + 1 if before is not None else 1
+            self.data.signals[given["name"]] = Signal(given["name"], given.get("payload"), given["ts"], count)
+            _bound(self.data.signals)
+
+
+def _bound(known: dict[str, Any]) -> None:
+    if len(known) > KEPT:
+        del known[next(iter(known))]
+
+
+def _message(name: str, payload: Any, session: str, cause: str) -> Output:
+    text = f'<signal name="{name}">\nPayload: {payload!r}'[:MAX_PAYLOAD] + "\n</signal>"
+    notice = f"ntc_{sha256(f'{cause}:{session}'.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+    about = {"notice": notice, "session": session, "text": text, "intent": None, "wake": True}
+    return Output("notify", about, to="intents")

@@ -146,13 +146,23 @@ def test_background_work_waits_for_checkpoint_ask(client: RealOpenCode, durable:
     assert "yes, on Monday" in result(durable)
 
 
-def test_a_signal_that_came_before_counts(client: RealOpenCode, durable: DurableStream) -> None:
+def test_a_signal_is_kept_for_a_later_wait_and_a_later_signal_wakes_the_session_that_waited(
+    client: RealOpenCode, durable: DurableStream
+) -> None:
     session = client.create_session("parent")
     durable.cli("signal", "deployed", '{"version": 7}')
     client.prompt(session, 'CALL:wait_for {"what": "deployed", "seconds": 5}')
     assert "version" in json.dumps(client.messages(session)[-1])
     client.prompt(session, 'CALL:wait_for {"what": "never", "seconds": 0.1}')
     assert "No signal never" in json.dumps(client.messages(session)[-1])
+    durable.cli("signal", "never", '"at last"')
+    wait_until(
+        lambda: (
+            client.messages(session)[-1]["info"]["role"] == "assistant"
+            and "at last" in json.dumps(client.messages(session)[-1])
+        ),
+        "the answer to the signal",
+    )
 
 
 def test_a_session_of_the_project_is_read(client: RealOpenCode, durable: DurableStream) -> None:

@@ -15,10 +15,12 @@ from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.people import AnswerArgs, People, SignalArgs
 from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
+from sidecar.runtime.inputs import agent_stream
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.orchestrator.support import Bench, bench
 from tests.sidecar.runtime.kinds import Clock
+from tests.sidecar.runtime.support import records
 
 
 class Host:
@@ -121,9 +123,23 @@ async def test_a_call_gives_up_and_the_same_question_is_the_same_checkpoint(tmp_
 
 async def test_signals_before_and_after(tmp_path: Path) -> None:
     async with people(tmp_path) as (made, _, _run):
-        assert "No signal go" in await made.wait_for_signal("go", 0)
+        assert "No signal go" in await made.wait_for_signal("go", "ses_1", 0)
         assert (await made.signal(SignalArgs(name="go", payload={"n": 7})))["count"] == 1
-        assert "7" in await made.wait_for_signal("go", 0)
+        assert "7" in await made.wait_for_signal("go", "ses_1", 0)
+
+
+async def test_a_signal_that_comes_after_the_wait_is_a_message_for_each_session_that_waited(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, _, run):
+        await run.happened("intent.started", stream="agent/intents", session="ses_bg", intent="int_1", parent="ses_1")
+        for session in ("ses_1", "ses_2", "ses_1"):
+            assert "as a message" in await made.wait_for_signal("go", session, 0)
+        assert "do not end" in await made.wait_for_signal("go", "ses_bg", 0), "its end would end the background work"
+        await made.signal(SignalArgs(name="other"))
+        for _ in range(2):
+            await made.signal(SignalArgs(name="go", payload="now"))
+        sent = [r.event for r in await records(run.store, agent_stream("signals")) if r.event.type == "notify"]
+        assert [event.payload["session"] for event in sent] == ["ses_1", "ses_2"]
+        assert "'now'" in sent[0].payload["text"] and sent[0].payload["wake"]
 
 
 @pytest.mark.parametrize(("shows", "said"), [(True, "shows it"), (False, "Nobody could be told")])
