@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import pytest
 
 from tests.real.durable import wait_until
 from tests.streams.sizes import size
-from tests.torture.figures import note, seeded
+from tests.torture.figures import note
 from tests.torture.tormented import Tormented, client_and_home
 
 pytestmark = pytest.mark.real_opencode
@@ -34,10 +33,8 @@ class Asking(Tormented):
     steps = 16
     last = "checkpoint.told"
 
-    def life(self, victim: str) -> None:
-        """One question from the prompt to the answer, with a kill at the next step."""
-        self.next_step()
-        mark = f"life {self.random.randrange(10**9)}"
+    def life(self, victim: str, mark: str) -> None:
+        """One question from the prompt to the answer."""
         session, after = self.client.create_session(mark), self.head()
         ask = json.dumps({"question": f"May I end {mark}?"})
         self.client.prompt_async(session, f"CALL:checkpoint_ask {ask}THEN: SAY:heard")
@@ -56,7 +53,7 @@ class Asking(Tormented):
         """A person who looks until something waits, and tries again until the answer is taken."""
 
         def answered() -> bool:
-            mine = [each for each in self.durable.lines("checkpoints", "--all") if mark in each["text"]]
+            mine = [each for each in self.durable.lines("checkpoints", "--all") if f"{mark}?" in each["text"]]
             if mine and mine[0]["state"] == "open":
                 self.durable._run("checkpoints", mine[0]["id"], "--answer", f"yes, {mark} may end")
                 return False
@@ -70,7 +67,7 @@ class Asking(Tormented):
         for message in self.client.messages(session):
             kind = "text" if message["info"]["role"] == "user" else "tool"  # the scripted model repeats what it reads
             parts = [part for part in message["parts"] if part["type"] == kind]
-            found += [part for part in parts if f"yes, {mark}" in _read(part)]
+            found += [part for part in parts if f"yes, {mark} may" in _read(part)]
         return found
 
     def _at_rest(self, session: str) -> bool:
@@ -88,10 +85,8 @@ def _read(part: dict[str, Any]) -> str:
 @pytest.mark.parametrize("victim", ["sidecar", "opencode"])
 def test_an_answer_reaches_the_model_once_whoever_is_killed_and_when(tmp_path: Path, victim: str) -> None:
     with client_and_home(tmp_path) as (durable, client):
-        tormented = Asking(durable, client, seeded(f"asking {victim}"))
-        for _ in range(KILLS):
-            tormented.life(victim)
-            print(f"{victim}: {tormented.kills} kills, {tormented.late} too late", file=sys.stderr)
+        tormented = Asking(durable, client)
+        tormented.torment(victim, KILLS)
         note(f"asking-{victim}", **tormented.figures())
 
 

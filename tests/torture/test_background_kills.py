@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
+from sidecar.orchestrator.lifecycle import ENDED
 from tests.real.durable import wait_until
 from tests.real.terminal import ENTER, READY, Terminal
 from tests.streams.sizes import size
-from tests.torture.figures import note, seeded
+from tests.torture.figures import note
 from tests.torture.tormented import Tormented, client_and_home
 
 pytestmark = pytest.mark.real_opencode
@@ -31,13 +32,13 @@ KILLS = size("BACKGROUND_KILLS", 1)
 
 
 class Torment(Tormented):
-    """One life after the other is disturbed."""
+    """The life of an intent: its prompt, its result, and the wake of its parent."""
 
-    def life(self, victim: str) -> None:
-        """One intent from the prompt to the parent's wake, with a kill at the next step."""
-        self.next_step()
-        mark = f"life {self.random.randrange(10**9)}"
-        prompt = json.dumps({"prompt": f"SAY:result of {mark}", "title": mark})
+    ends: tuple[str, ...] = ("completed",)
+
+    def life(self, victim: str, mark: str) -> None:
+        """One intent from the prompt to the parent's wake."""
+        prompt = json.dumps({"prompt": self.work(mark), "title": mark})
         script = f"CALL:agent_spawn {prompt}THEN: SAY:started {mark}"
         if victim == "terminal":
             with self._in_terminal(script, mark):
@@ -46,10 +47,20 @@ class Torment(Tormented):
             parent = self.client.create_session(mark)
             after = self.head()
             self.client.prompt_async(parent, script)
+            person = threading.Thread(target=self.person, args=(mark,))
+            person.start()
             if self.reached(after):
                 self.kill(victim)
+            person.join()
             self._wait(victim, mark)
-        self._judge(mark)
+        self.judge(mark)
+
+    def work(self, mark: str) -> str:
+        """The prompt of the intent."""
+        return f"SAY:result of {mark}"
+
+    def person(self, mark: str) -> None:
+        """What a person does meanwhile."""
 
     def _wait(self, victim: str, mark: str) -> None:
         wait_until(lambda: self._settled(mark), f"the end of {mark} ({victim}, step {self.step})")
@@ -79,14 +90,17 @@ class Torment(Tormented):
 
     def _settled(self, mark: str) -> bool:
         found = self._intents(mark)
-        if [intent["state"] for intent in found] != ["completed"]:
-            ended = [(i["state"], i["code"], i["reason"]) for i in found]
-            assert not {"failed", "cancelled", "refused"} & {each[0] for each in ended}, (ended, self.step)
+        ended = [(i["state"], i["code"], i["reason"]) for i in found if i["state"] in ENDED]
+        if not ended:
             return False
+        assert len(found) == 1 and ended[0][0] in self.ends, (ended, self.step)
+        if ended[0][0] == "cancelled":
+            return True
         notices = [n for n in self.durable.lines("notices") if n["kind"] == "wake" and n["about"] == found[0]["id"]]
         return bool(notices) and all(notice["state"] == "observed" for notice in notices)
 
-    def _judge(self, mark: str) -> None:
+    def judge(self, mark: str) -> None:
+        """One session, one result, one message."""
         (intent,) = self._intents(mark)
         assert intent["result"] == f"result of {mark}"
         children = [child["id"] for child in self.client.children(intent["parent"])]
@@ -98,11 +112,87 @@ class Torment(Tormented):
         assert (self.lost, self.doubled) == (0, 0), (mark, self.step, children, wakes)
 
 
+class Asking(Torment):
+    """The intent asks for a permission, and a person answers on the command line."""
+
+    def work(self, mark: str) -> str:
+        """See ``Torment``."""
+        shell = json.dumps({"command": "true", "description": mark})
+        return f"CALL:bash {shell}THEN: SAY:result of {mark}"
+
+    def person(self, mark: str) -> None:
+        """Allow what is asked, until the intent has ended; whoever is killed may ask again, or never."""
+
+        def ended() -> bool:
+            mine = {intent["id"]: intent["state"] for intent in self._intents(mark)}
+            for asked in self.durable.lines("checkpoints"):
+                if asked["intent"] in mine:
+                    self.durable._run("checkpoints", asked["id"], "--answer", "once")
+            return any(state in ENDED for state in mine.values())
+
+        wait_until(ended, f"the end of {mark} with its permissions")
+
+
+class Cancelled(Torment):
+    """A person cancels the intent while its model thinks."""
+
+    last = "intent.cancelled"
+    ends = ("cancelled",)
+
+    def work(self, mark: str) -> str:
+        """See ``Torment``."""
+        return f"HOLD:{mark.replace(' ', '-')} SAY:never"
+
+    def person(self, mark: str) -> None:
+        """Cancel as soon as there is something to cancel, and again if the sidecar is killed meanwhile."""
+
+        def cancelled() -> bool:
+            (intent,) = self._intents(mark) or [None]
+            if intent is not None and intent["state"] not in (*ENDED, "cancelling"):
+                self.durable._run("intents", intent["id"], "--cancel")
+            return intent is not None and intent["state"] in ENDED
+
+        wait_until(cancelled, f"the end of {mark}")
+
+    def judge(self, mark: str) -> None:
+        """At most one session, no message, and nothing works any more."""
+        (intent,) = self._intents(mark)
+        children = [child["id"] for child in self.client.children(intent["parent"])]
+        self.doubled += max(len(children) - 1, 0)
+        told = json.dumps(self.client.messages(intent["parent"]))
+        assert self.doubled == 0 and "background-agent" not in told, (mark, self.step, children)
+        turns = [
+            r["event"]["type"]
+            for r in self.durable.log(intent["parent"])
+            if r["event"]["payload"].get("session") in children
+        ]
+        assert turns.count("turn.started") <= turns.count("turn.ended"), (mark, self.step, turns)
+
+
 @pytest.mark.parametrize("victim", ["sidecar", "headless", "opencode", "terminal"])
 def test_one_session_and_one_message_whoever_is_killed_and_when(tmp_path: Path, victim: str) -> None:
     with client_and_home(tmp_path) as (durable, client):
-        tormented = Torment(durable, client, seeded(f"background {victim}"))
-        for _ in range(KILLS):
-            tormented.life(victim)
-            print(f"{victim}: {tormented.kills} kills, {tormented.late} too late", file=sys.stderr)
+        tormented = Torment(durable, client)
+        tormented.torment(victim, KILLS)
         note(f"background-{victim}", **tormented.figures())
+
+
+FULL = pytest.mark.torture
+
+
+@pytest.mark.parametrize(
+    "victim", ["headless", pytest.param("sidecar", marks=FULL), pytest.param("opencode", marks=FULL)]
+)
+def test_a_permission_of_background_work_whoever_is_killed_and_when(tmp_path: Path, victim: str) -> None:
+    with client_and_home(tmp_path, config={"permission": {"bash": "ask"}}) as (durable, client):
+        tormented = Asking(durable, client)
+        tormented.torment(victim, KILLS)
+        note(f"permission-{victim}", **tormented.figures())
+
+
+@pytest.mark.parametrize("victim", ["sidecar", pytest.param("headless", marks=FULL)])
+def test_a_cancelled_one_stops_and_tells_nobody_whoever_is_killed_and_when(tmp_path: Path, victim: str) -> None:
+    with client_and_home(tmp_path) as (durable, client):
+        tormented = Cancelled(durable, client)
+        tormented.torment(victim, KILLS)
+        note(f"cancel-{victim}", **tormented.figures())

@@ -7,11 +7,11 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from sidecar.orchestrator.intents import CONTINUE
@@ -19,6 +19,7 @@ from streams.log.reader import LogReader
 from tests.real.durable import PLUGIN, DurableStream, is_alive
 from tests.real.model_server import HANG_LIMIT_S, ModelRequest, ModelServer, Step
 from tests.real.opencode import RealOpenCode
+from tests.torture.figures import SEED
 from tools.install_opencode import binary_path
 
 _POLL_S = 0.001
@@ -34,14 +35,26 @@ class Tormented:
     steps = 30
     last = "notice.observed"
 
-    def __init__(self, durable: DurableStream, client: RealOpenCode, random: Random) -> None:
-        self.durable, self.client, self.random = durable, client, random
-        self.lost = self.doubled = self.kills = self.late = 0
-        self.step = random.randrange(self.steps)
+    def __init__(self, durable: DurableStream, client: RealOpenCode) -> None:
+        self.durable, self.client = durable, client
+        self.lost = self.doubled = self.kills = self.late = self.lives = 0
+        self.step = 0
 
-    def next_step(self) -> None:
-        """Go to another step; after ``steps`` calls each had its turn."""
-        self.step = (self.step + 7) % self.steps
+    def life(self, victim: str, mark: str) -> None:
+        """One life, with a kill at ``step``, judged."""
+        raise NotImplementedError
+
+    def torment(self, victim: str, kills: int) -> None:
+        """Disturb one life after the other until this many kills have landed. Prints the figures so far.
+
+        The chunks of a torture run have consecutive seeds, so that together they go through all steps.
+        """
+        while self.kills < kills:
+            assert self.lives < 3 * kills, f"{self.late} of {self.lives} kills came too late"
+            self.step = 7 * (SEED * kills + self.lives) % self.steps
+            self.lives += 1
+            self.life(victim, f"life {SEED}.{self.lives}")
+            print(f"{victim}, step {self.step}: {self.kills} kills, {self.late} too late", file=sys.stderr)
 
     def head(self) -> int:
         """The log's last position."""
@@ -104,16 +117,16 @@ def _goes_on(request: ModelRequest) -> Step | None:
     prompts = [json.dumps(each) for each in request.messages if each.get("role") == "user"]
     if CONTINUE not in request.user_text:
         return None
-    first = re.search(r"SAY:(result of life \d+)", prompts[0])
+    first = re.search(r"SAY:(result of life [\d.]+)", prompts[0])
     return Step(say=first[1]) if first is not None else None
 
 
 @contextmanager
-def client_and_home(path: Path) -> Iterator[tuple[DurableStream, RealOpenCode]]:
-    """An OpenCode and a home for one victim."""
+def client_and_home(path: Path, **options: Any) -> Iterator[tuple[DurableStream, RealOpenCode]]:
+    """An OpenCode, with options of ``RealOpenCode``, and a home for one victim."""
     with ModelServer() as model, DurableStream(path / "home") as durable:
         model.answer = _goes_on
         durable.cli("agents")
         plugins = {PLUGIN: durable.plugin()}
-        with RealOpenCode(binary_path(), model.port, plugins=plugins, plugin_scope="global") as client:
+        with RealOpenCode(binary_path(), model.port, plugins=plugins, plugin_scope="global", **options) as client:
             yield durable, client
