@@ -182,7 +182,7 @@ class ShimIdentity:
 
 
 class Identify(_Frame, frozen=True, tag="identify"):
-    """The peer's own proof. A shim fills every field but ``client_version``; control that, proof and pid."""
+    """The peer's own proof. A shim fills in all fields but ``client_version``; control, only that, proof and pid."""
 
     type: ClassVar[str] = "identify"
 
@@ -291,7 +291,7 @@ class Request(_Frame, frozen=True, tag="request"):
 
 
 class Tool(_Frame, frozen=True, tag="tool"):
-    """A plugin's tool asks the sidecar. Reserved: no tool exists yet."""
+    """The model called one of the plugin's tools: the plugin asks the sidecar to run it."""
 
     type: ClassVar[str] = "tool"
 
