@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
         "deleted",
         ("lifecycle.session.ended",),
         "the session",
-        "The reason is `deleted`, or `gone` if the session is missing after a connection is made.",
+        "The reason is `deleted`, or `gone` if the session is missing when the sidecar connects.",
     ),
     Rule(
         "input.admitted",
