@@ -1,4 +1,4 @@
-"""The table that says what each OpenCode hook and bus event becomes.
+"""The table that says what each OpenCode hook and bus event is recorded as.
 
 The translator dispatches on it and ``docs/events.md`` is generated from it, so
 code and documentation cannot disagree. Measured on OpenCode 1.18.33.
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["event", "state", "drop"]
-"""``event``: recorded. ``state``: not final, remembered only while it matters. ``drop``: has no lasting meaning."""
+"""``event``: recorded. ``state``: not final, so remembered only while it matters. ``drop``: without lasting meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row: a hook or bus event, what it becomes, and the key that prevents duplicates.
+    """One row: a hook or bus event, what it is recorded as, and the key that prevents duplicates.
 
     ``handle`` names the translator's method. ``makes`` lists the event types
     that it can lead to, ``key`` the last part of their ``{type}:{session}:{id}`` keys.
@@ -68,8 +68,8 @@ RULES: tuple[Rule, ...] = (
         "message_updated",
         ("agent.handoff", "turn.started", "turn.ended", "agent.error"),
         "user message; assistant message for errors",
-        "A turn starts with the first assistant message that answers a user message. `agent.handoff` means that a "
-        "different OpenCode agent answers than before, such as `build` after `plan`. Other updates are not final.",
+        "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
+        "different OpenCode agent answers than before, for example `build` after `plan`. Other updates are not final.",
     ),
     Rule(
         "message.removed",
@@ -77,8 +77,8 @@ RULES: tuple[Rule, ...] = (
         "message_removed",
         ("opencode.message.removed",),
         "bus event",
-        "Caused by `/undo`, for example; `prompt` holds the first words of a prompt. OpenCode reports the removal when "
-        "the next prompt is sent.",
+        "For example by `/undo`; `prompt` holds the first words of the prompt. OpenCode reports the removal when the "
+        "next prompt is sent.",
     ),
     Rule(
         "session.idle",
@@ -105,8 +105,8 @@ RULES: tuple[Rule, ...] = (
         "",
         ("human.input", "turn.started"),
         "user message",
-        "OpenCode sends no `chat.message` for such a command. Both events are held until the `bash` part arrives, "
-        "because only that part names the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
+        "No `chat.message` is sent for these. Both events are held until the `bash` part arrives, because only that "
+        "part names the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
     ),
     Rule(
         "tool.execute.after",
@@ -114,7 +114,8 @@ RULES: tuple[Rule, ...] = (
         "tool_after",
         ("execution.step",),
         "part",
-        "Waits for its part's last update and completes that step; if none comes within 2 s, it becomes the step.",
+        "Waits for the last update of its part and completes that step; if no update comes within 2 s, it becomes "
+        "the step.",
     ),
     Rule(
         "session.error",
@@ -186,7 +187,7 @@ DROPPED: frozenset[str] = frozenset(
         "ide.installed",
     }
 )
-"""Catalog, plugin, terminal and toast noise. About 70 of these precede a process's first prompt."""
+"""Catalog, plugin, terminal and toast noise. About 70 such events precede a process's first prompt."""
 
 IGNORED_HOOKS: frozenset[str] = frozenset(
     {
@@ -206,7 +207,7 @@ IGNORED_HOOKS: frozenset[str] = frozenset(
         "experimental.text.complete",
     }
 )
-"""Hooks that only let a plugin change something; older recordings contain them."""
+"""Hooks that only let a plugin change something. Older recordings contain them."""
 
 FINAL_PARTS: frozenset[str] = frozenset({"tool", "text", "reasoning", "step-finish"})
 """Part types of ``message.part.updated`` that can become an event; the others are noise or already in the input."""
@@ -218,7 +219,7 @@ UNKNOWN = Rule(
     "unknown_event",
     ("opencode.{type}",),
     "bus event; for a hook boot, instance and sequence number",
-    "Kept whole and counted, so nothing from a newer OpenCode is lost.",
+    "Kept whole and counted, so that nothing from a newer OpenCode is lost.",
 )
 
 

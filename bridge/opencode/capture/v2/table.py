@@ -1,4 +1,4 @@
-"""The table that says what each event of an OpenCode 2 service becomes.
+"""The table that says what each event of an OpenCode 2 service is recorded as.
 
 The translator dispatches on it and ``docs/events.md`` is generated from it, so code and documentation cannot disagree.
 Measured on OpenCode 0.0.0-next-16350; the release's other names (``session.inbox.*``, ``id`` for ``callID``) are read.
@@ -15,9 +15,9 @@ RULES: tuple[Rule, ...] = (
         "created",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
-        "The durable log begins after this event, so the sidecar also reads the session's description. A child session "
-        "names its parent. `tool.progress` or the end of the call names the child; otherwise the call is the open one "
-        "with the same description and agent.",
+        "The durable log begins after this event, so the session's description is also read. A child names its "
+        "parent; `tool.progress` or the end of the call names the child. Otherwise the call is the open one with the "
+        "same description and agent.",
     ),
     Rule("forked", "event", "forked", ("lifecycle.session.created",), "the session", "A fork is its own root session."),
     Rule(
@@ -41,8 +41,8 @@ RULES: tuple[Rule, ...] = (
         "admitted",
         ("human.input", "agent.input"),
         "user message",
-        "`human.input` only for a `user` input of a root session that Durable Stream did not inject. "
-        "The release calls it `inbox.enqueued`.",
+        "`human.input` only for a `user` input of a root session that Durable Stream did not inject. The release "
+        "calls it `inbox.enqueued`.",
     ),
     Rule(
         "step.started",
@@ -79,7 +79,7 @@ RULES: tuple[Rule, ...] = (
         "step_failed",
         ("agent.error", "execution.step"),
         "assistant message; event",
-        "Without the provider's response. An interruption is not an error; if it used tokens, it becomes a step.",
+        "Without the provider's response. An interruption is not an error; the tokens that it cost make a step.",
     ),
     Rule("text.ended", "event", "output_ended", ("execution.output",), "event"),
     Rule("reasoning.ended", "event", "output_ended", ("execution.output",), "event"),
@@ -101,8 +101,7 @@ RULES: tuple[Rule, ...] = (
         "compaction_started",
         ("turn.started",),
         "input, or the event",
-        "An automatic compaction before the first step belongs to the prompt's turn. A compaction within a turn begins "
-        "no other turn.",
+        "An automatic compaction before the first step belongs to the prompt's turn. One inside a turn begins no turn.",
     ),
     Rule("compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "event"),
     Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "event"),
@@ -112,7 +111,7 @@ RULES: tuple[Rule, ...] = (
         "retried",
         ("opencode.session.retry.scheduled",),
         "event",
-        "Number, time and cause of the next attempt, without the provider's response.",
+        "Which attempt comes next, when, and why; without the provider's response.",
     ),
     Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "The session's new title."),
     Rule(
@@ -129,15 +128,13 @@ RULES: tuple[Rule, ...] = (
         "checkpoint",
         ("workflow.checkpoint",),
         "ask and state",
-        "Announced, but not logged; the sidecar lists the open asks after each connection.",
+        "Only announced; open asks are listed after each connect.",
     ),
     Rule("permission.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("question.asked", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("question.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("question.rejected", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
-    Rule(
-        "form.created", "event", "checkpoint", ("workflow.checkpoint",), "ask and state", "A question or another form."
-    ),
+    Rule("form.created", "event", "checkpoint", ("workflow.checkpoint",), "ask and state", "A question or other form."),
     Rule("form.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("form.cancelled", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("input.promoted", "state", "nothing", note="The turn begins with the next step."),
@@ -149,7 +146,7 @@ RULES: tuple[Rule, ...] = (
     Rule("tool.called", "state", "nothing", note="The tool's input, and when it began."),
     Rule("shell.started", "state", "nothing"),
     Rule("instructions.updated", "state", "nothing", note="Digests of the instructions."),
-    Rule("usage.recorded", "state", "nothing", note="What titles and compactions cost."),
+    Rule("usage.recorded", "state", "nothing", note="The cost of titles and compactions."),
     Rule("viewed", "state", "nothing", note="In the release: a person looked at the session."),
     Rule("step.streamed", "state", "nothing", note="In the release."),
     Rule("revert.staged", "state", "nothing"),
@@ -164,5 +161,5 @@ UNKNOWN = Rule(
     "unknown",
     ("opencode.{type}",),
     "event",
-    "Kept whole and counted, so nothing from a newer OpenCode is lost.",
+    "Kept whole and counted, so that nothing from a newer OpenCode is lost.",
 )
