@@ -151,7 +151,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     rows.append(Row("serve ready, an empty log", statistics.median(each.ready for each in taken), None, "s"))
     recording = await _served(home, RECORDING_SECONDS)
     rows.append(Row(f"memory, {name} in sqlite", recording.memory, None, "MiB", 200, 100))
-    rows.append(Row("memory gained while it recorded on", recording.gained, None, "MiB"))
+    rows.append(Row("memory gained while recording continued", recording.gained, None, "MiB"))
     rows += await _commands(home, name)
     shutil.rmtree(home.path)
     return rows
@@ -174,8 +174,8 @@ async def _moved(store: Path, name: str) -> list[Row]:
     await log.close()
     discard_kept(store)
     return [
-        Row(f"moving jsonl to sqlite, {name}", taken, None, "s"),
-        Row("recording pauses meanwhile", done.held_ms / 1000, None, "s", 1, 0.1),
+        Row(f"migrating jsonl to sqlite, {name}", taken, None, "s"),
+        Row("pause in recording meanwhile", done.held_ms / 1000, None, "s", 1, 0.1),
     ]
 
 
@@ -225,7 +225,7 @@ async def _commands(home: Home, name: str) -> list[Row]:
             kept = await reader.snapshot(CATALOG, CATALOG_VERSION)
     rows = [Row(f"{' '.join(arguments)}, {name}", await _command(home, arguments), None, "s") for arguments in COMMANDS]
     await asyncio.to_thread(_index, home.store_path)
-    rows.append(Row("the same query --text, when its index is whole", await _command(home, SEARCH), None, "s"))
+    rows.append(Row("the same query --text, with a complete index", await _command(home, SEARCH), None, "s"))
     return rows
 
 

@@ -49,4 +49,5 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     async with sidecar(hung) as process:
         process.send_signal(signal.SIGSTOP)
         taken["hung"] = await cost(hung.path)
-    return [Row(f"a hook holds OpenCode, sidecar {state}", us, None, "µs", 50, 20) for state, us in taken.items()]
+    path = "time that a hook blocks OpenCode, sidecar"
+    return [Row(f"{path} {state}", us, None, "µs", 50, 20) for state, us in taken.items()]

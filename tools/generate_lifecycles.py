@@ -19,13 +19,13 @@ PAGE = ROOT / "docs" / "lifecycles.md"
 
 HEAD = """# Life cycles
 
-Each arrow is an event in the stream of a built-in agent, and the state after it. An event that a state does not have
-changes nothing. `make docs` writes this page from the tables in `sidecar/orchestrator/`.
+Each arrow is an event in the stream of a built-in agent and leads to the state after that event. An event without an
+arrow from the current state changes nothing. `make docs` writes this page from the tables in `sidecar/orchestrator/`.
 """
 
 CHAPTERS = (
-    ("Intent", "One piece of [background work](background.md). `refused`: a limit forbade it.", INTENT),
-    ("Notice", "One message for a session. Only `observed` is a receipt.", NOTICE),
+    ("Intent", "One piece of [background work](background.md). `refused` means that a limit prevented it.", INTENT),
+    ("Notice", "One message for a session. Only `observed` confirms delivery.", NOTICE),
     ("Checkpoint", "One question for a person: see [notify.md](notify.md).", CHECKPOINT),
     ("Alert", "One piece of news for a person: see [notify.md](notify.md).", ALERT),
 )

@@ -1,4 +1,4 @@
-"""The table that says what each OpenCode hook and bus event becomes.
+"""The table that says what each OpenCode hook and bus event is recorded as.
 
 The translator dispatches on it and ``docs/events.md`` is generated from it, so
 code and documentation cannot disagree. Measured on OpenCode 1.18.33.
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["event", "state", "drop"]
-"""``event``: recorded. ``state``: not final, remembered only while it matters. ``drop``: has no lasting meaning."""
+"""``event``: recorded. ``state``: not final, so remembered only while it matters. ``drop``: without lasting meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row: a hook or bus event, what it becomes, and the key that prevents duplicates.
+    """One row: a hook or bus event, what it is recorded as, and the key that prevents duplicates.
 
     ``handle`` names the translator's method. ``makes`` lists the event types
     that it can lead to, ``key`` the last part of their ``{type}:{session}:{id}`` keys.
@@ -39,12 +39,12 @@ RULES: tuple[Rule, ...] = (
         "A child session waits for the `task` call that created it, so that the cause comes before the effect.",
     ),
     Rule(
-        "any first hook of a session in a boot",
+        "the first hook of a session in a boot",
         "event",
         "",
         ("lifecycle.session.resumed",),
         "boot",
-        "OpenCode does not announce this; written once a boot, if the first hook is not `session.created`.",
+        "OpenCode does not announce this. Recorded once per boot, if the first hook is not `session.created`.",
     ),
     Rule(
         "session.deleted",
@@ -52,7 +52,7 @@ RULES: tuple[Rule, ...] = (
         "session_deleted",
         ("lifecycle.session.ended",),
         "the session",
-        "The reason is `deleted`, or `gone` if the session is missing at the start.",
+        "The reason is `deleted`, or `gone` if OpenCode no longer has the session when its plugin links.",
     ),
     Rule(
         "chat.message",
@@ -60,7 +60,7 @@ RULES: tuple[Rule, ...] = (
         "chat_message",
         ("human.input", "agent.input"),
         "user message",
-        "`human.input` only in a known root session, if a part is not synthetic and not injected by Durable Stream.",
+        "`human.input` only in a known root session, if a part is neither synthetic nor injected by Durable Stream.",
     ),
     Rule(
         "message.updated",
@@ -68,8 +68,8 @@ RULES: tuple[Rule, ...] = (
         "message_updated",
         ("agent.handoff", "turn.started", "turn.ended", "agent.error"),
         "user message; assistant message for errors",
-        "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that another "
-        "of OpenCode's agents answers than before, as from `plan` to `build`. Other updates are not final.",
+        "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
+        "different OpenCode agent answers than before, for example `build` after `plan`. Other updates are not final.",
     ),
     Rule(
         "message.removed",
@@ -77,7 +77,8 @@ RULES: tuple[Rule, ...] = (
         "message_removed",
         ("opencode.message.removed",),
         "bus event",
-        "As by `/undo`; `prompt` holds the first words of a prompt. OpenCode says so when the next one is sent.",
+        "For example by `/undo`; `prompt` holds the first words of the prompt. OpenCode reports the removal when the "
+        "next prompt is sent.",
     ),
     Rule(
         "session.idle",
@@ -85,7 +86,7 @@ RULES: tuple[Rule, ...] = (
         "session_idle",
         ("turn.ended",),
         "user message",
-        "`outcome` is `completed`, `failed`, `aborted`, `stopped` (ended after a tool, without a last answer), "
+        "`outcome` is `completed`, `failed`, `aborted`, `stopped` (ended after a tool, without a final answer), "
         "`continued` (a compaction takes over) or `interrupted` (OpenCode died). After an abort or an error, the last "
         "parts and a second idle follow. The turn ends then, or after 2 s at the latest.",
     ),
@@ -104,8 +105,8 @@ RULES: tuple[Rule, ...] = (
         "",
         ("human.input", "turn.started"),
         "user message",
-        "No `chat.message` comes for these. Both events are held until the `bash` part arrives, because only that "
-        "names the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
+        "No `chat.message` is sent for these. Both events are held until the `bash` part arrives, because only that "
+        "part names the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
     ),
     Rule(
         "tool.execute.after",
@@ -113,7 +114,8 @@ RULES: tuple[Rule, ...] = (
         "tool_after",
         ("execution.step",),
         "part",
-        "Waits for its part's last update and completes that step; if none comes within 2 s, it becomes the step.",
+        "Waits for the last update of its part and completes that step; if no update comes within 2 s, it becomes "
+        "the step.",
     ),
     Rule(
         "session.error",
@@ -185,7 +187,7 @@ DROPPED: frozenset[str] = frozenset(
         "ide.installed",
     }
 )
-"""Catalog, plugin, terminal and toast noise. About 70 of these precede a process's first prompt."""
+"""Catalog, plugin, terminal and toast noise. About 70 such events precede a process's first prompt."""
 
 IGNORED_HOOKS: frozenset[str] = frozenset(
     {
@@ -205,19 +207,19 @@ IGNORED_HOOKS: frozenset[str] = frozenset(
         "experimental.text.complete",
     }
 )
-"""Hooks that only let a plugin change something; older recordings contain them."""
+"""Hooks that only let a plugin change something. Older recordings contain them."""
 
 FINAL_PARTS: frozenset[str] = frozenset({"tool", "text", "reasoning", "step-finish"})
 """Part types of ``message.part.updated`` that can become an event; the others are noise or already in the input."""
 
 BY_SOURCE: dict[str, Rule] = {rule.source: rule for rule in RULES if rule.handle}
 UNKNOWN = Rule(
-    "any other hook or bus event, or one above whose shape is unknown",
+    "any other hook or bus event, or one of the above with an unknown shape",
     "event",
     "unknown_event",
     ("opencode.{type}",),
     "bus event; for a hook boot, instance and sequence number",
-    "Kept whole and counted: a newer OpenCode loses nothing.",
+    "Kept whole and counted, so that nothing from a newer OpenCode is lost.",
 )
 
 

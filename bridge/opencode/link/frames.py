@@ -182,7 +182,9 @@ class ShimIdentity:
 
 
 class Identify(_Frame, frozen=True, tag="identify"):
-    """The peer's own proof. A shim fills every field but ``client_version``; control that, proof and pid."""
+    """The peer's own proof. A shim fills every field except ``client_version``; control fills only ``client_version``,
+    ``proof`` and ``pid``.
+    """
 
     type: ClassVar[str] = "identify"
 
@@ -291,7 +293,7 @@ class Request(_Frame, frozen=True, tag="request"):
 
 
 class Tool(_Frame, frozen=True, tag="tool"):
-    """A plugin's tool asks the sidecar. Reserved: no tool exists yet."""
+    """A plugin's tool asks the sidecar."""
 
     type: ClassVar[str] = "tool"
 

@@ -1,4 +1,4 @@
-"""The table that says what each event of an OpenCode 2 service becomes.
+"""The table that says what each event of an OpenCode 2 service is recorded as.
 
 The translator dispatches on it and ``docs/events.md`` is generated from it, so code and documentation cannot disagree.
 Measured on OpenCode 0.0.0-next-16350; the release's other names (``session.inbox.*``, ``id`` for ``callID``) are read.
@@ -15,12 +15,13 @@ RULES: tuple[Rule, ...] = (
         "created",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
-        "The durable log begins after it, so the session's description is read as well. A child names its parent, and "
-        "`tool.progress` or the call's end its child; else the call is the open one with its description and agent.",
+        "The durable log begins after this event, so the session's description is also read. A child names its "
+        "parent; `tool.progress` or the end of the call names the child. Otherwise the call is the open one with the "
+        "same description and agent.",
     ),
-    Rule("forked", "event", "forked", ("lifecycle.session.created",), "the session", "A root session of its own."),
+    Rule("forked", "event", "forked", ("lifecycle.session.created",), "the session", "A fork is its own root session."),
     Rule(
-        "any first event of a session from another service process",
+        "the first event of a session from another service process",
         "event",
         "",
         ("lifecycle.session.resumed",),
@@ -32,7 +33,7 @@ RULES: tuple[Rule, ...] = (
         "deleted",
         ("lifecycle.session.ended",),
         "the session",
-        "The reason is `deleted`, or `gone` if the session is missing after a connect.",
+        "The reason is `deleted`, or `gone` if the session is missing when the sidecar connects.",
     ),
     Rule(
         "input.admitted",
@@ -40,8 +41,8 @@ RULES: tuple[Rule, ...] = (
         "admitted",
         ("human.input", "agent.input"),
         "user message",
-        "`human.input` only for a `user` input of a root session that Durable Stream did not inject. "
-        "The release says `inbox.enqueued`.",
+        "`human.input` only for a `user` input of a root session that Durable Stream did not inject. The release "
+        "calls it `inbox.enqueued`.",
     ),
     Rule(
         "step.started",
@@ -50,7 +51,7 @@ RULES: tuple[Rule, ...] = (
         ("agent.handoff", "turn.started"),
         "user message, or the execution's event",
         "The first step after `input.promoted` (the release: `inbox.delivered`) or `compaction.started`. "
-        "An input that comes before the turn's last answer steers it; one that comes after begins the next turn.",
+        "An input that comes before the turn's last answer steers the turn; a later one begins the next turn.",
     ),
     Rule("execution.started", "state", "execution_started", note="A turn that is still open was interrupted."),
     Rule(
@@ -68,8 +69,8 @@ RULES: tuple[Rule, ...] = (
         "execution_interrupted",
         ("turn.ended",),
         "user message",
-        "`aborted` by a person; `stopped` after a refused call, which the service reports as `shutdown`; "
-        "`interrupted` by a real shutdown.",
+        "`aborted` if a person aborted it; `stopped` after a refused call, which the service reports as `shutdown`; "
+        "`interrupted` after a real shutdown.",
     ),
     Rule("step.ended", "event", "step_ended", ("execution.step",), "event"),
     Rule(
@@ -78,11 +79,18 @@ RULES: tuple[Rule, ...] = (
         "step_failed",
         ("agent.error", "execution.step"),
         "assistant message; event",
-        "Without the provider's response. An interruption is no error; tokens that it cost make a step.",
+        "Without the provider's response. An interruption is not an error; the tokens that it cost make a step.",
     ),
     Rule("text.ended", "event", "output_ended", ("execution.output",), "event"),
     Rule("reasoning.ended", "event", "output_ended", ("execution.output",), "event"),
-    Rule("tool.success", "event", "tool_ended", ("execution.step",), "event", "Its name is in `tool.input.started`."),
+    Rule(
+        "tool.success",
+        "event",
+        "tool_ended",
+        ("execution.step",),
+        "event",
+        "The tool's name is in `tool.input.started`.",
+    ),
     Rule("tool.failed", "event", "tool_ended", ("execution.step",), "event"),
     Rule(
         "shell.ended", "event", "shell_ended", ("human.input", "turn.started", "execution.step", "turn.ended"), "event"
@@ -93,7 +101,7 @@ RULES: tuple[Rule, ...] = (
         "compaction_started",
         ("turn.started",),
         "input, or the event",
-        "An automatic compaction before the first step belongs to the prompt's turn. One in a turn begins none.",
+        "An automatic compaction before the first step belongs to the prompt's turn. One inside a turn begins no turn.",
     ),
     Rule("compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "event"),
     Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "event"),
@@ -103,16 +111,16 @@ RULES: tuple[Rule, ...] = (
         "retried",
         ("opencode.session.retry.scheduled",),
         "event",
-        "Which attempt comes when, and why; without the provider's response.",
+        "Which attempt comes next, when, and why; without the provider's response.",
     ),
-    Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "The session's title."),
+    Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "The session's new title."),
     Rule(
         "revert.committed",
         "event",
         "reverted",
         ("opencode.message.removed",),
         "event and message",
-        "One for each input from the named message on.",
+        "One for each input, starting with the named message.",
     ),
     Rule(
         "permission.asked",
@@ -120,7 +128,7 @@ RULES: tuple[Rule, ...] = (
         "checkpoint",
         ("workflow.checkpoint",),
         "ask and state",
-        "Announced only; open asks are listed after each connect.",
+        "Only announced; open asks are listed after each connect.",
     ),
     Rule("permission.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("question.asked", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
@@ -138,7 +146,7 @@ RULES: tuple[Rule, ...] = (
     Rule("tool.called", "state", "nothing", note="The tool's input, and when it began."),
     Rule("shell.started", "state", "nothing"),
     Rule("instructions.updated", "state", "nothing", note="Digests of the instructions."),
-    Rule("usage.recorded", "state", "nothing", note="What titles and compactions cost."),
+    Rule("usage.recorded", "state", "nothing", note="The cost of titles and compactions."),
     Rule("viewed", "state", "nothing", note="In the release: a person looked at the session."),
     Rule("step.streamed", "state", "nothing", note="In the release."),
     Rule("revert.staged", "state", "nothing"),
@@ -153,5 +161,5 @@ UNKNOWN = Rule(
     "unknown",
     ("opencode.{type}",),
     "event",
-    "Kept whole and counted: a newer OpenCode loses nothing.",
+    "Kept whole and counted, so that nothing from a newer OpenCode is lost.",
 )
