@@ -18,6 +18,7 @@ from sidecar.orchestrator import lacks
 from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.headless import Headless, HeadlessError
 from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.v1_ids import message_id, part_ids
 
 CALL_SECONDS: Final = 20.0
 SETTLE_MS: Final = 30_000
@@ -108,10 +109,15 @@ class V1Host:
     ) -> bool:
         """See ``Host``."""
         link = await self._of(session, directory, pid)
-        held = await self._keys(link, session)
-        parts = [part for part in parts if part.key not in held]
-        if not parts:
+        history = await self._history(link, session)
+        held = _keys(history)
+        wanted = [part for part in parts if part.key not in held]
+        if not wanted:
             return False
+        # OpenCode may take seconds until it keeps what it took. With the same ids, a second prompt changes nothing.
+        known = [str((message.get("info") or {}).get("id")) for message in history]
+        message = message_id(session, known, wanted[-1].key)
+        ids = dict(zip(parts, part_ids(message, [part.key for part in parts]), strict=True)) if message else {}
         is_parent = not self._is_phantom(session)
         body: dict[str, Any] = {
             "parts": [
@@ -120,10 +126,13 @@ class V1Host:
                     "text": part.text,
                     "synthetic": is_parent,
                     "metadata": {"durable_stream": {"key": part.key}},
+                    **({"id": ids[part]} if ids else {}),
                 }
-                for part in parts
+                for part in wanted
             ]
         }
+        if message:
+            body["messageID"] = message
         if agent:
             body["agent"] = agent
         if model and "/" in model:
@@ -136,17 +145,12 @@ class V1Host:
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""
-        return key in await self._keys(await self._of(session, directory, pid), session)
+        return key in _keys(await self._history(await self._of(session, directory, pid), session))
 
-    async def _keys(self, link: Link, session: str) -> set[str]:
-        """The keys in a session's history."""
+    async def _history(self, link: Link, session: str) -> list[dict[str, Any]]:
+        """A session's newest messages, oldest first."""
         found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": HISTORY}})
-        return {
-            mark["key"]
-            for message in (found if isinstance(found, list) else [])
-            for part in message.get("parts", [])
-            if isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict) and mark.get("key")
-        }
+        return found if isinstance(found, list) else []
 
     async def abort(self, session: str, *, directory: str) -> None:
         """See ``Host``."""
@@ -297,6 +301,16 @@ class V1Host:
         except HeadlessError as error:
             raise HostError(str(error)) from None
         return link
+
+
+def _keys(history: list[dict[str, Any]]) -> set[str]:
+    """The keys in a session's history."""
+    return {
+        mark["key"]
+        for message in history
+        for part in message.get("parts", [])
+        if isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict) and mark.get("key")
+    }
 
 
 def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:

@@ -133,6 +133,24 @@ class HostContract:
         assert not await self.say(session, "SAY:once", key="once")
         assert self.calls(session) == 1
 
+    async def test_a_message_that_is_sent_twice_at_once_is_there_once(self) -> None:
+        session = await self.users()
+        await self.once(session, "SAY:first", "first")
+        await self.once(session, "SAY:second", "second")
+
+    async def once(self, session: str, text: str, answer: str) -> None:
+        """Send it twice at once; the model answers once."""
+        before = self.calls(session)
+        await asyncio.gather(*(self.say(session, "a note", text, key=answer) for _ in range(2)))
+        await until(lambda: self.is_last(session, answer))
+        assert not await self.say(session, "a note", text, key=answer)
+        await until(lambda: self.is_status(session, "idle"))
+        assert self.calls(session) == before + 1
+
+    async def is_last(self, session: str, answer: str) -> bool:
+        look = await self.host.look(session, directory=self.directory, most=100)
+        return (look.state, look.text) == ("answered", answer)
+
     async def test_several_parts_wake_the_model_once(self) -> None:
         session = await self.new("int_parts")
         assert await self.say(session, "SAY:first", "SAY:second", key="parts")
