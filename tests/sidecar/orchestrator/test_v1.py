@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from sidecar.orchestrator.borrowed import Borrowed
-from sidecar.orchestrator.host import Part
+from sidecar.orchestrator.host import HostError, Part
 from sidecar.orchestrator.v1 import V1Host
+from streams.identity import system_identity
 
 SESSION = "ses_df06b6e8fffeS1kYb2Vh5Yc0Qm"
 NOBODY = 2**22 + 1
@@ -44,13 +48,15 @@ class FakeLink:
         return [method for method, _ in self.calls]
 
 
-def host(*links: FakeLink, pid: int | None = NOBODY, phantom: bool = False) -> V1Host:
+def host(*links: FakeLink, pid: int | None = NOBODY, phantom: bool = False, headless: Borrowed | None = None) -> V1Host:
     """A host that knows one session, whose last turn ran in boot ``hosting`` of process ``pid``."""
-    turn = Turn("msg_1", "msg_2", "evt_1", 0, "hosting", "build", None, pid=pid)
+    now = system_identity().now_ms()
+    turn = Turn("msg_1", "msg_2", "evt_1", now, "hosting", "build", None, pid=pid)
     known = SessionState(SESSION, SESSION, SESSION, None, True, "evt_0", directory="/project", last_turn=turn)
     state = CaptureState()
     state.sessions[SESSION] = known
-    return V1Host(lambda: links, lambda _: True, state, Borrowed(lambda: links), lambda _: phantom, lambda: 0)
+    own = headless or Borrowed(lambda: links)
+    return V1Host(lambda: links, lambda _: True, state, own, lambda _: phantom, lambda: now)
 
 
 async def say(host: V1Host, *keys: str) -> bool:
@@ -87,3 +93,57 @@ async def test_a_part_that_came_with_an_earlier_message_is_left_out() -> None:
     first, second = link.prompts
     assert [part["metadata"]["durable_stream"]["key"] for part in second["parts"]] == ["b"]
     assert second["messageID"] > first["messageID"]
+
+
+def alive() -> int:
+    """A process that runs."""
+    return os.getpid()
+
+
+async def test_while_the_process_that_hosts_a_session_reconnects_no_other_one_is_asked() -> None:
+    other = FakeLink("other", NOBODY)
+    one = host(other, pid=alive())
+    assert await one.status(SESSION) == "absent" and one.waiting_for(other) == []
+    with pytest.raises(HostError, match="away"):
+        await say(one, "a")
+    back = FakeLink("hosting", alive())
+    assert host(other, back, pid=alive()).waiting_for(back) == [SESSION]
+
+
+async def test_when_the_process_that_hosted_a_session_has_ended_the_newest_one_is_asked() -> None:
+    older, newer = FakeLink("older", NOBODY), FakeLink("newer", NOBODY)
+    one = host(older, newer)
+    assert one.waiting_for(newer) == [SESSION] and one.waiting_for(older) == []
+    assert await say(one, "a") and newer.prompts
+
+
+async def test_background_work_whose_process_reconnects_is_not_taken_for_stopped() -> None:
+    one = host(pid=alive(), phantom=True)
+    with pytest.raises(HostError, match="not linked"):
+        await one.abort(SESSION, directory="/project")
+    with pytest.raises(HostError, match="not linked"):
+        await one.status(SESSION)
+
+
+async def test_background_work_whose_process_has_ended_is_stopped() -> None:
+    one = host(phantom=True)
+    await one.abort(SESSION, directory="/project")
+    assert await one.status(SESSION) == "absent"
+
+
+async def test_to_stop_work_of_the_headless_opencode_its_link_is_waited_for() -> None:
+    headless = FakeHeadless(alive())
+    one = host(pid=alive(), phantom=True, headless=headless)
+    await one.abort(SESSION, directory="/project")
+    assert headless.back.methods == ["session.abort"]
+
+
+class FakeHeadless(Borrowed):
+    """A headless OpenCode that runs, and links when it is asked for."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(list)
+        self.pid, self.back = pid, FakeLink("hosting", pid)
+
+    async def link(self, directory: str, pid: int | None) -> FakeLink:
+        return self.back
