@@ -142,7 +142,7 @@ class DurableStream:
             lambda session: session in self.data.sessions,
             identity.now_ms,
         )
-        self.host = Hosts(one, V2Host(registrations, state))
+        self.host = Hosts(one, V2Host(registrations, state, identity.now_ms))
         self.worktrees = Worktrees(home.path / "worktrees")
         self._gardener = (GardenerAgent(gardener),) if gardener.enabled else ()
         self.people = People(home, notify, identity, self.host)

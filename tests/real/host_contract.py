@@ -183,6 +183,29 @@ class HostContract:
         self.model.release("contract")
         await self.host.abort(session, directory=self.directory)  # nothing runs: no error
 
+    async def test_a_session_is_silent_while_the_model_is_and_not_while_a_tool_runs(self) -> None:
+        session = await self.users()
+        assert await self.say(session, f"{self.command('echo asked')} THEN: HOLD:silent SAY:over", key="silent")
+        request = await self.one_asked(session, "permission")
+        looks = [await self.quiet(session) for _ in range(3)]
+        assert looks == [0, 0, 0]
+        assert await self.answer(session, request, "permission", ["once"]) == "answered"
+        await asyncio.to_thread(self.model.wait_held, "silent")
+        await until(lambda: self.quiet(session))
+        before = await self.quiet(session)
+        await until(lambda: self.is_quieter(session, before))
+        self.model.release("silent")
+        assert await self.answered(session) == "over"
+
+    async def quiet(self, session: str) -> int:
+        """For how many ms a busy session shows no activity."""
+        look = await self.host.look(session, directory=self.directory, most=100)
+        assert look.state == "busy"
+        return look.quiet_ms
+
+    async def is_quieter(self, session: str, before: int) -> bool:
+        return await self.quiet(session) > before
+
     async def test_a_turn_that_failed_is_over(self) -> None:
         session = await self.new("int_failed")
         assert await self.say(session, "HTTPERR:400", key="failed")
