@@ -260,6 +260,10 @@ class V1Host:
                 about["model"] = f"{model['provider']}/{model['model']}"
         return about
 
+    async def know(self, link: Link) -> None:
+        """Remember the program and the environment of an OpenCode that linked."""
+        await asyncio.to_thread(self._headless.know, link.pid)
+
     def waiting_for(self, link: Link) -> list[str]:
         """The sessions on which a process that just appeared may now be asked to act."""
         return [session for session in self._state.sessions if self._would_host(session, link)]

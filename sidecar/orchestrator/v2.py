@@ -64,6 +64,10 @@ class V2Host:
         known = self._state.sessions.get(session)
         return session.startswith(PHANTOM) or (known is not None and bool(known.host))
 
+    def knows(self, session: str) -> bool:
+        """Whether a session is recorded, so that it is known where it lives."""
+        return session in self._state.sessions
+
     # --- phantoms ---
 
     async def create(
