@@ -1,7 +1,8 @@
 """The sidecar's own headless OpenCode 1, in which phantoms run: ``opencode serve`` on loopback, behind a password.
 
-It is started on first need, with the environment of the OpenCode that asked, and outlives
-the sidecar: its plugin links back, and the next sidecar finds it by ``headless.json``.
+It is started on first need and outlives the sidecar: its plugin links back, and the next sidecar finds it by
+``headless.json``. It has the environment of the OpenCode that asked, else of the one that linked last, else the
+sidecar's own, as always where the system does not show another process's environment (macOS).
 It is stopped when no intent is left.
 """
 
@@ -73,7 +74,7 @@ class Headless:
         return info["pid"] if info is not None else None
 
     async def link(self, directory: str, pid: int | None) -> Any:
-        """The link to it for a directory; starts it if needed. ``pid`` is the OpenCode whose environment it gets.
+        """The link to it for a directory; starts it if needed. ``pid`` is the OpenCode that asked.
 
         Raises:
             HeadlessError: it did not start, or did not link back.

@@ -84,11 +84,17 @@ class Host(Protocol):
         ...
 
     async def abort(self, session: str, *, directory: str) -> None:
-        """Stop what a session does. If nothing runs, this is not an error."""
+        """Stop what a session does. If nothing runs, this is not an error.
+
+        If a phantom's process runs and cannot be reached, this fails, so that it is tried again.
+        """
         ...
 
     async def status(self, session: str) -> Status:
-        """What a session does in the process that hosts it."""
+        """What a session does in the process that hosts it.
+
+        A phantom is ``absent`` only if its process has ended. If that runs and cannot be reached, this fails.
+        """
         ...
 
     async def look(self, session: str, *, directory: str, most: int) -> Look:

@@ -81,7 +81,16 @@ class Hosts:
         """See ``Host``."""
         return self._of(session).about(session)
 
-    def waiting_for(self, link: Any) -> list[str]:
-        """The sessions that whoever just linked may now be asked to act on."""
-        registration = link.identity.service
-        return self.two.waiting_for(registration) if registration else self.one.waiting_for(link)
+    async def observe(self, link: Any) -> list[str]:
+        """An OpenCode linked. Returns the sessions that it may now be asked to act on."""
+        if registration := link.identity.service:
+            return self.two.waiting_for(registration)
+        await self.one.know(link)
+        return self.one.waiting_for(link)
+
+    def knows(self, link: Any, session: str) -> bool:
+        """Whether it is known where a session lives whose tool call came through a link.
+
+        OpenCode 2 calls as soon as it starts, and its log is read a moment later.
+        """
+        return not link.identity.service or self.two.knows(session)

@@ -70,7 +70,7 @@ IDLE_STOP_SECONDS: Final = 120.0
 """How long the headless OpenCode stays without work."""
 
 KNOWN_SECONDS: Final = 15.0
-"""How long a tool call of OpenCode 2 waits for the record of its session."""
+"""How long a tool call waits for the record of its session."""
 
 _TICK_SECONDS: Final = 1.0
 
@@ -142,7 +142,7 @@ class DurableStream:
             lambda session: session in self.data.sessions,
             identity.now_ms,
         )
-        self.host = Hosts(one, V2Host(registrations, state))
+        self.host = Hosts(one, V2Host(registrations, state, identity.now_ms))
         self.worktrees = Worktrees(home.path / "worktrees")
         self._gardener = (GardenerAgent(gardener),) if gardener.enabled else ()
         self.people = People(home, notify, identity, self.host)
@@ -224,9 +224,7 @@ class DurableStream:
 
     async def observe(self, link: Any) -> None:
         """An OpenCode linked: deliver what waits for its sessions, and see whether work in them has stopped."""
-        if not link.identity.service:
-            await asyncio.to_thread(self.headless.know, link.pid)
-        sessions = self.host.waiting_for(link)
+        sessions = await self.host.observe(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
         at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
         wanted = sorted((waiting | at_work) & set(sessions))
@@ -288,8 +286,7 @@ class DurableStream:
                 return await self._background(str(args.get("text") or ""))
             checked = check(name, args)
             session = str(context.get("sessionID") or "")
-            # OpenCode 2 calls as soon as it starts; where the session lives is known when its log was read.
-            if link.identity.service and not await until(lambda: session in self._state.sessions, KNOWN_SECONDS):
+            if not await until(lambda: self.host.knows(link, session), KNOWN_SECONDS):
                 raise RequestError("not-recorded", "this session is not recorded yet; try again")
             match checked:
                 case SpawnArgs():

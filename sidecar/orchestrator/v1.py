@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
-from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.capture.state import CaptureState, Turn
 from bridge.opencode.link.link import CallError
 from sidecar.orchestrator import lacks
 from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.headless import Headless, HeadlessError
 from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.v1_ids import message_id, part_ids
+from sidecar.processes import still_runs
 
 CALL_SECONDS: Final = 20.0
 SETTLE_MS: Final = 30_000
@@ -25,6 +27,8 @@ SETTLE_MS: Final = 30_000
 
 _KEPT_SECONDS: Final = 3.0
 """How long OpenCode may take to keep a prompt that it took."""
+
+_CUT_OFF: Final = "the OpenCode that runs this work is not linked now"
 
 HISTORY: Final = 60
 """How many of a session's newest messages are searched for a key."""
@@ -108,10 +112,15 @@ class V1Host:
     ) -> bool:
         """See ``Host``."""
         link = await self._of(session, directory, pid)
-        held = await self._keys(link, session)
-        parts = [part for part in parts if part.key not in held]
-        if not parts:
+        history = await self._history(link, session)
+        held = _keys(history)
+        wanted = [part for part in parts if part.key not in held]
+        if not wanted:
             return False
+        # OpenCode may take seconds until it keeps what it took. With the same ids, a second prompt changes nothing.
+        known = [str((message.get("info") or {}).get("id")) for message in history]
+        message = message_id(session, known, wanted[-1].key)
+        ids = dict(zip(parts, part_ids(message, [part.key for part in parts]), strict=True)) if message else {}
         is_parent = not self._is_phantom(session)
         body: dict[str, Any] = {
             "parts": [
@@ -120,10 +129,13 @@ class V1Host:
                     "text": part.text,
                     "synthetic": is_parent,
                     "metadata": {"durable_stream": {"key": part.key}},
+                    **({"id": ids[part]} if ids else {}),
                 }
-                for part in parts
+                for part in wanted
             ]
         }
+        if message:
+            body["messageID"] = message
         if agent:
             body["agent"] = agent
         if model and "/" in model:
@@ -136,23 +148,22 @@ class V1Host:
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""
-        return key in await self._keys(await self._of(session, directory, pid), session)
+        return key in _keys(await self._history(await self._of(session, directory, pid), session))
 
-    async def _keys(self, link: Link, session: str) -> set[str]:
-        """The keys in a session's history."""
+    async def _history(self, link: Link, session: str) -> list[dict[str, Any]]:
+        """A session's newest messages, oldest first."""
         found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": HISTORY}})
-        return {
-            mark["key"]
-            for message in (found if isinstance(found, list) else [])
-            for part in message.get("parts", [])
-            if isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict) and mark.get("key")
-        }
+        return found if isinstance(found, list) else []
 
     async def abort(self, session: str, *, directory: str) -> None:
         """See ``Host``."""
         link = self._hosting(session)
+        if link is None and self._is_phantom(session) and self._headless.pid is not None:
+            link = await self._phantoms(directory, None)  # after the start of a sidecar it links back
         if link is not None:
             await _call(link, "session.abort", {"path": {"id": session}})
+        elif self._is_cut_off(session):
+            raise HostError(_CUT_OFF)
 
     async def look(self, session: str, *, directory: str, most: int) -> Look:
         """See ``Host``."""
@@ -197,6 +208,8 @@ class V1Host:
         """See ``Host``."""
         link = self._hosting(session)
         if link is None:
+            if self._is_cut_off(session):
+                raise HostError(_CUT_OFF)
             return "absent"
         found = await _call(link, "session.status", {})
         state = found.get(session) if isinstance(found, dict) else None
@@ -247,6 +260,10 @@ class V1Host:
                 about["model"] = f"{model['provider']}/{model['model']}"
         return about
 
+    async def know(self, link: Link) -> None:
+        """Remember the program and the environment of an OpenCode that linked."""
+        await asyncio.to_thread(self._headless.know, link.pid)
+
     def waiting_for(self, link: Link) -> list[str]:
         """The sessions on which a process that just appeared may now be asked to act."""
         return [session for session in self._state.sessions if self._would_host(session, link)]
@@ -262,8 +279,9 @@ class V1Host:
     def _hosting(self, session: str) -> Link | None:
         """The link to the process that hosts a session; ``None`` while no process may act on it.
 
-        The process that last ran a turn of it, or sent its first hook. If that one is gone, the user's newest
-        OpenCode in the same directory, because no other process can host the session.
+        The process that last ran a turn of it, or sent its first hook. If that one has ended, the user's newest
+        OpenCode in the same directory, because no other process can host the session. One that still runs only
+        reconnects.
         """
         known = self._state.sessions.get(session)
         if known is None:
@@ -273,14 +291,22 @@ class V1Host:
         # Of two instances in one process only one delivers, and only that one may be asked to act.
         links = [link for link in opened if self._delivers(link) or alone[link.pid, link.directory] == 1]
         turn = known.turn or known.last_turn
-        boots = {turn.boot} if turn is not None else set(known.boots)
+        boots = {turn.boot} if turn is not None else known.boots
         for link in links:
             if link.boot_id in boots and link.directory == known.directory:
                 return link
         if self._is_phantom(session):
             return None
         near = [link for link in links if link.directory == known.directory and link.pid != self._headless.pid]
-        return near[-1] if near else None
+        return near[-1] if near and not _still_runs(turn) else None
+
+    def _is_cut_off(self, session: str) -> bool:
+        """Whether background work may run in a process that is not linked now. Asked if no link hosts the session."""
+        if not self._is_phantom(session):
+            return False
+        known = self._state.sessions.get(session)
+        turn = (known.turn or known.last_turn) if known is not None else None
+        return _still_runs(turn) if turn is not None else self._headless.pid is not None
 
     async def _of(self, session: str, directory: str, pid: int | None) -> Link:
         link = self._hosting(session)
@@ -297,6 +323,21 @@ class V1Host:
         except HeadlessError as error:
             raise HostError(str(error)) from None
         return link
+
+
+def _still_runs(turn: Turn | None) -> bool:
+    """Whether the process that ran a turn still runs; false if it is unknown."""
+    return turn is not None and turn.pid is not None and still_runs(turn.pid, turn.started_ms)
+
+
+def _keys(history: list[dict[str, Any]]) -> set[str]:
+    """The keys in a session's history."""
+    return {
+        mark["key"]
+        for message in history
+        for part in message.get("parts", [])
+        if isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict) and mark.get("key")
+    }
 
 
 def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:

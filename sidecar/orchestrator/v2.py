@@ -49,8 +49,10 @@ class V2Host:
 
     lacks = lacks.TWO
 
-    def __init__(self, registrations: Callable[[], Iterable[Path]], state: CaptureState) -> None:
-        self._registrations, self._state = registrations, state
+    def __init__(
+        self, registrations: Callable[[], Iterable[Path]], state: CaptureState, now_ms: Callable[[], int]
+    ) -> None:
+        self._registrations, self._state, self._now_ms = registrations, state, now_ms
 
     @property
     def is_there(self) -> bool:
@@ -61,6 +63,10 @@ class V2Host:
         """Whether a session is one of OpenCode 2."""
         known = self._state.sessions.get(session)
         return session.startswith(PHANTOM) or (known is not None and bool(known.host))
+
+    def knows(self, session: str) -> bool:
+        """Whether a session is recorded, so that it is known where it lives."""
+        return session in self._state.sessions
 
     # --- phantoms ---
 
@@ -140,9 +146,10 @@ class V2Host:
         if known is not None and known.turn is not None and known.turn.steps >= most:
             return Look("loop")
         for _ in range(SETTLE_LOOKS):
-            if await self._is_active(client, session):
-                return Look("busy")
             last = next(map(mapping, _list(found.get("data"))), {})
+            if await self._is_active(client, session):
+                recorded = known.turn.last_ms if known is not None and known.turn is not None else 0
+                return Look("busy", quiet_ms=_quiet_ms(last, recorded, self._now_ms()))
             if last.get("type") == "assistant":
                 break
             await asyncio.sleep(SETTLE_SECONDS)
@@ -271,6 +278,20 @@ def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:
         value = next((each.get("value") for each in options if each.get("label") == answer), answer)
         filled[str(field.get("key"))] = [value] if field.get("type") == "multiselect" else value
     return filled
+
+
+def _quiet_ms(last: dict[str, Any], recorded_ms: int, now: int) -> int:
+    """How long ago the newest thing in a session's last message began or ended; 0 while a tool runs.
+
+    ``recorded_ms``: the time of the newest record. A provider that is tried again is silent from that moment on.
+    """
+    times: list[Any] = [recorded_ms, *mapping(last.get("time")).values(), mapping(last.get("retry")).get("at")]
+    for part in map(mapping, _list(last.get("content"))):
+        if mapping(part.get("state")).get("status") == "running":
+            return 0
+        times += mapping(part.get("time")).values()
+    newest = max(int(each) for each in times if isinstance(each, (int, float)))
+    return max(now - newest, 0) if newest else 0
 
 
 async def _pending(client: ServiceClient, session: str) -> list[Any]:

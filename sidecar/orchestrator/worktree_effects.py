@@ -58,16 +58,20 @@ class Collect:
             return {"error": str(error)}
 
     async def _rest(self, session: str, directory: str) -> None:
-        """Stop the session, so that it makes no more changes."""
+        """Stop the session, so that it makes no more changes.
+
+        Raises:
+            HostError: it may still work.
+        """
         try:
             await self._host.abort(session, directory=directory)
-            for _ in range(REST_LOOKS):
-                if await self._host.status(session) != "busy":
-                    return
-                await asyncio.sleep(_POLL_SECONDS)
-            log.warning("session %s did not rest; what it changes from now on is not kept", session)
         except HostError as error:
-            log.warning("the changes of session %s are kept while it may still work (%s)", session, error)
+            log.info("session %s was not stopped (%s)", session, error)
+        for _ in range(REST_LOOKS):
+            if await self._host.status(session) != "busy":
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+        raise HostError("the session does not stop, so its worktree is left")
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``: doing it again gives the same."""

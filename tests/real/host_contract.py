@@ -133,6 +133,24 @@ class HostContract:
         assert not await self.say(session, "SAY:once", key="once")
         assert self.calls(session) == 1
 
+    async def test_a_message_that_is_sent_twice_at_once_is_there_once(self) -> None:
+        session = await self.users()
+        await self.once(session, "SAY:first", "first")
+        await self.once(session, "SAY:second", "second")
+
+    async def once(self, session: str, text: str, answer: str) -> None:
+        """Send it twice at once; the model answers once."""
+        before = self.calls(session)
+        await asyncio.gather(*(self.say(session, "a note", text, key=answer) for _ in range(2)))
+        await until(lambda: self.is_last(session, answer))
+        assert not await self.say(session, "a note", text, key=answer)
+        await until(lambda: self.is_status(session, "idle"))
+        assert self.calls(session) == before + 1
+
+    async def is_last(self, session: str, answer: str) -> bool:
+        look = await self.host.look(session, directory=self.directory, most=100)
+        return (look.state, look.text) == ("answered", answer)
+
     async def test_several_parts_wake_the_model_once(self) -> None:
         session = await self.new("int_parts")
         assert await self.say(session, "SAY:first", "SAY:second", key="parts")
@@ -164,6 +182,29 @@ class HostContract:
         await until(lambda: self.is_status(session, "idle"))
         self.model.release("contract")
         await self.host.abort(session, directory=self.directory)  # nothing runs: no error
+
+    async def test_a_session_is_silent_while_the_model_is_and_not_while_a_tool_runs(self) -> None:
+        session = await self.users()
+        assert await self.say(session, f"{self.command('echo asked')} THEN: HOLD:silent SAY:over", key="silent")
+        request = await self.one_asked(session, "permission")
+        looks = [await self.quiet(session) for _ in range(3)]
+        assert looks == [0, 0, 0]
+        assert await self.answer(session, request, "permission", ["once"]) == "answered"
+        await asyncio.to_thread(self.model.wait_held, "silent")
+        await until(lambda: self.quiet(session))
+        before = await self.quiet(session)
+        await until(lambda: self.is_quieter(session, before))
+        self.model.release("silent")
+        assert await self.answered(session) == "over"
+
+    async def quiet(self, session: str) -> int:
+        """For how many ms a busy session shows no activity."""
+        look = await self.host.look(session, directory=self.directory, most=100)
+        assert look.state == "busy"
+        return look.quiet_ms
+
+    async def is_quieter(self, session: str, before: int) -> bool:
+        return await self.quiet(session) > before
 
     async def test_a_turn_that_failed_is_over(self) -> None:
         session = await self.new("int_failed")

@@ -83,3 +83,11 @@ def test_a_question_in_the_background_is_answered_from_the_command_line(
     durable.cli("checkpoints", asked["id"], "--answer", "Red", "--answer", "none of them")
     assert '"Which door?"="Red", "Which window?"="none of them"' in one(durable, "completed")["result"]
     assert refused(durable, "checkpoints", asked["id"], "--answer", "reject") == "already-answered"
+
+
+def test_a_silent_one_is_stopped(client: RealOpenCode2, durable: DurableStream, model: ModelServer) -> None:
+    (durable.home / "config.toml").write_text("[phantom]\nsilence_minutes = 0.05\n")
+    durable.stop()
+    client.prompt(client.new_session(), spawn("HOLD:never SAY:late"))
+    assert one(durable, "failed")["code"] == "silence"
+    model.release("never")

@@ -1,6 +1,6 @@
-"""Which program the headless OpenCode is, when the OpenCode that asked has ended.
+"""Which program the headless OpenCode is, and which environment it has, when the OpenCode that asked has ended.
 
-No real OpenCode: a copy of ``sleep`` with its name, which ends at once when it is to serve.
+No real OpenCode: a copy of ``sleep`` with its name, or a script; both end at once when they are to serve.
 """
 
 from __future__ import annotations
@@ -67,3 +67,33 @@ async def test_another_sidecar_knows_the_program_of_the_last_headless_opencode(
     program = opencode(tmp_path / "one")
     (tmp_path / "headless.json").write_text(json.dumps({"pid": 1, "started_ms": 0, "executable": str(program)}))
     assert await started(headless, tmp_path, None) == str(program)
+
+
+async def test_its_environment_is_that_of_the_one_that_asked_else_of_the_last_one_else_the_sidecars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "opencode"
+    script.write_text('#!/bin/sh\nprintf %s "$WHOSE" > "$0.whose"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("WHOSE", "the sidecar's")
+    headless = Headless(Home(tmp_path), lambda: [], lambda: "secret", lambda: 0, script)
+
+    async def whose(pid: int | None) -> str:
+        with pytest.raises(HeadlessError, match="ended with code"):
+            await headless.link(str(tmp_path), pid)
+        return (tmp_path / "opencode.whose").read_text()
+
+    assert await whose(None) == "the sidecar's"
+    pids = [known(headless, "one's"), known(headless, "the other's")]
+    assert await whose(pids[0]) == "one's"
+    assert await whose(None) == "the other's"
+
+
+def known(headless: Headless, whose: str) -> int:
+    """The process of an OpenCode that linked, and ended."""
+    with subprocess.Popen([SLEEP, "600"], env={"WHOSE": whose}) as process:
+        while f"WHOSE={whose}".encode() not in Path(f"/proc/{process.pid}/environ").read_bytes():
+            continue
+        headless.know(process.pid)
+        process.kill()
+    return process.pid

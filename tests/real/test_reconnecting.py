@@ -1,0 +1,115 @@
+"""Background work with the real client after kill -9 of the sidecar, while an OpenCode has not linked back yet.
+
+A suspended OpenCode stands for one that is slow to link.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+from tests.real.test_phantom import intents, one, spawn
+
+pytestmark = pytest.mark.real_opencode
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[DurableStream]:
+    with DurableStream(tmp_path / "home") as stream:
+        yield stream
+
+
+@pytest.fixture
+def client(opencode_binary: Path, model: ModelServer, durable: DurableStream, tmp_path: Path) -> Iterator[RealOpenCode]:
+    durable.cli("agents")
+    with window(opencode_binary, model, durable, tmp_path) as opencode:
+        yield opencode
+
+
+def window(opencode_binary: Path, model: ModelServer, durable: DurableStream, root: Path) -> RealOpenCode:
+    """One more OpenCode of the same user, in the same project."""
+    plugins = {PLUGIN: durable.plugin()}
+    return RealOpenCode(opencode_binary, model.port, plugins=plugins, plugin_scope="global", root=root / "opencode")
+
+
+@contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def statuses(headless: dict[str, Any], directory: str) -> dict[str, Any]:
+    """The sessions that are at work in the headless OpenCode."""
+    login = base64.b64encode(f"opencode:{headless['password']}".encode()).decode()
+    headers = {"Authorization": f"Basic {login}", "x-opencode-directory": directory}
+    with closing(http.client.HTTPConnection("127.0.0.1", headless["port"])) as connection:
+        connection.request("GET", "/session/status", headers=headers)
+        return dict(json.loads(connection.getresponse().read()))
+
+
+def restarted(durable: DurableStream) -> None:
+    """Kill the sidecar, and wait for the next one."""
+    killed = durable.wait_running()
+    os.kill(killed, signal.SIGKILL)
+    durable.wait_running([killed])
+    durable.wait_linked()
+
+
+def test_work_that_is_cancelled_before_its_opencode_links_back_is_stopped(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    client.prompt(client.create_session("parent"), spawn("HOLD:cut-off SAY:late"))
+    running = one(durable, "running")
+    model.wait_held("cut-off")
+    headless = json.loads((durable.home / "headless.json").read_text())
+    assert statuses(headless, running["place"])
+    with suspended(headless["pid"]):
+        restarted(durable)
+        durable.cli("intents", running["id"], "--cancel")
+        wait_until(lambda: asked(durable, "opencode.abort"), "the attempt to stop it")
+    one(durable, "cancelled")
+    assert not statuses(headless, running["place"])
+    assert not list((durable.home / "worktrees").iterdir())
+    model.release("cut-off")
+
+
+def asked(durable: DurableStream, kind: str) -> bool:
+    events = [record["event"] for record in durable.lines("query", "--type", "effect.started")]
+    return kind in [event["payload"]["kind"] for event in events]
+
+
+def test_of_two_windows_only_the_one_that_hosts_the_session_is_asked(
+    client: RealOpenCode, opencode_binary: Path, model: ModelServer, durable: DurableStream, tmp_path: Path
+) -> None:
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn("HOLD:windows SAY:forty two"))
+    one(durable, "running")
+    with window(opencode_binary, model, durable, tmp_path) as other:
+        with suspended(client.pid):
+            other.sessions()  # loads the plugin
+            restarted(durable)
+            wait_until(lambda: other.pid in [link["pid"] for link in durable.status()["links"]], "the other one's link")
+            model.release("windows")
+            one(durable, "completed")
+            wait_until(lambda: durable.lines("query", "--type", "notice.held"), "that nobody may be asked")
+        wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == ["observed"], "it")
+        client.prompt(parent, "SAY:after")
+        turns = [r["event"] for r in durable.log(parent) if r["event"]["type"] == "turn.started"]
+        mine = [turn["metadata"]["pid"] for turn in turns if turn["payload"]["session"] == parent]
+        assert mine == [client.pid] * len(mine) and len(mine) >= 3
+    assert len(intents(durable)) == 1

@@ -1,0 +1,149 @@
+"""``V1Host`` over fake links: which process is asked, and with what ids. The contract is in ``tests/real``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from bridge.opencode.capture.state import CaptureState, SessionState, Turn
+from sidecar.orchestrator.borrowed import Borrowed
+from sidecar.orchestrator.host import HostError, Part
+from sidecar.orchestrator.v1 import V1Host
+from streams.identity import system_identity
+
+SESSION = "ses_df06b6e8fffeS1kYb2Vh5Yc0Qm"
+NOBODY = 2**22 + 1
+"""No process has this id."""
+
+
+class FakeLink:
+    """A link to an OpenCode with one session; ``late``: it takes prompts, and keeps none yet."""
+
+    def __init__(self, boot: str, pid: int, directory: str = "/project", *, late: bool = False) -> None:
+        self.boot_id, self.pid, self.directory, self.late = boot, pid, directory, late
+        self.instance, self.is_open = boot, True
+        self.history: list[dict[str, Any]] = []
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    async def call(self, method: str, args: dict[str, Any], timeout: float = 0.0) -> Any:
+        self.calls.append((method, args))
+        if method == "session.messages":
+            return [*self.history]
+        if method == "session.promptAsync" and not self.late:
+            self.keep(args["body"])
+        return {}
+
+    def keep(self, body: dict[str, Any], parts: int = 9) -> None:
+        """Keep a prompt with the first of its parts."""
+        self.history.append({"info": {"id": body["messageID"], "role": "user"}, "parts": body["parts"][:parts]})
+
+    @property
+    def prompts(self) -> list[dict[str, Any]]:
+        return [args["body"] for method, args in self.calls if method == "session.promptAsync"]
+
+    @property
+    def methods(self) -> list[str]:
+        return [method for method, _ in self.calls]
+
+
+def host(*links: FakeLink, pid: int | None = NOBODY, phantom: bool = False, headless: Borrowed | None = None) -> V1Host:
+    """A host that knows one session, whose last turn ran in boot ``hosting`` of process ``pid``."""
+    now = system_identity().now_ms()
+    turn = Turn("msg_1", "msg_2", "evt_1", now, "hosting", "build", None, pid=pid)
+    known = SessionState(SESSION, SESSION, SESSION, None, True, "evt_0", directory="/project", last_turn=turn)
+    state = CaptureState()
+    state.sessions[SESSION] = known
+    own = headless or Borrowed(lambda: links)
+    return V1Host(lambda: links, lambda _: True, state, own, lambda _: phantom, lambda: now)
+
+
+async def say(host: V1Host, *keys: str) -> bool:
+    return await host.prompt(SESSION, [Part(f"text {key}", key) for key in keys], directory="/project")
+
+
+async def test_a_prompt_that_is_not_kept_yet_is_sent_again_with_the_same_ids() -> None:
+    link = FakeLink("hosting", NOBODY, late=True)
+    one = host(link)
+    assert await say(one, "a", "b") and await say(one, "a", "b")
+    first, second = link.prompts
+    assert first == second and len({part["id"] for part in first["parts"]}) == 2
+    link.keep(first)
+    assert not await say(one, "a", "b")
+
+
+async def test_a_prompt_that_is_half_kept_gets_what_it_lacks() -> None:
+    link = FakeLink("hosting", NOBODY, late=True)
+    one = host(link)
+    await say(one, "a", "b")
+    for parts in (0, 1):
+        link.history.clear()
+        link.keep(link.prompts[0], parts)
+        assert await say(one, "a", "b")
+        again = link.prompts[-1]
+        assert again["messageID"] == link.prompts[0]["messageID"]
+        assert again["parts"] == link.prompts[0]["parts"][parts:]
+
+
+async def test_a_part_that_came_with_an_earlier_message_is_left_out() -> None:
+    link = FakeLink("hosting", NOBODY)
+    one = host(link)
+    assert await say(one, "a") and await say(one, "a", "b")
+    first, second = link.prompts
+    assert [part["metadata"]["durable_stream"]["key"] for part in second["parts"]] == ["b"]
+    assert second["messageID"] > first["messageID"]
+
+
+def alive() -> int:
+    """A process that runs."""
+    return os.getpid()
+
+
+async def test_while_the_process_that_hosts_a_session_reconnects_no_other_one_is_asked() -> None:
+    other = FakeLink("other", NOBODY)
+    one = host(other, pid=alive())
+    assert await one.status(SESSION) == "absent" and one.waiting_for(other) == []
+    with pytest.raises(HostError, match="away"):
+        await say(one, "a")
+    back = FakeLink("hosting", alive())
+    assert host(other, back, pid=alive()).waiting_for(back) == [SESSION]
+
+
+async def test_when_the_process_that_hosted_a_session_has_ended_the_newest_one_is_asked() -> None:
+    older, newer = FakeLink("older", NOBODY), FakeLink("newer", NOBODY)
+    one = host(older, newer)
+    assert one.waiting_for(newer) == [SESSION] and one.waiting_for(older) == []
+    assert await say(one, "a") and newer.prompts
+
+
+async def test_background_work_whose_process_reconnects_is_not_taken_for_stopped() -> None:
+    one = host(pid=alive(), phantom=True)
+    with pytest.raises(HostError, match="not linked"):
+        await one.abort(SESSION, directory="/project")
+    with pytest.raises(HostError, match="not linked"):
+        await one.status(SESSION)
+
+
+async def test_background_work_whose_process_has_ended_is_stopped() -> None:
+    one = host(phantom=True)
+    await one.abort(SESSION, directory="/project")
+    assert await one.status(SESSION) == "absent"
+
+
+async def test_to_stop_work_of_the_headless_opencode_its_link_is_waited_for() -> None:
+    headless = FakeHeadless(alive())
+    one = host(pid=alive(), phantom=True, headless=headless)
+    await one.abort(SESSION, directory="/project")
+    assert headless.back.methods == ["session.abort"]
+
+
+class FakeHeadless(Borrowed):
+    """A headless OpenCode that runs, and links when it is asked for."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(list)
+        self.pid, self.back = pid, FakeLink("hosting", pid)
+
+    async def link(self, directory: str, pid: int | None) -> FakeLink:
+        return self.back

@@ -1,0 +1,71 @@
+"""When the changes of background work are collected. The host and the worktrees are fakes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from sidecar.orchestrator import worktree_effects
+from sidecar.orchestrator.host import Host, HostError, Status
+from sidecar.orchestrator.worktree_effects import Collect
+from sidecar.orchestrator.worktrees import Worktrees
+from sidecar.runtime.effects.policy import Effect
+
+ARGS = {"intent": "int_1", "session": "ses_1", "stop": True, "work": "/work", "repository": "/r", "base": "b"}
+
+
+class FakeHost:
+    """A session that says these things about itself, the last one for ever."""
+
+    def __init__(self, *statuses: Status | HostError, abort: HostError | None = None) -> None:
+        self.statuses, self.error = list(statuses), abort
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        if self.error is not None:
+            raise self.error
+
+    async def status(self, session: str) -> Status:
+        said = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        if isinstance(said, HostError):
+            raise said
+        return said
+
+
+class FakeWorktrees:
+    def __init__(self) -> None:
+        self.removed = False
+
+    async def collect(self, *_: str) -> dict[str, Any]:
+        self.removed = True
+        return {"ref": ""}
+
+
+async def collected(host: FakeHost) -> bool:
+    """Whether the worktree was removed; if not, the effect failed, and is tried again."""
+    worktrees = FakeWorktrees()
+    effect = Effect(kind="worktree.collect", args=dict(ARGS), run="int_1")
+    try:
+        await Collect(cast(Worktrees, worktrees), cast(Host, host)).run(effect, "key")
+    except HostError:
+        assert not worktrees.removed
+    return worktrees.removed
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worktree_effects, "_POLL_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("status", ["idle", "absent"])
+async def test_a_session_that_rests_or_has_no_process_is_collected(status: Status) -> None:
+    assert await collected(FakeHost("busy", status))
+    assert await collected(FakeHost(status, abort=HostError("the service is away")))
+
+
+async def test_the_worktree_of_a_session_that_cannot_be_asked_is_left() -> None:
+    assert not await collected(FakeHost(HostError("not linked")))
+
+
+async def test_the_worktree_of_a_session_that_does_not_stop_is_left() -> None:
+    assert not await collected(FakeHost("busy"))
