@@ -161,10 +161,6 @@ class CheckpointAgent:
         """When the agent wants the next ``tick``, in ms UTC."""
         return min((c.expires for c in self.data.checkpoints.values() if c.state == "open" and c.expires), default=None)
 
-    def waits(self, session: str) -> bool:
-        """Whether something in a session waits for a person. Then the session's silence is not a fault."""
-        return any(c.session == session and c.state not in CLOSED for c in self.data.checkpoints.values())
-
     # --- deciding ---
 
     def receive(self, event: StreamEvent) -> list[Output]:

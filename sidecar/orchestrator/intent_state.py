@@ -15,6 +15,9 @@ KEPT_ENDED: Final = 200
 """How many ended intents and observed notices stay in the state; the log has them all."""
 
 
+LONGEST_MS: Final = 120_000
+"""A running intent is looked at more often than this. If more time has passed, the machine slept meanwhile."""
+
 MOST_EDITED: Final = 200
 """How many edited files of an intent are remembered."""
 
@@ -98,7 +101,13 @@ class Intent:
     result: str = ""
     resumes: int = 0
     wall_ms: int = 0
-    """How long it may run; 0: no limit."""
+    """How long it may work; 0: no limit."""
+    ran_ms: int = 0
+    """How long it has worked, until ``since``."""
+    since: int | None = None
+    """From when on its time counts; ``None`` while it stands still."""
+    asks: list[str] = field(default_factory=list)
+    """The open checkpoints of it, and of what it started."""
     tokens: int = 0
     cost: float = 0.0
     pid: int | None = None
@@ -129,6 +138,15 @@ class Intent:
     def place(self) -> str:
         """The directory of its session."""
         return self.worktree.get("directory") or self.directory
+
+    @property
+    def works(self) -> bool:
+        """Whether its session is at work, and waits neither for an OpenCode nor for a person."""
+        return self.state == "running" and not self.prompting and not self.asks
+
+    def ran(self, now: int) -> int:
+        """How long it has worked, in ms."""
+        return self.ran_ms if self.since is None else self.ran_ms + min(max(now - self.since, 0), LONGEST_MS)
 
 
 @dataclass(slots=True)
@@ -176,6 +194,15 @@ class State:
         """The unfinished intents that edited this file of the user."""
         return [intent for intent in self.unfinished() if file in intent.edited]
 
+    def line(self, intent: Intent) -> list[Intent]:
+        """An intent, and those by which it was started, nearest first."""
+        found: list[Intent] = []
+        above: Intent | None = intent
+        while above is not None and above not in found:
+            found.append(above)
+            above = self.intents.get(above.starter or "")
+        return found
+
     # --- remembering ---
 
     def fold(self, type_: str, payload: Mapping[str, Any]) -> None:
@@ -189,6 +216,10 @@ class State:
             self.nudged[payload["session"]] = True
         elif type_ == "budget.warning":
             self.spent[payload["root"]].warned = True
+        elif type_ == "resume":
+            self._resume(payload)
+        elif type_ in ("intent.paused", "intent.continued"):
+            self._pause(type_, payload)
         elif type_.startswith("intent."):
             self._change_intent(type_, payload)
         elif type_.startswith("notice."):
@@ -203,6 +234,29 @@ class State:
         else:
             self.spent.setdefault(intent.root, Spent()).sessions += 1
         self._tidy()
+
+    def _resume(self, payload: Mapping[str, Any]) -> None:
+        """No sidecar ran before: that time does not count."""
+        for intent in self.unfinished():
+            intent.since = payload.get("ts") if intent.since is not None else None
+
+    def _pause(self, type_: str, payload: Mapping[str, Any]) -> None:
+        checkpoint = payload["checkpoint"]
+        if type_ == "intent.paused":
+            waiting = self.line(self.intents[payload["intent"]])
+            for each in waiting:
+                each.asks.append(checkpoint)
+        else:
+            waiting = [each for each in self.intents.values() if checkpoint in each.asks]
+            for each in waiting:
+                each.asks.remove(checkpoint)
+        for each in waiting:
+            self._count(each, payload["ts"])
+
+    def _count(self, intent: Intent, now: int) -> None:
+        """Add the time since it was last counted."""
+        intent.ran_ms = intent.ran(now)
+        intent.since = max(now, intent.since or now) if intent.works else None
 
     def _change_intent(self, type_: str, payload: Mapping[str, Any]) -> None:
         intent = self.intents.get(payload["intent"])
@@ -247,7 +301,12 @@ class State:
         elif type_ == "intent.fallback":
             intent.models, intent.prompting = intent.models[1:], True
         if intent.state in ENDED and intent.ended is None:
-            intent.ended = payload.get("ts")
+            intent.ended = payload["ts"]
+            for above in self.line(intent)[1:]:
+                above.asks = [each for each in above.asks if each not in intent.asks]
+                self._count(above, payload["ts"])
+        if "ts" in payload:
+            self._count(intent, payload["ts"])
 
     def _change_notice(self, type_: str, payload: Mapping[str, Any]) -> None:
         notice = self.notices.get(payload["notice"])

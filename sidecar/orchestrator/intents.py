@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from sidecar.orchestrator import edits, notices
+from sidecar.orchestrator import edits, notices, watch
 from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal, used_share
 from sidecar.orchestrator.intent_state import Intent, Limits, State, intent_of
 from sidecar.orchestrator.intent_texts import told
-from sidecar.orchestrator.lifecycle import ACTIVE, ENDED, INTENT, WORKING, after
+from sidecar.orchestrator.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.runtime.agent import READY, HealthStatus, Output
 from streams.event import StreamEvent
 
@@ -35,14 +35,6 @@ ANSWERED: Final = ("stop", "length")
 
 CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
 
-CHECK_MS: Final = 60_000
-"""How often a running intent's session is checked, because the end of its turn may have been lost, or it may be
-silent."""
-
-MAX_STEPS: Final = 300
-"""A session that calls the model this often for one prompt is in an endless loop, as with a stream without a
-finish reason."""
-
 MAX_STOPS: Final = 20
 """Most intents that one input stops. The next tick, which follows at once, stops more."""
 
@@ -50,7 +42,7 @@ WARNING_SHARE: Final = 0.8
 """The share of a budget whose use is recorded as ``budget.warning``."""
 
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
-CHECK = "opencode.check"
+CHECK = watch.CHECK
 ISOLATE, COLLECT = "worktree.add", "worktree.collect"
 
 _STATE: Final = TypeAdapter(State)
@@ -61,7 +53,7 @@ class IntentAgent:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._check_ms = min(CHECK_MS, self._limits.silence_ms // 2 or CHECK_MS)
+        self._check_ms = min(watch.CHECK_MS, self._limits.silence_ms // 2 or watch.CHECK_MS)
         self.data = State()
 
     @property
@@ -79,6 +71,10 @@ class IntentAgent:
             "agent.input",
             "lifecycle.session.created",
             "lifecycle.session.ended",
+            "checkpoint.opened",
+            "checkpoint.answered",
+            "checkpoint.expired",
+            "checkpoint.withdrawn",
         )
 
     @property
@@ -103,10 +99,7 @@ class IntentAgent:
         """When the agent wants the next ``tick``, in ms UTC."""
         if any(doomed(self.data, self._limits, intent) for intent in self.data.unfinished()):
             return 0
-        active = [i for i in self.data.intents.values() if i.state in ACTIVE]
-        times = [i.started + i.wall_ms for i in active if i.started and i.wall_ms]
-        times += [(i.checked or i.started) + self._check_ms for i in self._checkable() if i.started]
-        times += notices.deadlines(self.data)
+        times = watch.deadlines(self.data, self._check_ms) + notices.deadlines(self.data)
         return min(times, default=None)
 
     # --- deciding ---
@@ -157,7 +150,7 @@ class IntentAgent:
             return self._end(intent, doom.event, ts, **about)
         abort = _effect(ABORT, intent.id, {"session": intent.session, "directory": intent.place})
         if doom.event == "intent.cancelled":
-            return [Output("intent.cancelling", {"intent": intent.id, **about}), abort]
+            return [Output("intent.cancelling", {"intent": intent.id, "ts": ts, **about}), abort]
         return [*self._end(intent, doom.event, ts, **about), abort]
 
     def _decide(self, event: StreamEvent) -> list[Output]:
@@ -190,6 +183,10 @@ class IntentAgent:
                 return notices.seen(self.data, event)
             case "lifecycle.session.ended":
                 return self._session_ended(event)
+            case "checkpoint.opened":
+                return watch.asked(self.data, event)
+            case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
+                return watch.answered(self.data, event)
         return []
 
     def _register(self, event: StreamEvent) -> list[Output]:
@@ -251,44 +248,28 @@ class IntentAgent:
     def _tick(self, event: StreamEvent) -> list[Output]:
         now = event.payload["now"]
         outputs: list[Output] = []
-        for intent in self.data.intents.values():
-            late = intent.state in ("running", "resuming", "starting") and intent.started and intent.wall_ms
-            if late and intent.started is not None and intent.started + intent.wall_ms <= now:
-                reason = f"timeout: it ran for more than {intent.wall_ms // 1000} s"
-                outputs += self._stop(intent, event.ts, Doom("intent.failed", reason, "timeout"))
+        for intent, doom in watch.late(self.data, now):
+            outputs += self._stop(intent, event.ts, doom)
         ended = {output.payload.get("intent") for output in outputs}
-        for intent in self._checkable():
-            if intent.id not in ended and (intent.checked or intent.started or 0) + self._check_ms <= now:
-                outputs += self._check(intent, event.ts)
+        for intent in watch.due(self.data, now, self._check_ms):
+            outputs += watch.check(intent, event.ts) if intent.id not in ended else []
         return [*outputs, *notices.unseen(self.data, now)]
 
     def _resume(self, event: StreamEvent) -> list[Output]:
         """A sidecar has started. Check every session that was at work, and what waits for a host."""
         active = [intent.id for intent in self.data.intents.values() if intent.state not in ENDED]
-        outputs = [Output("resume", {"intents": active})] if active else []
-        for intent in self._checkable():
-            outputs += self._check(intent, event.ts)
+        outputs = [Output("resume", {"intents": active, "ts": event.ts})] if active else []
+        for intent in watch.checkable(self.data):
+            outputs += watch.check(intent, event.ts)
         return outputs
 
     def _host_ready(self, event: StreamEvent) -> list[Output]:
         sessions = event.payload.get("sessions", ())
         outputs = notices.deliver_to(self.data, sessions)
-        for intent in self._checkable():
+        for intent in watch.checkable(self.data):
             if intent.session in sessions:
-                outputs += self._check(intent, event.ts)
+                outputs += watch.check(intent, event.ts)
         return outputs
-
-    def _checkable(self) -> list[Intent]:
-        return [i for i in self.data.intents.values() if i.state in WORKING and i.session and not i.prompting]
-
-    def _check(self, intent: Intent, ts: int) -> list[Output]:
-        args = {
-            "session": intent.session,
-            "directory": intent.place,
-            "most": MAX_STEPS + 1,
-            "resumes": intent.resumes,
-        }
-        return [Output("intent.checked", {"intent": intent.id, "ts": ts}), _effect(CHECK, intent.id, args)]
 
     def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
         """Handles the result of checking a session, if the log does not say it.
@@ -298,15 +279,10 @@ class IntentAgent:
         assert intent.session is not None
         if intent.state not in WORKING or intent.prompting or found.get("resumes") != intent.resumes:
             return []
+        doom = watch.alarm(intent, found, self._limits.silence_ms)
+        if doom is not None:
+            return self._stop(intent, ts, doom)
         match found.get("state"):
-            case "loop":
-                reason = f"endless loop: it called the model more than {MAX_STEPS} times for one prompt"
-                return self._stop(intent, ts, Doom("intent.failed", reason, "endless-loop"))
-            case "busy":
-                quiet = int(found.get("quiet_ms") or 0)
-                if self._limits.silence_ms and quiet >= self._limits.silence_ms:
-                    reason = f"silence: it did nothing for {quiet // 60_000} minutes"
-                    return self._stop(intent, ts, Doom("intent.failed", reason, "silence"))
             case "answered":
                 said = str(found.get("text") or "")[:MAX_RESULT]
                 answer = [Output("intent.output", {"intent": intent.id, "text": said})] if said else []
@@ -354,12 +330,13 @@ class IntentAgent:
         if kind == PROMPT and failed:
             return self._end(intent, "intent.failed", event.ts, reason=f"not prompted: {error}", code="no-prompt")
         if kind == PROMPT and isinstance(result, dict) and result.get("absent"):
-            return [Output("intent.waiting", {"intent": intent.id})]
+            return [Output("intent.waiting", {"intent": intent.id, "ts": event.ts})]
         if kind == PROMPT:
             type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
             # A prompt that an earlier sidecar sent may have ended meanwhile, unseen.
             is_old = isinstance(result, dict) and result.get("held")
-            return [Output(type_, {"intent": intent.id}), *(self._check(intent, event.ts) if is_old else [])]
+            prompted = Output(type_, {"intent": intent.id, "ts": event.ts})
+            return [prompted, *(watch.check(intent, event.ts) if is_old else [])]
         if kind == ABORT and intent.state == "cancelling":
             return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
         return []
@@ -391,7 +368,7 @@ class IntentAgent:
         if outcome == "interrupted":
             return self._interrupted(intent, session, event.ts)
         if outcome == "failed" and len(intent.models) > 1:
-            fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0]})
+            fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], "ts": event.ts})
             args = {**self._prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}
             return [fallback, _effect(PROMPT, intent.id, args)]
         said = event.payload.get("error")
@@ -406,7 +383,8 @@ class IntentAgent:
         if intent.resumes >= MAX_RESUMES:
             reason = f"crash: its OpenCode died {intent.resumes + 1} times"
             return self._end(intent, "intent.failed", ts, reason=reason, code="crash")
-        return [Output("intent.interrupted", {"intent": intent.id}), self._prompt(intent, session, text)]
+        interrupted = Output("intent.interrupted", {"intent": intent.id, "ts": ts})
+        return [interrupted, self._prompt(intent, session, text)]
 
     def _spend(self, event: StreamEvent) -> list[Output]:
         """A call of the model has ended. It counts at once, so that a budget also stops a long turn."""
@@ -450,7 +428,7 @@ class IntentAgent:
             "base": intent.worktree["base"],
             "stop": type_ != "intent.completed",
         }
-        ending = {"intent": intent.id, "type": type_, "about": about}
+        ending = {"intent": intent.id, "type": type_, "about": about, "ts": ts}
         return [Output("intent.finishing", ending), _effect(COLLECT, intent.id, args)]
 
     def _finished(self, intent: Intent, changes: Any, ts: int) -> list[Output]:
