@@ -243,7 +243,8 @@ class State:
     def _pause(self, type_: str, payload: Mapping[str, Any]) -> None:
         checkpoint = payload["checkpoint"]
         if type_ == "intent.paused":
-            waiting = self.line(self.intents[payload["intent"]])
+            intent = self.intents.get(payload["intent"])
+            waiting = self.line(intent) if intent is not None else []
             for each in waiting:
                 each.asks.append(checkpoint)
         else:

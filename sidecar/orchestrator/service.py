@@ -36,6 +36,8 @@ from sidecar.orchestrator.intent_state import Intent, Limits, as_row
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED, WORKING
 from sidecar.orchestrator.people import AnswerArgs, People, until
+from sidecar.orchestrator.reading import read_intent
+from sidecar.orchestrator.stream_read import open_reader
 from sidecar.orchestrator.tools import (
     AskArgs,
     BadToolCall,
@@ -258,8 +260,17 @@ class DurableStream:
         }
         if intent not in self.data.intents:
             command = Command(f"register:{intent}", "intent.register", payload, actor=by)
-            await self._runtime.command(NAME, command)
-        found: Intent = self.data.intents[intent]
+            try:
+                await self._runtime.command(NAME, command)
+            except InputRefused as error:
+                if error.code != "key-conflict":
+                    raise
+        # One whose key was used long ago is only in the log.
+        found: Intent | None = self.data.intents.get(intent) or await read_intent(
+            open_reader(self._home.store_path), intent
+        )
+        if found is None:
+            raise InputRefused("no-intent", f"the key of {intent} was used, and the log no longer has that intent")
         return found
 
     def _above(self, session: str | None) -> list[str]:

@@ -1,0 +1,124 @@
+"""The façade ``DurableStream`` over a runtime and a host of a few lines: keys, tools and what a restart does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bridge.opencode.capture.state import CaptureState
+from sidecar.config import PhantomConfig
+from sidecar.gardener_config import GardenerConfig
+from sidecar.home import Home
+from sidecar.notify_config import NotifyConfig
+from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.intent_state import KEPT_ENDED
+from sidecar.orchestrator.service import DurableStream, RegisterArgs
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from tests.sidecar.orchestrator.support import Bench, bench
+from tests.sidecar.runtime.kinds import Clock
+from tests.sidecar.support import run as command
+from tests.sidecar.support import running, start
+
+PARENT = "ses_parent"
+
+
+class Host:
+    """Creates every session, and takes every prompt."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.prompts: list[tuple[str, str, dict[str, Any]]] = []
+        self.idle = True
+        self.works = True
+
+    async def create(self, intent: str, **about: Any) -> str:
+        if not self.works:
+            raise HostError("no OpenCode", permanent=True)
+        return f"ses_{intent}"
+
+    async def find(self, intent: str, **about: Any) -> str | None:
+        return None
+
+    async def prompt(self, session: str, parts: Sequence[Part], **about: Any) -> bool:
+        self.prompts += [(session, part.text, about) for part in parts]
+        return True
+
+    async def holds(self, session: str, key: str, **about: Any) -> bool:
+        return False
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        return None
+
+    async def status(self, session: str) -> Status:
+        return "idle" if self.idle else "busy"
+
+    async def look(self, session: str, **about: Any) -> Look:
+        return Look("busy")
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        return False
+
+    def about(self, session: str) -> dict[str, Any]:
+        return {"directory": "/p", "model": "mock/parent"}
+
+
+@asynccontextmanager
+async def orchestration(tmp_path: Path) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
+    home, host, clock = Home(tmp_path / "home"), Host(), Clock()
+    home.create()
+    store = await Log.open(home.store_path, seeded_identity(1))
+    made = DurableStream(
+        home,
+        PhantomConfig(isolation="shared"),
+        NotifyConfig(),
+        GardenerConfig(),
+        clock.identity(9),
+        None,
+        CaptureState(),
+        SimpleNamespace(delivers=lambda link: True),
+    )
+    made.host = host  # type: ignore[assignment]
+    async with bench(store, made.agents, made.kinds, clock) as run:
+        made.attach(run.runtime)
+        yield made, host, run
+    await store.close()
+
+
+async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        host.works = False
+        given = RegisterArgs(prompt="do it", directory="/p", key="mine")
+        first = await made.register_intent(given)
+        assert (await made.register_intent(given)).id == first.id
+        await run.settled()
+        for n in range(KEPT_ENDED):
+            await made.register_intent(RegisterArgs(prompt=f"{n}", directory="/p"))
+        await run.settled()
+        for n in range(2):
+            await made.register_intent(RegisterArgs(prompt=f"late {n}", directory="/p"))
+            await run.settled()
+        assert first.id not in made.data.intents
+        again = await made.register_intent(given)
+        assert (again.id, again.state, again.code) == (first.id, "failed", "no-session")
+        other = await made.register_intent(given.model_copy(update={"prompt": "something else"}))
+        assert (other.id, other.prompt) == (first.id, "do it")
+
+
+def test_the_same_key_on_the_command_line_is_the_same_intent(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.config_path.write_text(f'[phantom]\nexecutable = "{tmp_path / "none"}"\n')
+    process = start(home)
+    try:
+        running(home)
+        said = [command(home, "spawn", "do it", "--key", "mine", "--directory", str(tmp_path)) for _ in range(2)]
+        assert len({done.stdout.split()[0] for done in said}) == 1, said
+        assert len(command(home, "intents", "--json").stdout.splitlines()) == 1
+    finally:
+        process.terminate()
+        process.wait(30)
