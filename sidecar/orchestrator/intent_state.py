@@ -161,6 +161,8 @@ class Notice:
     key: str = ""
     """Marks the message that carries it."""
     sent: int | None = None
+    call: str = ""
+    """The tool call that returned what it says."""
     wake: bool = True
     """Whether the model should answer it."""
 
@@ -317,6 +319,8 @@ class State:
         if type_ == "notice.sending":
             notice.key = payload["key"]
             self.nudged.pop(notice.session, None)
+        elif type_ == "notice.returned":
+            notice.call = payload["call"]
         elif type_ == "notice.sent":
             notice.sent = payload["ts"]
 

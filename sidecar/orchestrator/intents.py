@@ -163,6 +163,8 @@ class IntentAgent:
                 return self._applied(event)
             case "notify":
                 return notices.queued(self.data, event)
+            case "notice.told":
+                return notices.returned(self.data, event)
             case "tick":
                 return self._tick(event)
             case "resume":
@@ -172,9 +174,9 @@ class IntentAgent:
             case "effect.completed" | "effect.failed":
                 return self._effect_ended(event)
             case "turn.ended":
-                return self._turn_ended(event)
+                return self._turn_ended(event) + notices.over(self.data, event)
             case "execution.step":
-                return self._spend(event) + edits.seen(self.data, event)
+                return self._spend(event) + edits.seen(self.data, event) + notices.kept(self.data, event)
             case "execution.output":
                 return self._output(event)
             case "lifecycle.session.created":
@@ -444,8 +446,8 @@ class IntentAgent:
         state = after(INTENT, intent.state, type_)
         if intent.parent is not None and state != "cancelled":
             text = told(intent, state, about)
-            notice = {"notice": f"ntc_{intent.id[4:]}", "session": intent.parent, "text": text, "intent": intent.id}
-            outputs.append(Output("notice.queued", {**notice, "wake": intent.wake}))
+            about = {"session": intent.parent, "text": text, "intent": intent.id, "wake": intent.wake}
+            outputs.append(Output("notice.queued", {"notice": notices.notice_id(intent.id), **about}))
         return outputs
 
     # --- remembering ---

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -33,8 +33,10 @@ from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
 from sidecar.orchestrator.intent_state import Intent, Limits, as_row
+from sidecar.orchestrator.intent_texts import told
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED, WORKING
+from sidecar.orchestrator.notices import notice_id
 from sidecar.orchestrator.people import AnswerArgs, People, until
 from sidecar.orchestrator.reading import read_intent
 from sidecar.orchestrator.stream_read import open_reader
@@ -91,6 +93,14 @@ class RegisterArgs(Args):
         default=None, description="where it edits; default: `[phantom] isolation`"
     )
     key: str | None = Field(default=None, max_length=300, description="the same key registers one intent")
+
+
+class _Call(NamedTuple):
+    """A call of a tool: OpenCode's id of it, the session, and the user message that the session was answering."""
+
+    id: str
+    session: str
+    turn: str | None
 
 
 class IntentArgs(Args):
@@ -302,13 +312,14 @@ class DurableStream:
             # OpenCode 2 calls as soon as it starts; where the session lives is known when its log was read.
             if link.identity.service and not await until(lambda: session in self._state.sessions, KNOWN_SECONDS):
                 raise RequestError("not-recorded", "this session is not recorded yet; try again")
+            call = _Call(str(context.get("callID") or ""), session, self._state.turn_of(session))
             match checked:
                 case SpawnArgs():
                     return await self._spawn(link, session, checked, context)
                 case StatusArgs():
                     return self._listing(session, checked.unfinished)
                 case ResultArgs():
-                    return self._result(self._find(checked.intent))
+                    return await self._result(self._find(checked.intent), call)
                 case CancelArgs():
                     intent = self._find(checked.intent)
                     await self._cancel(intent, "cancelled by the model")
@@ -316,9 +327,9 @@ class DurableStream:
                 case NotifyArgs():
                     return await self.people.notify(session, checked, context)
                 case AskArgs():
-                    return await self.people.ask(session, checked, str(context.get("callID") or ""))
+                    return await self.people.ask(session, checked, call.id)
                 case WaitArgs():
-                    return await self._wait_for(checked, str(context.get("callID") or ""))
+                    return await self._wait_for(checked, call)
                 case ReadArgs():
                     return await self.people.read(checked, str(context.get("worktree") or link.directory))
         except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
@@ -370,14 +381,18 @@ class DurableStream:
         lines = [f"{i.id} {i.state} {max(now - i.created, 0) // 1000}s {i.title}" for i in mine[-20:]]
         return "\n".join(lines)
 
-    def _result(self, intent: Intent) -> str:
+    async def _result(self, intent: Intent, call: _Call) -> str:
         if intent.state not in ENDED:
             return f"{intent.id} is {intent.state}; its result will come as a message."
-        return f"{intent.id} {intent.state}. {intent.reason}\n{intent.result}".strip()
+        # A call whose turn was stopped meanwhile tells nobody.
+        if call.id and call.turn is not None and call.turn == self._state.turn_of(call.session):
+            told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id}
+            await self._tell("notice.told", f"told:{self._identity.ulid()}", told_by)
+        return told(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
 
-    async def _wait_for(self, args: WaitArgs, call: str) -> str:
+    async def _wait_for(self, args: WaitArgs, call: _Call) -> str:
         if args.what.startswith("chk_"):
-            return await self.people.wait_for_checkpoint(args.what, call, args.seconds)
+            return await self.people.wait_for_checkpoint(args.what, call.id, args.seconds)
         if not args.what.startswith("int_"):
             return await self.people.wait_for_signal(args.what, args.seconds)
         intent = self._find(args.what)
@@ -385,7 +400,7 @@ class DurableStream:
         intent = self.data.intents[intent.id]
         if not ended:
             return f"{intent.id} is still {intent.state}. Call wait_for again, or go on: its result comes by itself."
-        return self._result(intent)
+        return await self._result(intent, call)
 
     def _find(self, given: str) -> Intent:
         found = [intent for intent in self.data.intents.values() if intent.id.startswith(given)]

@@ -38,7 +38,7 @@ class World:
         self.messages: dict[str, list[str]] = {}
         self._count = 0
 
-    def happens(self, type_: str, **payload: Any) -> list[str]:
+    def happens(self, type_: str, metadata: dict[str, Any] | None = None, **payload: Any) -> list[str]:
         """One input; the types of what the agent recorded."""
         self._count += 1
         event: StreamEvent = self.clock.identity(self._count).stamp(
@@ -49,6 +49,7 @@ class World:
                 "actor": "test",
                 "source": {"agent": "test", "adapter": "test"},
                 "payload": payload,
+                "metadata": metadata or {},
             }
         )
         outputs = self.agent.receive(event)
@@ -423,6 +424,52 @@ def test_two_that_end_together_are_told_in_one_message() -> None:
     wakes = [args for kind, _, args in world.effects if kind == WAKE]
     assert len(wakes) == 1 and len(wakes[0]["texts"]) == 2
     assert {intent.code for intent in world.agent.data.intents.values()} == {"timeout"}
+
+
+def told_by_a_call(world: World) -> None:
+    """The parent waits for an intent in a tool call, which returns its result."""
+    world.register("a")
+    world.settle()
+    world.ends(world.intent("a"))
+    kind, node, _ = world.effects.pop()
+    world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_1")
+    assert world.happens("effect.completed", kind=kind, node=node, result={"status": "busy"}) == []
+
+
+@pytest.mark.parametrize(
+    ("hook", "outcome", "wakes"),
+    [
+        ("event", "interrupted", 0),
+        (None, "completed", 0),
+        # OpenCode died between the hook and what it keeps.
+        ("tool.execute.after", "interrupted", 1),
+        (None, "interrupted", 1),
+        (None, "aborted", 1),
+    ],
+)
+def test_a_result_that_a_call_returned_wakes_nobody_if_opencode_kept_it(
+    hook: str | None, outcome: str, wakes: int
+) -> None:
+    world = World()
+    told_by_a_call(world)
+    if hook is not None:
+        step = {"session": "ses_user", "call": "call_1", "kind": "tool", "status": "completed"}
+        world.happens("execution.step", metadata={"hook": hook}, **step)
+    world.happens("turn.ended", session="ses_user", outcome="continued")
+    world.happens("turn.ended", session="ses_user", outcome=outcome)
+    world.settle()
+    assert len(world.messages.get("ses_user", [])) == wakes
+    assert world.agent.data.notices["ntc_a"].state == ("sent" if wakes else "observed")
+    assert world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_2") == []
+
+
+def test_a_result_that_another_session_read_is_still_told() -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    world.ends(world.intent("a"))
+    assert world.happens("notice.told", notice="ntc_a", session="ses_other", call="call_1") == []
+    assert world.happens("notice.told", notice="ntc_none", session="ses_user", call="call_1") == []
 
 
 def test_the_next_model_is_tried_after_an_error() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bridge.opencode.capture.state import CaptureState
+import pytest
+
+from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from sidecar.config import PhantomConfig
 from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
@@ -32,6 +35,7 @@ class Host:
     lacks: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
+        self.state = CaptureState()
         self.prompts: list[tuple[str, str, dict[str, Any]]] = []
         self.idle = True
         self.works = True
@@ -66,6 +70,12 @@ class Host:
     def about(self, session: str) -> dict[str, Any]:
         return {"directory": "/p", "model": "mock/parent"}
 
+    def answers(self, message: str) -> None:
+        """The parent is in a turn that answers this message of the user."""
+        parent = SessionState(PARENT, "s", PARENT, None, known=True, event_id="e")
+        parent.turn = Turn(message, "msg_a", "e", 0, "boot", "build", None)
+        self.state.sessions[PARENT] = parent
+
 
 @asynccontextmanager
 async def orchestration(tmp_path: Path) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
@@ -79,7 +89,7 @@ async def orchestration(tmp_path: Path) -> AsyncIterator[tuple[DurableStream, Ho
         GardenerConfig(),
         clock.identity(9),
         None,
-        CaptureState(),
+        host.state,
         SimpleNamespace(delivers=lambda link: True),
     )
     made.host = host  # type: ignore[assignment]
@@ -87,6 +97,36 @@ async def orchestration(tmp_path: Path) -> AsyncIterator[tuple[DurableStream, Ho
         made.attach(run.runtime)
         yield made, host, run
     await store.close()
+
+
+async def call(made: DurableStream, name: str, **args: Any) -> str:
+    """The parent's model calls a tool."""
+    link = SimpleNamespace(identity=SimpleNamespace(service=None), pid=1, directory="/p")
+    return await made.tool(link, name, args, {"sessionID": PARENT, "messageID": "msg_a", "callID": "call_1"})
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_result_that_a_call_returned_is_not_told_again_unless_its_turn_was_stopped(
+    tmp_path: Path, stopped: bool
+) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        host.idle = False
+        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p", parent=PARENT))
+        await run.settled()
+        host.answers("msg_1")
+        assert "still running" in await call(made, "wait_for", what=intent.id, seconds=0.01)
+        waits = asyncio.create_task(call(made, "wait_for", what=intent.id))
+        await asyncio.sleep(0)
+        if stopped:
+            host.answers("msg_2")
+        phantom = f"ses_{intent.id}"
+        await run.happened("execution.output", session=phantom, kind="text", text="forty two")
+        await run.happened("turn.ended", session=phantom, outcome="completed")
+        (notice,) = made.data.notices.values()
+        assert await waits == notice.text and "forty two" in notice.text
+        await run.settled()
+        assert made.data.notices[notice.id].state == ("queued" if stopped else "returned")
+        assert await call(made, "intent_result", intent=intent.id) == notice.text
 
 
 async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(tmp_path: Path) -> None:
