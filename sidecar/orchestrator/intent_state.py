@@ -15,6 +15,9 @@ KEPT_ENDED: Final = 200
 """How many ended intents and observed notices stay in the state; the log has them all."""
 
 
+KEPT_ROOTS: Final = 1000
+"""How many roots stay in the state after their intents have left it, with what they have spent."""
+
 LONGEST_MS: Final = 120_000
 """A running intent is looked at more often than this. If more time has passed, the machine slept meanwhile."""
 
@@ -42,6 +45,8 @@ class Limits:
     tokens: int = 0
     cost: float = 0.0
     """In the currency of OpenCode's prices, US dollars."""
+    ran_ms: int = 0
+    """How long the intents of a root may work, added up."""
     silence_ms: int = 0
     """How long a phantom may show no activity."""
     readers: frozenset[str] = frozenset()
@@ -58,6 +63,7 @@ class Limits:
             sessions=config.max_sessions,
             tokens=config.max_tokens,
             cost=config.max_cost,
+            ran_ms=round(config.max_minutes * 60_000),
             readers=frozenset(config.readers),
             silence_ms=round(config.silence_minutes * 60_000),
         )
@@ -70,7 +76,11 @@ class Spent:
     sessions: int = 0
     tokens: int = 0
     cost: float = 0.0
-    warned: bool = False
+    ran_ms: int = 0
+    warnings: list[str] = field(default_factory=list)
+    """The budgets of which it has nearly used up its share, and which were warned of."""
+    closed: bool = False
+    """Whether its session was deleted, so that it starts nothing more."""
 
 
 @dataclass(slots=True)
@@ -110,6 +120,9 @@ class Intent:
     """The open checkpoints of it, and of what it started."""
     tokens: int = 0
     cost: float = 0.0
+    max_tokens: int = 0
+    """How many tokens it may use; 0: no limit of its own."""
+    max_cost: float = 0.0
     pid: int | None = None
     """The OpenCode that asked; its environment is the phantom's."""
     prompting: bool = False
@@ -217,7 +230,9 @@ class State:
         elif type_ == "notice.nudged":
             self.nudged[payload["session"]] = True
         elif type_ == "budget.warning":
-            self.spent[payload["root"]].warned = True
+            self.spent[payload["root"]].warnings.append(payload["what"])
+        elif type_ == "budget.closed":
+            self.spent[payload["root"]].closed = True
         elif type_ == "resume":
             self._resume(payload)
         elif type_ in ("intent.paused", "intent.continued"):
@@ -234,7 +249,9 @@ class State:
             intent.state, intent.ended = "refused", intent.created
             intent.reason, intent.code = payload["reason"], payload["code"]
         else:
-            self.spent.setdefault(intent.root, Spent()).sessions += 1
+            # The root that was used last is forgotten last.
+            self.spent[intent.root] = spent = self.spent.pop(intent.root, None) or Spent()
+            spent.sessions += 1
         self._tidy()
 
     def _resume(self, payload: Mapping[str, Any]) -> None:
@@ -258,7 +275,10 @@ class State:
 
     def _count(self, intent: Intent, now: int) -> None:
         """Add the time since it was last counted."""
-        intent.ran_ms = intent.ran(now)
+        added = intent.ran(now) - intent.ran_ms
+        intent.ran_ms += added
+        if (spent := self.spent.get(intent.root)) is not None:
+            spent.ran_ms += added
         intent.since = max(now, intent.since or now) if intent.works else None
 
     def _change_intent(self, type_: str, payload: Mapping[str, Any]) -> None:
@@ -334,8 +354,11 @@ class State:
         for old in seen[: max(len(seen) - KEPT_ENDED, 0)]:
             del self.notices[old]
         roots = {intent.root for intent in self.intents.values()}
-        for root in [root for root in self.spent if root not in roots]:
-            del self.spent[root]
+        idle = [root for root in self.spent if root not in roots]
+        for number, root in enumerate(idle):
+            # An intent that is its own root starts nothing more.
+            if self.spent[root].closed or root.startswith("int_") or number < len(idle) - KEPT_ROOTS:
+                del self.spent[root]
 
 
 def intent_of(payload: Mapping[str, Any]) -> Intent:
@@ -350,6 +373,8 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         agent=payload.get("agent"),
         models=list(payload.get("models") or ()),
         wall_ms=int(payload.get("wall_ms") or 0),
+        max_tokens=int(payload.get("max_tokens") or 0),
+        max_cost=float(payload.get("max_cost") or 0),
         pid=payload.get("pid"),
         root=payload.get("root") or payload.get("parent") or payload["intent"],
         depth=int(payload.get("depth") or 1),

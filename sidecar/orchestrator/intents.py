@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from sidecar.orchestrator import edits, notices, watch
-from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal, used_share
+from sidecar.orchestrator import budgets, edits, notices, watch
+from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal
 from sidecar.orchestrator.intent_state import Intent, Limits, State, intent_of
 from sidecar.orchestrator.intent_texts import told
 from sidecar.orchestrator.lifecycle import ENDED, INTENT, WORKING, after
@@ -37,9 +37,6 @@ CONTINUE: Final = "The process that ran you ended in the middle of your work. Lo
 
 MAX_STOPS: Final = 20
 """Most intents that one input stops. The next tick, which follows at once, stops more."""
-
-WARNING_SHARE: Final = 0.8
-"""The share of a budget whose use is recorded as ``budget.warning``."""
 
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
 CHECK = watch.CHECK
@@ -134,9 +131,7 @@ class IntentAgent:
         stopping = [(each, doom) for each in self.data.unfinished() if (doom := doomed(self.data, limits, each))]
         for intent, doom in stopping[:MAX_STOPS]:
             add(self._stop(intent, ts, doom))
-        for root, spent in self.data.spent.items():
-            if not spent.warned and (used := used_share(limits, spent)) and used[0] >= WARNING_SHARE:
-                add([Output("budget.warning", {"root": root, "what": used[1], "share": round(used[0], 2)})])
+        add(budgets.warnings(self.data, limits))
         for session in notices.to_deliver(self.data, [*outputs, *more]):
             add(notices.deliver(self.data, session))
         for intent in [each for each in self.data.intents.values() if each.state == "queued"]:
@@ -176,7 +171,7 @@ class IntentAgent:
             case "turn.ended":
                 return self._turn_ended(event) + notices.over(self.data, event)
             case "execution.step":
-                return self._spend(event) + edits.seen(self.data, event) + notices.kept(self.data, event)
+                return budgets.spend(self.data, event) + edits.seen(self.data, event) + notices.kept(self.data, event)
             case "execution.output":
                 return self._output(event)
             case "lifecycle.session.created":
@@ -388,14 +383,6 @@ class IntentAgent:
         interrupted = Output("intent.interrupted", {"intent": intent.id, "ts": ts})
         return [interrupted, self._prompt(intent, session, text)]
 
-    def _spend(self, event: StreamEvent) -> list[Output]:
-        """A call of the model has ended. It counts at once, so that a budget also stops a long turn."""
-        intent = self.data.working(str(event.payload.get("session")))
-        tokens, cost = _tokens(event.payload.get("tokens")), event.payload.get("cost") or 0.0
-        if intent is None or not (tokens or cost):
-            return []
-        return [Output("intent.spent", {"intent": intent.id, "tokens": tokens, "cost": cost})]
-
     def _child(self, event: StreamEvent) -> list[Output]:
         session, parent = str(event.payload.get("session")), str(event.payload.get("parent"))
         intent = self.data.working(parent)
@@ -413,7 +400,10 @@ class IntentAgent:
         return [Output("intent.output", {"intent": intent.id, "text": said[:MAX_RESULT]})]
 
     def _session_ended(self, event: StreamEvent) -> list[Output]:
-        intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
+        session = str(event.payload.get("session"))
+        if session in self.data.spent:
+            return [Output("budget.closed", {"root": session})]
+        intent = self.data.intents.get(self.data.sessions.get(session, ""))
         if intent is None or intent.state in ENDED or intent.state == "finishing":
             return []
         return self._end(intent, "intent.failed", event.ts, reason="its session was deleted", code="deleted")
@@ -470,9 +460,3 @@ _CHANGES: Final = {
 
 def _effect(kind: str, node: str, args: dict[str, Any]) -> Output:
     return Output("effect.requested", args, effect=kind, node=node)
-
-
-def _tokens(given: Any) -> int:
-    if not isinstance(given, dict):
-        return 0
-    return sum(value for value in given.values() if isinstance(value, int) and not isinstance(value, bool))

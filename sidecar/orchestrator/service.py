@@ -89,6 +89,8 @@ class RegisterArgs(Args):
     agent: str | None = Field(default=None, max_length=100, description="OpenCode's agent")
     models: list[str] = Field(default=[], description="`provider/model`, the next one after a provider's error")
     minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long it may run")
+    tokens: int = Field(default=0, ge=0, description="how many tokens it may use; 0: no limit of its own")
+    cost: float = Field(default=0.0, ge=0, description="how many dollars it may cost; 0: no limit of its own")
     isolation: Literal["auto", "worktree", "shared"] | None = Field(
         default=None, description="where it edits; default: `[phantom] isolation`"
     )
@@ -263,6 +265,8 @@ class DurableStream:
             "agent": given.agent,
             "models": list(given.models),
             "wall_ms": round(given.minutes * 60_000),
+            "max_tokens": given.tokens,
+            "max_cost": given.cost,
             "isolation": given.isolation or self._config.isolation,
             "pid": pid,
             "above": self._above(given.parent),
@@ -348,6 +352,8 @@ class DurableStream:
             agent=args.agent,
             models=given_models or ([own] if own else []),
             minutes=args.minutes or DEFAULT_MINUTES,
+            tokens=args.tokens or 0,
+            cost=args.cost or 0.0,
             isolation=args.isolation,
             key=key,
         )

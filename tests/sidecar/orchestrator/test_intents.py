@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.orchestrator.intent_state import Intent, Limits
+from sidecar.orchestrator.intent_state import KEPT_ENDED, Intent, Limits
 from sidecar.orchestrator.intents import (
     ABORT,
     CHECK,
@@ -227,6 +227,67 @@ def test_a_long_turn_and_its_children_meet_the_budget_before_they_end() -> None:
     assert world.intent("a").state == "running"
     assert "intent.failed" in world.spends("ses_int_a", 1, cost=0.2)
     assert (world.intent("a").code, round(world.intent("a").cost, 1)) == ("budget", 1.1)
+
+
+def test_one_intent_has_a_budget_of_its_own() -> None:
+    world = World()
+    for name, most in (("a", {"max_tokens": 100}), ("b", {"max_cost": 0.5}), ("c", {})):
+        world.register(name, **most)
+        world.settle()
+        world.spends(f"ses_int_{name}", 99, cost=0.4)
+    world.register("child", parent="ses_int_a")
+    world.settle()
+    assert world.states() == {"running": 4}
+    for name in "abc":
+        world.spends(f"ses_int_{name}", 1, cost=0.2)
+    world.settle()
+    states = {name: (world.intent(name).state, world.intent(name).code) for name in ("a", "b", "c", "child")}
+    ended, cancelled = ("failed", "budget"), ("cancelled", "cancelled")
+    assert states == {"a": ended, "b": ended, "c": ("running", ""), "child": cancelled}
+
+
+def test_the_minutes_of_a_root_are_added_up() -> None:
+    world = World(ran_ms=1_200_000)
+    for name in "ab":
+        world.register(name)
+        world.settle()
+    later(world, 540)
+    assert world.states() == {"running": 2} and world.types.count("budget.warning") == 1
+    later(world, 120)
+    assert {(i.state, i.code) for i in world.agent.data.intents.values()} == {("failed", "budget")}
+    assert world.register("late").code == "budget"
+
+
+def test_each_budget_is_warned_of_once() -> None:
+    world = World(sessions=5, tokens=100)
+    for name in "abcd":
+        world.register(name)
+        world.settle()
+    assert world.types.count("budget.warning") == 1
+    assert world.spends("ses_int_a", 80) == ["intent.spent", "budget.warning"]
+    assert world.spends("ses_int_a", 1) == ["intent.spent"]
+    assert world.agent.data.spent["ses_user"].warnings == ["sessions", "tokens"]
+
+
+def test_what_a_root_has_spent_counts_until_its_session_is_deleted() -> None:
+    world = World(tokens=100)
+    world.register("a")
+    world.settle()
+    world.spends("ses_int_a", 100, finish="stop")
+    world.ends(world.intent("a"))
+    world.settle()
+    for n in range(KEPT_ENDED + 1):
+        world.register(f"{n}", parent=f"ses_other{n % 2}")
+        world.settle()
+        world.happens("intent.cancel", intent=f"int_{n}")
+        world.settle()
+    assert "int_a" not in world.agent.data.intents and world.register("late").code == "budget"
+    assert world.happens("lifecycle.session.ended", session="ses_user") == ["budget.closed"]
+    for n in range(KEPT_ENDED + 1):
+        world.register(f"more{n}", parent=None)
+        world.happens("intent.cancel", intent=f"int_more{n}")
+        world.settle()
+    assert "ses_user" not in world.agent.data.spent and len(world.agent.data.spent) <= KEPT_ENDED + 3
 
 
 def test_an_agent_that_may_write_gets_a_worktree_and_its_changes_are_told() -> None:
