@@ -299,6 +299,8 @@ class IntentAgent:
             return notices.woken(self.data, event, node, {} if failed or not isinstance(result, dict) else result)
         intent = self.data.intents.get(node)
         if intent is None or intent.state in ENDED:
+            if kind == ISOLATE and isinstance(result, dict) and result:
+                return [_collect(node, result, session=None, stop=False)]
             return []
         error = str(event.payload.get("error", ""))
         if kind == COLLECT or intent.state == "finishing":
@@ -412,16 +414,10 @@ class IntentAgent:
         """End an intent: save the changes in its worktree, then send the result to its parent."""
         if not intent.worktree:
             return self._ended(intent, type_, ts, **about)
-        args = {
-            "intent": intent.id,
-            "session": intent.session,
-            "work": intent.place,
-            "repository": intent.worktree["repository"],
-            "base": intent.worktree["base"],
-            "stop": type_ != "intent.completed",
-        }
         ending = {"intent": intent.id, "type": type_, "about": about, "ts": ts}
-        return [Output("intent.finishing", ending), _effect(COLLECT, intent.id, args)]
+        stop = type_ != "intent.completed"
+        collect = _collect(intent.id, intent.worktree, session=intent.session, stop=stop)
+        return [Output("intent.finishing", ending), collect]
 
     def _finished(self, intent: Intent, changes: Any, ts: int) -> list[Output]:
         if intent.state != "finishing":
@@ -456,6 +452,12 @@ _CHANGES: Final = {
     "intent.cancelled",
 } | {"intent.fallback", "notice.queued", "notice.held", "notice.observed"}
 """After these something may start, must stop, or can be delivered."""
+
+
+def _collect(intent: str, worktree: dict[str, str], *, session: str | None, stop: bool) -> Output:
+    """Save the changes in a worktree, and remove it; with ``stop``, its session first."""
+    about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
+    return _effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
 
 
 def _effect(kind: str, node: str, args: dict[str, Any]) -> Output:

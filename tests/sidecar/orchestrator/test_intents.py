@@ -36,6 +36,7 @@ class World:
         self.done = Counter[tuple[str, str]]()
         self.types: list[str] = []
         self.messages: dict[str, list[str]] = {}
+        self.worktrees: set[str] = set()
         self._count = 0
 
     def happens(self, type_: str, metadata: dict[str, Any] | None = None, **payload: Any) -> list[str]:
@@ -78,7 +79,9 @@ class World:
             result = {"session": f"ses_{node}"}
         if kind == ISOLATE:
             result = {"directory": "/w/sub", "root": "/w", "base": "b", "repository": "/r"}
+            self.worktrees.add(node)
         if kind == COLLECT:
+            self.worktrees.discard(node)
             result = {"ref": f"refs/durable-stream/{node}", "files": [], "count": 0, "diff": "+one"}
         if kind == WAKE:
             result = {"status": "sent"}
@@ -318,6 +321,19 @@ def test_what_a_stopped_one_changed_is_kept() -> None:
         "int_a": ("failed", True),
         "int_b": ("cancelled", True),
     }
+
+
+def test_a_worktree_that_is_made_after_the_end_is_removed() -> None:
+    world = World()
+    world.register("a", isolation="worktree")
+    assert world.happens("intent.cancel", intent="int_a") == ["intent.cancelled"]
+    world.act()
+    (kind, node, args) = world.effects[0]
+    assert (kind, node, args["repository"], args["session"]) == (COLLECT, "int_a", "/r", None)
+    world.settle()
+    assert not world.worktrees and world.intent("a").state == "cancelled"
+    late = {"kind": ISOLATE, "node": "int_forgotten", "result": {}}
+    assert world.happens("effect.completed", **late) == [] and not world.effects, "there was no repository"
 
 
 def test_without_a_repository_only_one_that_insists_fails() -> None:
@@ -584,6 +600,7 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
     intents = world.agent.data.intents.values()
     assert all(each.state in ENDED for each in intents)
     assert all(count == 1 for (kind, _), count in world.done.items() if kind == CREATE)
+    assert not world.worktrees
     told = Counter(notice.intent for notice in world.agent.data.notices.values())
     assert told == Counter(each.id for each in intents if each.state in ("completed", "failed"))
     assert all(notice.state == "observed" for notice in world.agent.data.notices.values())
