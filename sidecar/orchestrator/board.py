@@ -89,7 +89,7 @@ class Board:
         names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes")
         row = {name: getattr(intent, name) for name in names}
         doing = self._last(intent.session) if intent.session and intent.state not in ENDED else ""
-        return {**row, "model": intent.models[0] if intent.models else "", "ran": ran, "doing": doing}
+        return {**row, "model": intent.runs_on, "ran": ran, "doing": doing}
 
     def _waiting(self) -> list[dict[str, Any]]:
         known = self._checkpoints.data.checkpoints

@@ -117,5 +117,4 @@ def _tokens(given: Any) -> int:
 
 def _providers(intent: Intent) -> tuple[str, ...]:
     """The names that ``[phantom.per_model]`` may limit: the provider of the intent's model, and the model."""
-    model = intent.models[0] if intent.models else ""
-    return (model.partition("/")[0], model) if model else ()
+    return (intent.runs_on.partition("/")[0], intent.runs_on) if intent.runs_on else ()

@@ -97,6 +97,8 @@ class Intent:
     agent: str | None = None
     models: list[str] = field(default_factory=list)
     """What to run it with, ``provider/model``, the next one after a provider's error; empty: OpenCode's default."""
+    model: str = ""
+    """The model that answers it, as soon as its session shows that."""
     session: str | None = None
     started: int | None = None
     ended: int | None = None
@@ -151,6 +153,11 @@ class Intent:
     def place(self) -> str:
         """The directory of its session."""
         return self.worktree.get("directory") or self.directory
+
+    @property
+    def runs_on(self) -> str:
+        """Its model as ``provider/model``; empty while only OpenCode knows it."""
+        return self.model or (self.models[0] if self.models else "")
 
     @property
     def works(self) -> bool:
@@ -319,10 +326,12 @@ class State:
             intent.prompting = False
         elif type_ == "intent.waiting":
             intent.prompting, intent.resumes = False, intent.resumes - 1
+        elif type_ == "intent.model":
+            intent.model = payload["model"]
         elif type_ == "intent.checked":
             intent.checked = payload["ts"]
         elif type_ == "intent.fallback":
-            intent.models, intent.prompting = intent.models[1:], True
+            intent.models, intent.model, intent.prompting = intent.models[1:], "", True
         if intent.state in ENDED and intent.ended is None:
             intent.ended = payload["ts"]
             for above in self.line(intent)[1:]:

@@ -177,7 +177,7 @@ class IntentAgent:
             case "lifecycle.session.created":
                 return self._child(event)
             case "agent.input":
-                return notices.seen(self.data, event)
+                return notices.seen(self.data, event) + self._answered_by(event)
             case "lifecycle.session.ended":
                 return self._session_ended(event)
             case "checkpoint.opened":
@@ -384,6 +384,15 @@ class IntentAgent:
             return self._end(intent, "intent.failed", ts, reason=reason, code="crash")
         interrupted = Output("intent.interrupted", {"intent": intent.id, "ts": ts})
         return [interrupted, self._prompt(intent, session, text)]
+
+    def _answered_by(self, event: StreamEvent) -> list[Output]:
+        """A message in a phantom's session says which model answers it: the agent may have one of its own."""
+        intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
+        known = event.payload.get("model")
+        if intent is None or not isinstance(known, dict) or not (known.get("provider") and known.get("model")):
+            return []
+        model = f"{known['provider']}/{known['model']}"
+        return [Output("intent.model", {"intent": intent.id, "model": model})] if model != intent.runs_on else []
 
     def _child(self, event: StreamEvent) -> list[Output]:
         session, parent = str(event.payload.get("session")), str(event.payload.get("parent"))

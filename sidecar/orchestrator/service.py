@@ -343,7 +343,9 @@ class DurableStream:
     async def _spawn(self, link: Any, session: str, args: SpawnArgs, context: dict[str, Any]) -> str:
         key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
         given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
-        own = self.host.about(session).get("model")
+        # Another agent may have a model of its own, which the parent's would replace.
+        is_other = args.agent not in (None, context.get("agent"))
+        own = None if is_other else self.host.about(session).get("model")
         given = RegisterArgs(
             prompt=args.prompt,
             title=args.title,

@@ -146,6 +146,20 @@ def test_a_model_has_its_own_limit_and_others_overtake_it() -> None:
     assert world.intent("b").state == "running" and world.intent("e").state == "queued"
 
 
+def test_work_without_a_given_model_counts_for_the_one_that_answers_it() -> None:
+    world = World(running=4, per_model={"slow": 1})
+    world.register("a", agent="thinker")
+    world.settle()
+    captured = {"session": "ses_int_a", "model": {"provider": "slow", "model": "x"}}
+    assert world.happens("agent.input", **captured) == ["intent.model"]
+    assert world.happens("agent.input", **captured) == []
+    assert world.happens("agent.input", session="ses_user", model={"provider": "slow", "model": "x"}) == []
+    for name, model in (("b", "slow/y"), ("c", "fast/one")):
+        world.register(name, models=[model])
+    world.settle()
+    assert [world.intent(name).state for name in "abc"] == ["running", "queued", "running"]
+
+
 def test_cancelling_reaches_the_whole_tree() -> None:
     world = World(running=3, children=0)
     top = world.register("top")

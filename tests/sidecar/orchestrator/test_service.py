@@ -102,7 +102,9 @@ async def orchestration(tmp_path: Path) -> AsyncIterator[tuple[DurableStream, Ho
 async def call(made: DurableStream, name: str, **args: Any) -> str:
     """The parent's model calls a tool."""
     link = SimpleNamespace(identity=SimpleNamespace(service=None), pid=1, directory="/p")
-    return await made.tool(link, name, args, {"sessionID": PARENT, "messageID": "msg_a", "callID": "call_1"})
+    return await made.tool(
+        link, name, args, {"sessionID": PARENT, "messageID": "msg_a", "callID": "call_1", "agent": "build"}
+    )
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -127,6 +129,24 @@ async def test_a_result_that_a_call_returned_is_not_told_again_unless_its_turn_w
         await run.settled()
         assert made.data.notices[notice.id].state == ("queued" if stopped else "returned")
         assert await call(made, "intent_result", intent=intent.id) == notice.text
+
+
+@pytest.mark.parametrize(
+    ("given", "model"),
+    [
+        ({}, "mock/parent"),
+        ({"agent": "build"}, "mock/parent"),
+        ({"agent": "thinker"}, None),
+        ({"agent": "thinker", "model": "mock/given"}, "mock/given"),
+    ],
+)
+async def test_work_runs_on_the_model_of_its_parent_unless_another_agent_is_named(
+    tmp_path: Path, given: dict[str, str], model: str | None
+) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        await call(made, "agent_spawn", prompt="do it", title="it", **given)
+        await run.settled()
+        assert [about["model"] for _, _, about in host.prompts] == [model]
 
 
 async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(tmp_path: Path) -> None:
