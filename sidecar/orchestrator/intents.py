@@ -106,7 +106,7 @@ class IntentAgent:
         outputs = self._decide(event)
         if event.type == "execution.step" and event.payload.get("finish") in ANSWERED:
             return outputs  # The end of the turn follows: work that is done is not stopped for what it cost.
-        if event.type not in ("tick", "resume") and not any(output.type in _CHANGES for output in outputs):
+        if event.type not in ("tick", "sidecar.started") and not any(output.type in _CHANGES for output in outputs):
             return outputs
         # What follows is decided on the state as the outputs will leave it.
         ahead = IntentAgent(self._limits)
@@ -162,7 +162,7 @@ class IntentAgent:
                 return notices.returned(self.data, event)
             case "tick":
                 return self._tick(event)
-            case "resume":
+            case "sidecar.started":
                 return self._resume(event)
             case "host.ready":
                 return self._host_ready(event)

@@ -190,9 +190,8 @@ class DurableStream:
         """See ``Component``."""
         await asyncio.to_thread(write_tools, self._home, self._config.tools)
         await self.people.start(stack)
+        await self.resume()
         in_background(stack, self._keep_time())
-        if any(intent.state not in ENDED for intent in self.data.intents.values()):
-            await self._tell("resume", f"resume:{self._identity.ulid()}", {})
 
     def owes(self) -> bool:
         """See ``Component``: an intent that is not ended, or a notice that can be delivered."""
@@ -246,6 +245,14 @@ class DurableStream:
         wanted = sorted((waiting | at_work) & set(sessions))
         if wanted:
             await self._tell("host.ready", f"host:{self._identity.ulid()}", {"sessions": wanted})
+
+    async def resume(self) -> None:
+        """Go on with the work that earlier processes left: check every session that was at work.
+
+        Other agents get the event ``resume`` with the ids of these ``intents``. Without such work, nothing happens.
+        """
+        if self.data.unfinished():
+            await self._tell("sidecar.started", f"started:{self._identity.ulid()}", {})
 
     async def register_intent(self, given: RegisterArgs, *, pid: int | None = None, by: str = "user") -> Intent:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.

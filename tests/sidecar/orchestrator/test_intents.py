@@ -387,7 +387,7 @@ def test_time_counts_only_while_a_sidecar_runs_and_the_machine_is_awake() -> Non
     world.settle()
     later(world, 300)
     world.clock.now_ms += 8 * 3_600_000  # the machine was off
-    world.happens("resume")
+    world.happens("sidecar.started")
     world.settle()
     world.happens("tick", now=world.clock.now_ms)
     world.clock.now_ms += 8 * 3_600_000  # the machine slept, and the sidecar with it
@@ -447,7 +447,7 @@ def test_a_session_is_not_looked_at_before_its_prompt_is_there() -> None:
     world.register("a")
     while not any(kind == PROMPT for kind, _, _ in world.effects):
         world.act()
-    assert world.happens("resume") == ["resume"], "the prompt is on its way: what rests there is no answer"
+    assert world.happens("sidecar.started") == ["resume"], "the prompt is on its way: what rests there is no answer"
     kind, node, _ = world.effects.pop()
     assert world.happens("effect.completed", kind=kind, node=node, result={"held": True})[0] == "intent.prompted"
     assert [kind for kind, _, _ in world.effects] == [CHECK], "an earlier sidecar sent it: how far did it come?"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.orchestrator.support import Bench, bench
 from tests.sidecar.runtime.kinds import Clock
+from tests.sidecar.runtime.support import agents, records
 from tests.sidecar.support import run as command
 from tests.sidecar.support import running, start
 
@@ -77,6 +78,15 @@ class Host:
         self.state.sessions[PARENT] = parent
 
 
+class Watcher:
+    """A user's agent that hears when background work goes on after a restart."""
+
+    events = ("resume",)
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"type": "watcher.heard", "payload": event["payload"]}]
+
+
 @asynccontextmanager
 async def orchestration(tmp_path: Path) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
     home, host, clock = Home(tmp_path / "home"), Host(), Clock()
@@ -93,7 +103,7 @@ async def orchestration(tmp_path: Path) -> AsyncIterator[tuple[DurableStream, Ho
         SimpleNamespace(delivers=lambda link: True),
     )
     made.host = host  # type: ignore[assignment]
-    async with bench(store, made.agents, made.kinds, clock) as run:
+    async with bench(store, [*made.agents, *agents(Watcher)], made.kinds, clock) as run:
         made.attach(run.runtime)
         yield made, host, run
     await store.close()
@@ -167,6 +177,21 @@ async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(t
         assert (again.id, again.state, again.code) == (first.id, "failed", "no-session")
         other = await made.register_intent(given.model_copy(update={"prompt": "something else"}))
         assert (other.id, other.prompt) == (first.id, "do it")
+
+
+async def test_a_start_resumes_unfinished_work_and_tells_other_agents_so(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, _, run):
+        async with AsyncExitStack() as stack:
+            await made.start(stack)
+        assert "resume" not in await run.types("intents"), "without background work nothing is recorded"
+        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p"))
+        await run.settled()
+        async with AsyncExitStack() as stack:
+            await made.start(stack)
+            await run.settled()
+        heard = [r.event for r in await records(run.store, "agent/watcher") if r.event.type == "watcher.heard"]
+        assert [event.payload["intents"] for event in heard] == [[intent.id]]
+        assert (await run.steps("intents", "opencode.check"))[-1] == "effect.completed"
 
 
 def test_the_same_key_on_the_command_line_is_the_same_intent(tmp_path: Path) -> None:
