@@ -404,6 +404,13 @@ def notice_of(payload: Mapping[str, Any]) -> Notice:
     )
 
 
+def spent_by(state: State, root: str) -> dict[str, Any]:
+    """What a root has used, as ``intents --json`` and ``top --json`` print it; ``ran`` is ms."""
+    spent = state.spent.get(root, Spent())
+    used = {"sessions": spent.sessions, "tokens": spent.tokens, "cost": spent.cost, "ran": spent.ran_ms}
+    return {"root": root, **used}
+
+
 def as_row(intent: Intent) -> dict[str, Any]:
     """An intent as ``intents --json`` prints it."""
     return {**asdict(intent), "place": intent.place}
