@@ -24,7 +24,12 @@ changes nothing. `make docs` writes this page from the tables in `sidecar/orches
 """
 
 CHAPTERS = (
-    ("Intent", "One piece of [background work](background.md). `refused`: a limit forbade it.", INTENT),
+    (
+        "Intent",
+        "One piece of [background work](background.md). `refused`: a limit forbade it. A phantom, the session that\n"
+        "runs an intent, has no states of its own: its states are those of its intent from `starting` on.",
+        INTENT,
+    ),
     ("Notice", "One message for a session. Only `observed` is a receipt.", NOTICE),
     ("Checkpoint", "One question for a person: see [notify.md](notify.md).", CHECKPOINT),
     ("Alert", "One piece of news for a person: see [notify.md](notify.md).", ALERT),
