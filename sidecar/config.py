@@ -316,6 +316,9 @@ class PhantomConfig(_Section):
     max_cost: Annotated[float, Field(ge=0)] = 0.0
     """How many dollars these agents may cost together, by OpenCode's prices; 0: any amount."""
 
+    max_minutes: Annotated[float, Field(ge=0)] = 0.0
+    """How many minutes these agents may work, added up; 0: any number."""
+
     silence_minutes: Annotated[float, Field(ge=0, le=1440)] = 20.0
     """A background session that does nothing for this long, and runs no tool, is stopped; 0: never."""
 

@@ -27,7 +27,7 @@ async def intents(
 ) -> None:
     """List background work, newest last: its state, age, cost and title."""
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.intent_state import as_row
+    from sidecar.orchestrator.intent_state import as_row, spent_by
     from sidecar.orchestrator.reading import read_intents
     from sidecar.views.select import empty_text, open_reader
     from streams.store import NOTHING
@@ -64,7 +64,7 @@ async def intents(
     listed = list(state.intents.values())[-limit if limit else 0 :]
     if json:
         for each in listed:
-            out.object(as_row(each))
+            out.object({**as_row(each), "spent": spent_by(state, each.root)})
         return
     if not listed:
         started = "the tool agent_spawn or `durable-stream spawn` starts some"
@@ -105,15 +105,18 @@ def _table(out: Output, listed: list[Intent]) -> None:
 
 
 def _show(out: Output, intent: Intent, state: State) -> None:
-    from sidecar.orchestrator.intent_state import as_row
+    from sidecar.orchestrator.intent_state import as_row, spent_by
     from sidecar.orchestrator.intent_texts import file_text, overlap_text
     from sidecar.orchestrator.lifecycle import ENDED
-    from sidecar.views.wording import local_time
+    from sidecar.views.wording import amount, local_time, money, rough_span
 
     notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)
     if out.json:
-        out.object({**as_row(intent), "notice": None if notice is None else notice.state})
+        spent = spent_by(state, intent.root)
+        out.object({**as_row(intent), "spent": spent, "notice": None if notice is None else notice.state})
         return
+    used = spent_by(state, intent.root)
+    together = f"{used['sessions']} started, {rough_span(used['ran'])}, {amount(used['tokens'])} tokens"
     out.text(f"{intent.id}  {intent.state}  {intent.title}")
     if intent.reason:
         out.text(f"  {intent.reason}")
@@ -124,6 +127,7 @@ def _show(out: Output, intent: Intent, state: State) -> None:
         ("works in", intent.worktree.get("root") if intent.state not in ENDED else None),
         ("registered", local_time(intent.created)),
         ("notice", notice and notice.state),
+        ("its root", f"{together}, {money(used['cost'])}" if used["sessions"] > 1 else None),
     ):
         if value:
             out.text(f"  {name:<11} {value}")

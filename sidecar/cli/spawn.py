@@ -25,6 +25,8 @@ async def spawn(
         list[str] | None, typer.Option("--model", metavar="PROVIDER/MODEL", help="The model; repeat it for fallbacks.")
     ] = None,
     minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=1440, help="Stop the work after this time.")] = 60,
+    tokens: Annotated[int, typer.Option("--tokens", min=0, help="Stop the work after this many tokens.")] = 0,
+    cost: Annotated[float, typer.Option("--cost", min=0, help="Stop the work after this many dollars.")] = 0.0,
     isolation: Annotated[
         str | None, typer.Option("--isolation", metavar="WHERE", help="worktree: edit a copy; shared: your files.")
     ] = None,
@@ -45,6 +47,8 @@ async def spawn(
         "agent": agent,
         "models": model or [],
         "minutes": minutes,
+        "tokens": tokens,
+        "cost": cost,
         "isolation": isolation,
         "key": key,
     }

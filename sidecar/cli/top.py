@@ -145,6 +145,15 @@ def _waiting(state: dict[str, Any]) -> list[tuple[str, ...]]:
     return [(each["id"], each["kind"], ago(state["at"] - each["since"]), each["text"]) for each in state["waiting"]]
 
 
+def _roots(state: dict[str, Any]) -> list[tuple[str, ...]]:
+    from sidecar.views.wording import amount, money, rough_span
+
+    return [
+        (str(each["sessions"]), rough_span(each["ran"]), amount(each["tokens"]), money(each["cost"]), each["root"])
+        for each in state["roots"]
+    ]
+
+
 def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
     from sidecar.cli.shared.output import SHORT_ID
     from sidecar.views.wording import rough_span
@@ -177,6 +186,7 @@ AGENTS_WIDE: Table = (
 OTHERS: tuple[Table, ...] = (
     ("Waiting for you", ("id", "kind", "asked", "what"), _waiting),
     ("At work", ("session", "agent", "turn", "what"), _sessions),
+    ("Together", ("started", "worked", "tokens", "cost", "by session"), _roots),
 )
 
 

@@ -1,10 +1,10 @@
 """The built-in agent ``alerts``: tells a person, on one channel after another, until somebody saw it. Pure.
 
-An alert is one thing that a person should know: background work ended, something waits for an answer, or the model
-called ``notify_user``. Its stages are a toast in OpenCode, a desktop notification, and the ``urls`` of ``[notify]``,
-such as a phone. After a stage that reached a screen, the next begins after ``escalate_after_seconds``; after one
-that reached nobody, at once. It ends as soon as there is a sign that somebody saw it: the result is in the parent's
-history, the checkpoint is closed, or a person wrote in that session.
+An alert is one thing that a person should know: background work ended or has nearly used up a budget, something waits
+for an answer, or the model called ``notify_user``. Its stages are a toast in OpenCode, a desktop notification, and the
+``urls`` of ``[notify]``, such as a phone. After a stage that reached a screen, the next begins after
+``escalate_after_seconds``; after one that reached nobody, at once. It ends as soon as there is a sign that somebody saw
+it: the result is in the parent's history, the checkpoint is closed, or a person wrote in that session.
 
 An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
 
@@ -135,6 +135,7 @@ class AlertAgent:
             "intent.started",
             "intent.completed",
             "intent.failed",
+            "budget.warning",
             "notice.observed",
             "checkpoint.opened",
             "checkpoint.answered",
@@ -177,6 +178,11 @@ class AlertAgent:
                 return _glance(given, "started")
             case "intent.completed" | "intent.failed":
                 return self._intent_ended(event.type, given, event.ts)
+            case "budget.warning":
+                root, what = str(given["root"]), given["what"]
+                text = f"{given['share']:.0%} of max_{what} is used ({root})"
+                session = None if root.startswith("int_") else root
+                return self._raise(f"alr_{root}_{what}", session, "OpenCode: background work", text, "", event.ts)
             case "checkpoint.opened":
                 title = "OpenCode asks" if given["kind"] == "ask" else f"OpenCode waits: {given['kind']}"
                 identifier = given["checkpoint"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sidecar.orchestrator import checkpoints
 from sidecar.orchestrator.checkpoints import PERMISSION, CheckpointAgent
-from sidecar.orchestrator.intent_state import Intent
+from sidecar.orchestrator.intent_state import Intent, spent_by
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED
 from sidecar.runtime.inputs import APPLIED, agent_stream
@@ -63,13 +63,15 @@ class Board:
     def state(self, now_ms: int) -> dict[str, Any]:
         """Everything that is shown, as JSON values. Times are ms UTC, spans ms.
 
-        ``agents``: background work that has not ended, and what ended in the last hour, oldest first.
-        ``waiting``: what waits for a person's answer. ``sessions``: the other sessions with an open turn.
-        ``unseen``: how many messages to sessions were not seen there yet.
+        ``agents``: background work that has not ended, and what ended in the last hour, oldest first. ``roots``: what
+        each session that started several of them has used. ``waiting``: what waits for a person's answer.
+        ``sessions``: the other sessions with an open turn. ``unseen``: how many messages to sessions were not seen
+        there yet.
         """
         data = self._intents.data
         ended = [i for i in data.intents.values() if i.state in ENDED and now_ms - (i.ended or 0) < RECENT_MS]
         shown = [*ended[-MOST_ENDED:], *data.unfinished()]
+        roots = dict.fromkeys(intent.root for intent in shown)
         working = {intent.session for intent in shown} | set(data.children)
         sessions = [
             {"session": s.id, "title": s.title, "agent": s.agent, "since": s.turn_ms, "doing": self._last(s.id)}
@@ -80,6 +82,7 @@ class Board:
             "at": now_ms,
             "agents": [self._row(intent, now_ms) for intent in shown],
             "waiting": self._waiting(),
+            "roots": [spent for root in roots if (spent := spent_by(data, root))["sessions"] > 1],
             "sessions": sessions,
             "unseen": sum(notice.state != _SEEN for notice in data.notices.values()),
         }
@@ -89,7 +92,7 @@ class Board:
         names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes")
         row = {name: getattr(intent, name) for name in names}
         doing = self._last(intent.session) if intent.session and intent.state not in ENDED else ""
-        return {**row, "model": intent.models[0] if intent.models else "", "ran": ran, "doing": doing}
+        return {**row, "model": intent.runs_on, "ran": ran, "doing": doing}
 
     def _waiting(self) -> list[dict[str, Any]]:
         known = self._checkpoints.data.checkpoints
@@ -138,7 +141,7 @@ async def open_board(reader: Any) -> tuple[Board, int]:
                 board.remember(record)
     state = board.state(0)
     sessions = {row["session"] for row in (*state["agents"], *state["sessions"])}
-    for stream in {view.stream for view in catalog.sessions.values() if view.id in sessions}:
+    for stream in {view.stream for view in catalog.sessions.values() if view.id in sessions} - set(board.streams):
         begin = max(catalog.streams[stream].records - LOOK_BACK, 0)
         async for record in reader.read(stream, from_offset=begin):
             if record.position <= catalog.position:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sidecar.orchestrator.intent_state import Intent, Limits, Spent, State
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
+from sidecar.runtime.agent import Output
+from streams.event import StreamEvent
 
 STOPS_TREE: Final = frozenset({"budget", "cancelled", "timeout", "user-abort"})
 """Ends of an intent that end everything that it started. After any other end the children continue."""
+
+
+WARNING_SHARE: Final = 0.8
+"""The share of a budget whose use is recorded as ``budget.warning``."""
+
+MAX_WARNINGS: Final = 10
+"""Most warnings that follow from one input; the next input brings the others."""
 
 
 class Doom(NamedTuple):
@@ -31,7 +40,7 @@ def refusal(state: State, limits: Limits, intent: Intent) -> dict[str, str] | No
     if limits.sessions and spent.sessions >= limits.sessions:
         reason = f"its session has started {spent.sessions}, the most allowed"
         return {"code": "budget-sessions", "reason": reason}
-    over = _overspent(limits, spent)
+    over = _spent_all(limits, spent)
     return {"code": "budget", "reason": over} if over else None
 
 
@@ -47,14 +56,32 @@ def has_room(state: State, limits: Limits, intent: Intent) -> bool:
     )
 
 
-def used_share(limits: Limits, spent: Spent) -> tuple[float, str] | None:
-    """The largest share that a root has used of one of its limits, and that limit's name; ``None`` without limits."""
-    pairs = (("sessions", limits.sessions), ("tokens", limits.tokens), ("cost", limits.cost))
-    return max(((getattr(spent, name) / limit, name) for name, limit in pairs if limit), default=None)
+def spend(state: State, event: StreamEvent) -> list[Output]:
+    """A call of the model has ended. It counts at once, so that a budget also stops a long turn."""
+    intent = state.working(str(event.payload.get("session")))
+    tokens, cost = _tokens(event.payload.get("tokens")), event.payload.get("cost") or 0.0
+    if intent is None or not (tokens or cost):
+        return []
+    return [Output("intent.spent", {"intent": intent.id, "tokens": tokens, "cost": cost})]
+
+
+def warnings(state: State, limits: Limits) -> list[Output]:
+    """A ``budget.warning`` for each budget that a root has nearly used up, once."""
+    found = []
+    for root, spent in state.spent.items():
+        for what, used, most in (
+            ("sessions", spent.sessions, limits.sessions),
+            ("tokens", spent.tokens, limits.tokens),
+            ("cost", spent.cost, limits.cost),
+            ("minutes", spent.ran_ms, limits.ran_ms),
+        ):
+            if most and used / most >= WARNING_SHARE and what not in spent.warnings:
+                found.append(Output("budget.warning", {"root": root, "what": what, "share": round(used / most, 2)}))
+    return found[:MAX_WARNINGS]
 
 
 def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
-    """Why an intent must stop: its parent intent was stopped, or its root has spent too much.
+    """Why an intent must stop: its parent intent was stopped, or it or its root has spent too much.
 
     ``None`` if it may go on.
     """
@@ -63,19 +90,31 @@ def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
     starter = state.intents.get(intent.starter or "")
     if starter is not None and starter.code in STOPS_TREE:
         return Doom("intent.cancelled", f"{starter.id}, which started it, was stopped", "cancelled")
-    over = _overspent(limits, state.spent.get(intent.root, Spent()))
+    over = _spent_all(limits, state.spent.get(intent.root, Spent()))
+    over = over or _overspent(intent, intent.max_tokens, intent.max_cost)
     return Doom("intent.failed", over, "budget") if over else None
 
 
-def _overspent(limits: Limits, spent: Spent) -> str:
-    if limits.tokens and spent.tokens >= limits.tokens:
-        return f"budget: {spent.tokens} of {limits.tokens} tokens are used"
-    if limits.cost and spent.cost >= limits.cost:
-        return f"budget: {spent.cost:.2f} of {limits.cost:.2f} dollars are used"
+def _spent_all(limits: Limits, spent: Spent) -> str:
+    if limits.ran_ms and spent.ran_ms >= limits.ran_ms:
+        return f"budget: {spent.ran_ms / 60_000:.0f} of {limits.ran_ms / 60_000:.0f} minutes are used"
+    return _overspent(spent, limits.tokens, limits.cost)
+
+
+def _overspent(used: Spent | Intent, tokens: int, cost: float) -> str:
+    if tokens and used.tokens >= tokens:
+        return f"budget: {used.tokens} of {tokens} tokens are used"
+    if cost and used.cost >= cost:
+        return f"budget: {used.cost:.2f} of {cost:.2f} dollars are used"
     return ""
+
+
+def _tokens(given: Any) -> int:
+    if not isinstance(given, dict):
+        return 0
+    return sum(value for value in given.values() if isinstance(value, int) and not isinstance(value, bool))
 
 
 def _providers(intent: Intent) -> tuple[str, ...]:
     """The names that ``[phantom.per_model]`` may limit: the provider of the intent's model, and the model."""
-    model = intent.models[0] if intent.models else ""
-    return (model.partition("/")[0], model) if model else ()
+    return (intent.runs_on.partition("/")[0], intent.runs_on) if intent.runs_on else ()

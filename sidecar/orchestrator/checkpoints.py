@@ -20,6 +20,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from sidecar.orchestrator.lifecycle import after
+from sidecar.orchestrator.tool_results import WHOLE, keeps_result
 from sidecar.runtime.agent import READY, HealthStatus, Output
 from streams.event import StreamEvent
 
@@ -58,12 +59,6 @@ PERMISSION: Final = ("once", "always", "reject")
 """The answers to a permission."""
 
 CLOSED: Final = frozenset({"answered", "expired", "withdrawn"})
-
-_BEFORE_KEPT: Final = "tool.execute.after"
-"""The hook that OpenCode 1 calls after a tool and before it keeps the result."""
-
-_WHOLE: Final = ("completed", "failed", "stopped")
-"""Outcomes of turns in which OpenCode kept the result of every call that returned."""
 
 
 @dataclass(slots=True)
@@ -161,10 +156,6 @@ class CheckpointAgent:
         """When the agent wants the next ``tick``, in ms UTC."""
         return min((c.expires for c in self.data.checkpoints.values() if c.state == "open" and c.expires), default=None)
 
-    def waits(self, session: str) -> bool:
-        """Whether something in a session waits for a person. Then the session's silence is not a fault."""
-        return any(c.session == session and c.state not in CLOSED for c in self.data.checkpoints.values())
-
     # --- deciding ---
 
     def receive(self, event: StreamEvent) -> list[Output]:
@@ -183,7 +174,7 @@ class CheckpointAgent:
                 return self._effect_ended(event)
             case "workflow.checkpoint":
                 return self._captured(given, event.ts)
-            case "execution.step" if given.get("call") and given.get("status") == "completed":
+            case "execution.step" if keeps_result(event):
                 return self._kept(event)
             case "turn.ended":
                 return [] if given.get("outcome") == "continued" else self._over(given, event.ts)
@@ -301,7 +292,7 @@ class CheckpointAgent:
         for known in mine:
             if not known.returned or known.told:
                 continue
-            if given.get("outcome") in _WHOLE:
+            if given.get("outcome") in WHOLE:
                 outputs.append(Output("checkpoint.told", {"checkpoint": known.id}))
             else:  # OpenCode died, or was stopped, before it kept what the call returned.
                 outputs += [
@@ -311,13 +302,7 @@ class CheckpointAgent:
         return outputs
 
     def _kept(self, event: StreamEvent) -> list[Output]:
-        """OpenCode has the result of a tool call.
-
-        A step that capture had to make from the hook alone does not say so: OpenCode calls the hook first, and it
-        died before it reported that the result is kept.
-        """
-        if event.metadata.get("hook") == _BEFORE_KEPT:
-            return []
+        """OpenCode has the result of a tool call."""
         session, call = str(event.payload.get("session")), str(event.payload["call"])
         mine = [c for c in self.data.checkpoints.values() if c.session == session and c.returned == call]
         return [Output("checkpoint.told", {"checkpoint": c.id}) for c in mine if not c.told]

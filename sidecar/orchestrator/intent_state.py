@@ -15,6 +15,12 @@ KEPT_ENDED: Final = 200
 """How many ended intents and observed notices stay in the state; the log has them all."""
 
 
+KEPT_ROOTS: Final = 1000
+"""How many roots stay in the state after their intents have left it, with what they have spent."""
+
+LONGEST_MS: Final = 120_000
+"""A running intent is looked at more often than this. If more time has passed, the machine slept meanwhile."""
+
 MOST_EDITED: Final = 200
 """How many edited files of an intent are remembered."""
 
@@ -39,6 +45,8 @@ class Limits:
     tokens: int = 0
     cost: float = 0.0
     """In the currency of OpenCode's prices, US dollars."""
+    ran_ms: int = 0
+    """How long the intents of a root may work, added up."""
     silence_ms: int = 0
     """How long a phantom may show no activity."""
     readers: frozenset[str] = frozenset()
@@ -55,6 +63,7 @@ class Limits:
             sessions=config.max_sessions,
             tokens=config.max_tokens,
             cost=config.max_cost,
+            ran_ms=round(config.max_minutes * 60_000),
             readers=frozenset(config.readers),
             silence_ms=round(config.silence_minutes * 60_000),
         )
@@ -67,7 +76,11 @@ class Spent:
     sessions: int = 0
     tokens: int = 0
     cost: float = 0.0
-    warned: bool = False
+    ran_ms: int = 0
+    warnings: list[str] = field(default_factory=list)
+    """The budgets of which it has nearly used up its share, and which were warned of."""
+    closed: bool = False
+    """Whether its session was deleted, so that it starts nothing more."""
 
 
 @dataclass(slots=True)
@@ -84,6 +97,8 @@ class Intent:
     agent: str | None = None
     models: list[str] = field(default_factory=list)
     """What to run it with, ``provider/model``, the next one after a provider's error; empty: OpenCode's default."""
+    model: str = ""
+    """The model that answers it, as soon as its session shows that."""
     session: str | None = None
     started: int | None = None
     ended: int | None = None
@@ -98,9 +113,18 @@ class Intent:
     result: str = ""
     resumes: int = 0
     wall_ms: int = 0
-    """How long it may run; 0: no limit."""
+    """How long it may work; 0: no limit."""
+    ran_ms: int = 0
+    """How long it has worked, until ``since``."""
+    since: int | None = None
+    """From when on its time counts; ``None`` while it stands still."""
+    asks: list[str] = field(default_factory=list)
+    """The open checkpoints of it, and of what it started."""
     tokens: int = 0
     cost: float = 0.0
+    max_tokens: int = 0
+    """How many tokens it may use; 0: no limit of its own."""
+    max_cost: float = 0.0
     pid: int | None = None
     """The OpenCode that asked; its environment is the phantom's."""
     prompting: bool = False
@@ -130,6 +154,20 @@ class Intent:
         """The directory of its session."""
         return self.worktree.get("directory") or self.directory
 
+    @property
+    def runs_on(self) -> str:
+        """Its model as ``provider/model``; empty while only OpenCode knows it."""
+        return self.model or (self.models[0] if self.models else "")
+
+    @property
+    def works(self) -> bool:
+        """Whether its session is at work, and waits neither for an OpenCode nor for a person."""
+        return self.state == "running" and not self.prompting and not self.asks
+
+    def ran(self, now: int) -> int:
+        """How long it has worked, in ms."""
+        return self.ran_ms if self.since is None else self.ran_ms + min(max(now - self.since, 0), LONGEST_MS)
+
 
 @dataclass(slots=True)
 class Notice:
@@ -143,6 +181,8 @@ class Notice:
     key: str = ""
     """Marks the message that carries it."""
     sent: int | None = None
+    call: str = ""
+    """The tool call that returned what it says."""
     wake: bool = True
     """Whether the model should answer it."""
 
@@ -176,6 +216,15 @@ class State:
         """The unfinished intents that edited this file of the user."""
         return [intent for intent in self.unfinished() if file in intent.edited]
 
+    def line(self, intent: Intent) -> list[Intent]:
+        """An intent, and those by which it was started, nearest first."""
+        found: list[Intent] = []
+        above: Intent | None = intent
+        while above is not None and above not in found:
+            found.append(above)
+            above = self.intents.get(above.starter or "")
+        return found
+
     # --- remembering ---
 
     def fold(self, type_: str, payload: Mapping[str, Any]) -> None:
@@ -188,7 +237,13 @@ class State:
         elif type_ == "notice.nudged":
             self.nudged[payload["session"]] = True
         elif type_ == "budget.warning":
-            self.spent[payload["root"]].warned = True
+            self.spent[payload["root"]].warnings.append(payload["what"])
+        elif type_ == "budget.closed":
+            self.spent[payload["root"]].closed = True
+        elif type_ == "resume":
+            self._resume(payload)
+        elif type_ in ("intent.paused", "intent.continued"):
+            self._pause(type_, payload)
         elif type_.startswith("intent."):
             self._change_intent(type_, payload)
         elif type_.startswith("notice."):
@@ -201,8 +256,37 @@ class State:
             intent.state, intent.ended = "refused", intent.created
             intent.reason, intent.code = payload["reason"], payload["code"]
         else:
-            self.spent.setdefault(intent.root, Spent()).sessions += 1
+            # The root that was used last is forgotten last.
+            self.spent[intent.root] = spent = self.spent.pop(intent.root, None) or Spent()
+            spent.sessions += 1
         self._tidy()
+
+    def _resume(self, payload: Mapping[str, Any]) -> None:
+        """No sidecar ran before: that time does not count."""
+        for intent in self.unfinished():
+            intent.since = payload.get("ts") if intent.since is not None else None
+
+    def _pause(self, type_: str, payload: Mapping[str, Any]) -> None:
+        checkpoint = payload["checkpoint"]
+        if type_ == "intent.paused":
+            intent = self.intents.get(payload["intent"])
+            waiting = self.line(intent) if intent is not None else []
+            for each in waiting:
+                each.asks.append(checkpoint)
+        else:
+            waiting = [each for each in self.intents.values() if checkpoint in each.asks]
+            for each in waiting:
+                each.asks.remove(checkpoint)
+        for each in waiting:
+            self._count(each, payload["ts"])
+
+    def _count(self, intent: Intent, now: int) -> None:
+        """Add the time since it was last counted."""
+        added = intent.ran(now) - intent.ran_ms
+        intent.ran_ms += added
+        if (spent := self.spent.get(intent.root)) is not None:
+            spent.ran_ms += added
+        intent.since = max(now, intent.since or now) if intent.works else None
 
     def _change_intent(self, type_: str, payload: Mapping[str, Any]) -> None:
         intent = self.intents.get(payload["intent"])
@@ -242,12 +326,19 @@ class State:
             intent.prompting = False
         elif type_ == "intent.waiting":
             intent.prompting, intent.resumes = False, intent.resumes - 1
+        elif type_ == "intent.model":
+            intent.model = payload["model"]
         elif type_ == "intent.checked":
             intent.checked = payload["ts"]
         elif type_ == "intent.fallback":
-            intent.models, intent.prompting = intent.models[1:], True
+            intent.models, intent.model, intent.prompting = intent.models[1:], "", True
         if intent.state in ENDED and intent.ended is None:
-            intent.ended = payload.get("ts")
+            intent.ended = payload["ts"]
+            for above in self.line(intent)[1:]:
+                above.asks = [each for each in above.asks if each not in intent.asks]
+                self._count(above, payload["ts"])
+        if "ts" in payload:
+            self._count(intent, payload["ts"])
 
     def _change_notice(self, type_: str, payload: Mapping[str, Any]) -> None:
         notice = self.notices.get(payload["notice"])
@@ -257,6 +348,8 @@ class State:
         if type_ == "notice.sending":
             notice.key = payload["key"]
             self.nudged.pop(notice.session, None)
+        elif type_ == "notice.returned":
+            notice.call = payload["call"]
         elif type_ == "notice.sent":
             notice.sent = payload["ts"]
 
@@ -270,8 +363,11 @@ class State:
         for old in seen[: max(len(seen) - KEPT_ENDED, 0)]:
             del self.notices[old]
         roots = {intent.root for intent in self.intents.values()}
-        for root in [root for root in self.spent if root not in roots]:
-            del self.spent[root]
+        idle = [root for root in self.spent if root not in roots]
+        for number, root in enumerate(idle):
+            # An intent that is its own root starts nothing more.
+            if self.spent[root].closed or root.startswith("int_") or number < len(idle) - KEPT_ROOTS:
+                del self.spent[root]
 
 
 def intent_of(payload: Mapping[str, Any]) -> Intent:
@@ -286,6 +382,8 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         agent=payload.get("agent"),
         models=list(payload.get("models") or ()),
         wall_ms=int(payload.get("wall_ms") or 0),
+        max_tokens=int(payload.get("max_tokens") or 0),
+        max_cost=float(payload.get("max_cost") or 0),
         pid=payload.get("pid"),
         root=payload.get("root") or payload.get("parent") or payload["intent"],
         depth=int(payload.get("depth") or 1),
@@ -304,6 +402,13 @@ def notice_of(payload: Mapping[str, Any]) -> Notice:
         intent=payload.get("intent"),
         wake=payload.get("wake", True),
     )
+
+
+def spent_by(state: State, root: str) -> dict[str, Any]:
+    """What a root has used, as ``intents --json`` and ``top --json`` print it; ``ran`` is ms."""
+    spent = state.spent.get(root, Spent())
+    used = {"sessions": spent.sessions, "tokens": spent.tokens, "cost": spent.cost, "ran": spent.ran_ms}
+    return {"root": root, **used}
 
 
 def as_row(intent: Intent) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from sidecar.orchestrator import edits, notices
-from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal, used_share
+from sidecar.orchestrator import budgets, edits, notices, watch
+from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal
 from sidecar.orchestrator.intent_state import Intent, Limits, State, intent_of
 from sidecar.orchestrator.intent_texts import told
-from sidecar.orchestrator.lifecycle import ACTIVE, ENDED, INTENT, WORKING, after
+from sidecar.orchestrator.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.runtime.agent import READY, HealthStatus, Output
 from streams.event import StreamEvent
 
@@ -35,22 +35,11 @@ ANSWERED: Final = ("stop", "length")
 
 CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
 
-CHECK_MS: Final = 60_000
-"""How often a running intent's session is checked, because the end of its turn may have been lost, or it may be
-silent."""
-
-MAX_STEPS: Final = 300
-"""A session that calls the model this often for one prompt is in an endless loop, as with a stream without a
-finish reason."""
-
 MAX_STOPS: Final = 20
 """Most intents that one input stops. The next tick, which follows at once, stops more."""
 
-WARNING_SHARE: Final = 0.8
-"""The share of a budget whose use is recorded as ``budget.warning``."""
-
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
-CHECK = "opencode.check"
+CHECK = watch.CHECK
 ISOLATE, COLLECT = "worktree.add", "worktree.collect"
 
 _STATE: Final = TypeAdapter(State)
@@ -61,7 +50,7 @@ class IntentAgent:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._check_ms = min(CHECK_MS, self._limits.silence_ms // 2 or CHECK_MS)
+        self._check_ms = min(watch.CHECK_MS, self._limits.silence_ms // 2 or watch.CHECK_MS)
         self.data = State()
 
     @property
@@ -79,6 +68,10 @@ class IntentAgent:
             "agent.input",
             "lifecycle.session.created",
             "lifecycle.session.ended",
+            "checkpoint.opened",
+            "checkpoint.answered",
+            "checkpoint.expired",
+            "checkpoint.withdrawn",
         )
 
     @property
@@ -103,10 +96,7 @@ class IntentAgent:
         """When the agent wants the next ``tick``, in ms UTC."""
         if any(doomed(self.data, self._limits, intent) for intent in self.data.unfinished()):
             return 0
-        active = [i for i in self.data.intents.values() if i.state in ACTIVE]
-        times = [i.started + i.wall_ms for i in active if i.started and i.wall_ms]
-        times += [(i.checked or i.started) + self._check_ms for i in self._checkable() if i.started]
-        times += notices.deadlines(self.data)
+        times = watch.deadlines(self.data, self._check_ms) + notices.deadlines(self.data)
         return min(times, default=None)
 
     # --- deciding ---
@@ -116,7 +106,7 @@ class IntentAgent:
         outputs = self._decide(event)
         if event.type == "execution.step" and event.payload.get("finish") in ANSWERED:
             return outputs  # The end of the turn follows: work that is done is not stopped for what it cost.
-        if event.type not in ("tick", "resume") and not any(output.type in _CHANGES for output in outputs):
+        if event.type not in ("tick", "sidecar.started") and not any(output.type in _CHANGES for output in outputs):
             return outputs
         # What follows is decided on the state as the outputs will leave it.
         ahead = IntentAgent(self._limits)
@@ -141,9 +131,7 @@ class IntentAgent:
         stopping = [(each, doom) for each in self.data.unfinished() if (doom := doomed(self.data, limits, each))]
         for intent, doom in stopping[:MAX_STOPS]:
             add(self._stop(intent, ts, doom))
-        for root, spent in self.data.spent.items():
-            if not spent.warned and (used := used_share(limits, spent)) and used[0] >= WARNING_SHARE:
-                add([Output("budget.warning", {"root": root, "what": used[1], "share": round(used[0], 2)})])
+        add(budgets.warnings(self.data, limits))
         for session in notices.to_deliver(self.data, [*outputs, *more]):
             add(notices.deliver(self.data, session))
         for intent in [each for each in self.data.intents.values() if each.state == "queued"]:
@@ -157,7 +145,7 @@ class IntentAgent:
             return self._end(intent, doom.event, ts, **about)
         abort = _effect(ABORT, intent.id, {"session": intent.session, "directory": intent.place})
         if doom.event == "intent.cancelled":
-            return [Output("intent.cancelling", {"intent": intent.id, **about}), abort]
+            return [Output("intent.cancelling", {"intent": intent.id, "ts": ts, **about}), abort]
         return [*self._end(intent, doom.event, ts, **about), abort]
 
     def _decide(self, event: StreamEvent) -> list[Output]:
@@ -170,26 +158,32 @@ class IntentAgent:
                 return self._applied(event)
             case "notify":
                 return notices.queued(self.data, event)
+            case "notice.told":
+                return notices.returned(self.data, event)
             case "tick":
                 return self._tick(event)
-            case "resume":
+            case "sidecar.started":
                 return self._resume(event)
             case "host.ready":
                 return self._host_ready(event)
             case "effect.completed" | "effect.failed":
                 return self._effect_ended(event)
             case "turn.ended":
-                return self._turn_ended(event)
+                return self._turn_ended(event) + notices.over(self.data, event)
             case "execution.step":
-                return self._spend(event) + edits.seen(self.data, event)
+                return budgets.spend(self.data, event) + edits.seen(self.data, event) + notices.kept(self.data, event)
             case "execution.output":
                 return self._output(event)
             case "lifecycle.session.created":
                 return self._child(event)
             case "agent.input":
-                return notices.seen(self.data, event)
+                return notices.seen(self.data, event) + self._answered_by(event)
             case "lifecycle.session.ended":
                 return self._session_ended(event)
+            case "checkpoint.opened":
+                return watch.asked(self.data, event)
+            case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
+                return watch.answered(self.data, event)
         return []
 
     def _register(self, event: StreamEvent) -> list[Output]:
@@ -251,44 +245,28 @@ class IntentAgent:
     def _tick(self, event: StreamEvent) -> list[Output]:
         now = event.payload["now"]
         outputs: list[Output] = []
-        for intent in self.data.intents.values():
-            late = intent.state in ("running", "resuming", "starting") and intent.started and intent.wall_ms
-            if late and intent.started is not None and intent.started + intent.wall_ms <= now:
-                reason = f"timeout: it ran for more than {intent.wall_ms // 1000} s"
-                outputs += self._stop(intent, event.ts, Doom("intent.failed", reason, "timeout"))
+        for intent, doom in watch.late(self.data, now):
+            outputs += self._stop(intent, event.ts, doom)
         ended = {output.payload.get("intent") for output in outputs}
-        for intent in self._checkable():
-            if intent.id not in ended and (intent.checked or intent.started or 0) + self._check_ms <= now:
-                outputs += self._check(intent, event.ts)
+        for intent in watch.due(self.data, now, self._check_ms):
+            outputs += watch.check(intent, event.ts) if intent.id not in ended else []
         return [*outputs, *notices.unseen(self.data, now)]
 
     def _resume(self, event: StreamEvent) -> list[Output]:
         """A sidecar has started. Check every session that was at work, and what waits for a host."""
         active = [intent.id for intent in self.data.intents.values() if intent.state not in ENDED]
-        outputs = [Output("resume", {"intents": active})] if active else []
-        for intent in self._checkable():
-            outputs += self._check(intent, event.ts)
+        outputs = [Output("resume", {"intents": active, "ts": event.ts})] if active else []
+        for intent in watch.checkable(self.data):
+            outputs += watch.check(intent, event.ts)
         return outputs
 
     def _host_ready(self, event: StreamEvent) -> list[Output]:
         sessions = event.payload.get("sessions", ())
         outputs = notices.deliver_to(self.data, sessions)
-        for intent in self._checkable():
+        for intent in watch.checkable(self.data):
             if intent.session in sessions:
-                outputs += self._check(intent, event.ts)
+                outputs += watch.check(intent, event.ts)
         return outputs
-
-    def _checkable(self) -> list[Intent]:
-        return [i for i in self.data.intents.values() if i.state in WORKING and i.session and not i.prompting]
-
-    def _check(self, intent: Intent, ts: int) -> list[Output]:
-        args = {
-            "session": intent.session,
-            "directory": intent.place,
-            "most": MAX_STEPS + 1,
-            "resumes": intent.resumes,
-        }
-        return [Output("intent.checked", {"intent": intent.id, "ts": ts}), _effect(CHECK, intent.id, args)]
 
     def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
         """Handles the result of checking a session, if the log does not say it.
@@ -298,15 +276,10 @@ class IntentAgent:
         assert intent.session is not None
         if intent.state not in WORKING or intent.prompting or found.get("resumes") != intent.resumes:
             return []
+        doom = watch.alarm(intent, found, self._limits.silence_ms)
+        if doom is not None:
+            return self._stop(intent, ts, doom)
         match found.get("state"):
-            case "loop":
-                reason = f"endless loop: it called the model more than {MAX_STEPS} times for one prompt"
-                return self._stop(intent, ts, Doom("intent.failed", reason, "endless-loop"))
-            case "busy":
-                quiet = int(found.get("quiet_ms") or 0)
-                if self._limits.silence_ms and quiet >= self._limits.silence_ms:
-                    reason = f"silence: it did nothing for {quiet // 60_000} minutes"
-                    return self._stop(intent, ts, Doom("intent.failed", reason, "silence"))
             case "answered":
                 said = str(found.get("text") or "")[:MAX_RESULT]
                 answer = [Output("intent.output", {"intent": intent.id, "text": said})] if said else []
@@ -326,6 +299,8 @@ class IntentAgent:
             return notices.woken(self.data, event, node, {} if failed or not isinstance(result, dict) else result)
         intent = self.data.intents.get(node)
         if intent is None or intent.state in ENDED:
+            if kind == ISOLATE and isinstance(result, dict) and result:
+                return [_collect(node, result, session=None, stop=False)]
             return []
         error = str(event.payload.get("error", ""))
         if kind == COLLECT or intent.state == "finishing":
@@ -354,12 +329,13 @@ class IntentAgent:
         if kind == PROMPT and failed:
             return self._end(intent, "intent.failed", event.ts, reason=f"not prompted: {error}", code="no-prompt")
         if kind == PROMPT and isinstance(result, dict) and result.get("absent"):
-            return [Output("intent.waiting", {"intent": intent.id})]
+            return [Output("intent.waiting", {"intent": intent.id, "ts": event.ts})]
         if kind == PROMPT:
             type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
             # A prompt that an earlier sidecar sent may have ended meanwhile, unseen.
             is_old = isinstance(result, dict) and result.get("held")
-            return [Output(type_, {"intent": intent.id}), *(self._check(intent, event.ts) if is_old else [])]
+            prompted = Output(type_, {"intent": intent.id, "ts": event.ts})
+            return [prompted, *(watch.check(intent, event.ts) if is_old else [])]
         if kind == ABORT and intent.state == "cancelling":
             return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
         return []
@@ -391,7 +367,7 @@ class IntentAgent:
         if outcome == "interrupted":
             return self._interrupted(intent, session, event.ts)
         if outcome == "failed" and len(intent.models) > 1:
-            fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0]})
+            fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], "ts": event.ts})
             args = {**self._prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}
             return [fallback, _effect(PROMPT, intent.id, args)]
         said = event.payload.get("error")
@@ -406,15 +382,17 @@ class IntentAgent:
         if intent.resumes >= MAX_RESUMES:
             reason = f"crash: its OpenCode died {intent.resumes + 1} times"
             return self._end(intent, "intent.failed", ts, reason=reason, code="crash")
-        return [Output("intent.interrupted", {"intent": intent.id}), self._prompt(intent, session, text)]
+        interrupted = Output("intent.interrupted", {"intent": intent.id, "ts": ts})
+        return [interrupted, self._prompt(intent, session, text)]
 
-    def _spend(self, event: StreamEvent) -> list[Output]:
-        """A call of the model has ended. It counts at once, so that a budget also stops a long turn."""
-        intent = self.data.working(str(event.payload.get("session")))
-        tokens, cost = _tokens(event.payload.get("tokens")), event.payload.get("cost") or 0.0
-        if intent is None or not (tokens or cost):
+    def _answered_by(self, event: StreamEvent) -> list[Output]:
+        """A message in a phantom's session says which model answers it: the agent may have one of its own."""
+        intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
+        known = event.payload.get("model")
+        if intent is None or not isinstance(known, dict) or not (known.get("provider") and known.get("model")):
             return []
-        return [Output("intent.spent", {"intent": intent.id, "tokens": tokens, "cost": cost})]
+        model = f"{known['provider']}/{known['model']}"
+        return [Output("intent.model", {"intent": intent.id, "model": model})] if model != intent.runs_on else []
 
     def _child(self, event: StreamEvent) -> list[Output]:
         session, parent = str(event.payload.get("session")), str(event.payload.get("parent"))
@@ -433,7 +411,10 @@ class IntentAgent:
         return [Output("intent.output", {"intent": intent.id, "text": said[:MAX_RESULT]})]
 
     def _session_ended(self, event: StreamEvent) -> list[Output]:
-        intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
+        session = str(event.payload.get("session"))
+        if session in self.data.spent:
+            return [Output("budget.closed", {"root": session})]
+        intent = self.data.intents.get(self.data.sessions.get(session, ""))
         if intent is None or intent.state in ENDED or intent.state == "finishing":
             return []
         return self._end(intent, "intent.failed", event.ts, reason="its session was deleted", code="deleted")
@@ -442,16 +423,10 @@ class IntentAgent:
         """End an intent: save the changes in its worktree, then send the result to its parent."""
         if not intent.worktree:
             return self._ended(intent, type_, ts, **about)
-        args = {
-            "intent": intent.id,
-            "session": intent.session,
-            "work": intent.place,
-            "repository": intent.worktree["repository"],
-            "base": intent.worktree["base"],
-            "stop": type_ != "intent.completed",
-        }
-        ending = {"intent": intent.id, "type": type_, "about": about}
-        return [Output("intent.finishing", ending), _effect(COLLECT, intent.id, args)]
+        ending = {"intent": intent.id, "type": type_, "about": about, "ts": ts}
+        stop = type_ != "intent.completed"
+        collect = _collect(intent.id, intent.worktree, session=intent.session, stop=stop)
+        return [Output("intent.finishing", ending), collect]
 
     def _finished(self, intent: Intent, changes: Any, ts: int) -> list[Output]:
         if intent.state != "finishing":
@@ -466,8 +441,8 @@ class IntentAgent:
         state = after(INTENT, intent.state, type_)
         if intent.parent is not None and state != "cancelled":
             text = told(intent, state, about)
-            notice = {"notice": f"ntc_{intent.id[4:]}", "session": intent.parent, "text": text, "intent": intent.id}
-            outputs.append(Output("notice.queued", {**notice, "wake": intent.wake}))
+            about = {"session": intent.parent, "text": text, "intent": intent.id, "wake": intent.wake}
+            outputs.append(Output("notice.queued", {"notice": notices.notice_id(intent.id), **about}))
         return outputs
 
     # --- remembering ---
@@ -488,11 +463,11 @@ _CHANGES: Final = {
 """After these something may start, must stop, or can be delivered."""
 
 
+def _collect(intent: str, worktree: dict[str, str], *, session: str | None, stop: bool) -> Output:
+    """Save the changes in a worktree, and remove it; with ``stop``, its session first."""
+    about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
+    return _effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
+
+
 def _effect(kind: str, node: str, args: dict[str, Any]) -> Output:
     return Output("effect.requested", args, effect=kind, node=node)
-
-
-def _tokens(given: Any) -> int:
-    if not isinstance(given, dict):
-        return 0
-    return sum(value for value in given.values() if isinstance(value, int) and not isinstance(value, bool))

@@ -54,12 +54,21 @@ INTENT: Final[dict[str, dict[str, str]]] = {
 ``finishing``: the changes in its worktree are kept. ``refused``: a limit forbade it."""
 
 NOTICE: Final[dict[str, dict[str, str]]] = {
-    "queued": {"notice.sending": "sending", "notice.observed": "observed"},
-    "sending": {"notice.sent": "sent", "notice.held": "queued", "notice.observed": "observed"},
+    "queued": {"notice.sending": "sending", "notice.returned": "returned", "notice.observed": "observed"},
+    "sending": {
+        "notice.sent": "sent",
+        "notice.held": "queued",
+        "notice.returned": "returned",
+        "notice.observed": "observed",
+    },
     "sent": {"notice.observed": "observed", "notice.held": "queued"},
+    "returned": {"notice.observed": "observed", "notice.held": "queued"},
     "observed": {},
 }
-"""A notice is ``observed`` when its own message is seen in the parent's history; before that nothing counts."""
+"""A notice is ``observed`` when its own message is seen in the parent's history; before that nothing counts.
+
+``returned``: a tool call of the parent returned what it says. If OpenCode keeps that, it is ``observed``.
+"""
 
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "refused"})
 ACTIVE: Final = frozenset({"starting", "running", "resuming", "cancelling", "finishing"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sidecar.orchestrator.intent_state import Notice, State
+from sidecar.orchestrator.tool_results import WHOLE, keeps_result
 from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
@@ -12,6 +13,11 @@ WAKE: Final = "opencode.wake"
 
 UNSEEN_MS: Final = 60_000
 """A message that was sent and not observed for this long is looked for, and sent again if it is not there."""
+
+
+def notice_id(intent: str) -> str:
+    """The id of the notice with an intent's result."""
+    return f"ntc_{intent[4:]}"
 
 
 def queued(state: State, event: StreamEvent) -> list[Output]:
@@ -84,6 +90,37 @@ def seen(state: State, event: StreamEvent) -> list[Output]:
     }
     found = [n for n in state.notices.values() if n.key and n.key in keys and n.state != "observed"]
     return [Output("notice.observed", {"notice": n.id, "message": event.payload.get("message")}) for n in found]
+
+
+def returned(state: State, event: StreamEvent) -> list[Output]:
+    """The command ``notice.told``: a tool call of the notice's session returned what it says."""
+    given = event.payload
+    notice = state.notices.get(given["notice"])
+    if notice is None or notice.session != given["session"] or notice.state not in ("queued", "sending"):
+        return []
+    return [Output("notice.returned", {"notice": notice.id, "call": given["call"]})]
+
+
+def kept(state: State, event: StreamEvent) -> list[Output]:
+    """OpenCode has the result of a tool call. It may have returned what a notice says."""
+    session, call = str(event.payload.get("session")), event.payload.get("call")
+    if not keeps_result(event):
+        return []
+    found = [n for n in _returned(state, session) if n.call == call]
+    return [Output("notice.observed", {"notice": n.id, "message": event.payload.get("message")}) for n in found]
+
+
+def over(state: State, event: StreamEvent) -> list[Output]:
+    """A turn ended. What its calls returned is known there, unless OpenCode ended before it kept that."""
+    session, outcome = str(event.payload.get("session")), event.payload.get("outcome")
+    if outcome == "continued":
+        return []
+    type_, about = ("notice.observed", {}) if outcome in WHOLE else ("notice.held", {"why": outcome, "again": True})
+    return [Output(type_, {"notice": n.id, **about}) for n in _returned(state, session)]
+
+
+def _returned(state: State, session: str) -> list[Notice]:
+    return [n for n in state.notices.values() if n.session == session and n.state == "returned"]
 
 
 def unseen(state: State, now: int) -> list[Output]:

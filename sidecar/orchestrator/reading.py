@@ -7,7 +7,7 @@ from typing import Any
 
 from sidecar.orchestrator import alerts, checkpoints
 from sidecar.orchestrator.checkpoints import Checkpoint, CheckpointAgent, asked, checkpoint_id
-from sidecar.orchestrator.intent_state import State
+from sidecar.orchestrator.intent_state import Intent, State
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.runtime.inputs import APPLIED, agent_stream
 from sidecar.views.select import catalog_of
@@ -22,6 +22,15 @@ async def read_intents(reader: StreamReader) -> State:
     async for event in _outputs(reader, NAME):
         agent.apply(event)
     return agent.data
+
+
+async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
+    """One intent, also if the agent's state has forgotten it because many others ended since."""
+    state = State()
+    async for event in _outputs(reader, NAME):
+        if event.payload.get("intent") == intent:
+            state.fold(event.type, event.payload)
+    return state.intents.get(intent)
 
 
 async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -33,9 +33,13 @@ from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
 from sidecar.orchestrator.intent_state import Intent, Limits, as_row
+from sidecar.orchestrator.intent_texts import told
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED, WORKING
+from sidecar.orchestrator.notices import notice_id
 from sidecar.orchestrator.people import AnswerArgs, People, until
+from sidecar.orchestrator.reading import read_intent
+from sidecar.orchestrator.stream_read import open_reader
 from sidecar.orchestrator.tools import (
     AskArgs,
     BadToolCall,
@@ -85,10 +89,20 @@ class RegisterArgs(Args):
     agent: str | None = Field(default=None, max_length=100, description="OpenCode's agent")
     models: list[str] = Field(default=[], description="`provider/model`, the next one after a provider's error")
     minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long it may run")
+    tokens: int = Field(default=0, ge=0, description="how many tokens it may use; 0: no limit of its own")
+    cost: float = Field(default=0.0, ge=0, description="how many dollars it may cost; 0: no limit of its own")
     isolation: Literal["auto", "worktree", "shared"] | None = Field(
         default=None, description="where it edits; default: `[phantom] isolation`"
     )
     key: str | None = Field(default=None, max_length=300, description="the same key registers one intent")
+
+
+class _Call(NamedTuple):
+    """A call of a tool: OpenCode's id of it, the session, and the user message that the session was answering."""
+
+    id: str
+    session: str
+    turn: str | None
 
 
 class IntentArgs(Args):
@@ -176,9 +190,8 @@ class DurableStream:
         """See ``Component``."""
         await asyncio.to_thread(write_tools, self._home, self._config.tools)
         await self.people.start(stack)
+        await self.resume()
         in_background(stack, self._keep_time())
-        if any(intent.state not in ENDED for intent in self.data.intents.values()):
-            await self._tell("resume", f"resume:{self._identity.ulid()}", {})
 
     def owes(self) -> bool:
         """See ``Component``: an intent that is not ended, or a notice that can be delivered."""
@@ -231,6 +244,14 @@ class DurableStream:
         if wanted:
             await self._tell("host.ready", f"host:{self._identity.ulid()}", {"sessions": wanted})
 
+    async def resume(self) -> None:
+        """Go on with the work that earlier processes left: check every session that was at work.
+
+        Other agents get the event ``resume`` with the ids of these ``intents``. Without such work, nothing happens.
+        """
+        if self.data.unfinished():
+            await self._tell("sidecar.started", f"started:{self._identity.ulid()}", {})
+
     async def register_intent(self, given: RegisterArgs, *, pid: int | None = None, by: str = "user") -> Intent:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.
 
@@ -249,6 +270,8 @@ class DurableStream:
             "agent": given.agent,
             "models": list(given.models),
             "wall_ms": round(given.minutes * 60_000),
+            "max_tokens": given.tokens,
+            "max_cost": given.cost,
             "isolation": given.isolation or self._config.isolation,
             "pid": pid,
             "above": self._above(given.parent),
@@ -256,8 +279,17 @@ class DurableStream:
         }
         if intent not in self.data.intents:
             command = Command(f"register:{intent}", "intent.register", payload, actor=by)
-            await self._runtime.command(NAME, command)
-        found: Intent = self.data.intents[intent]
+            try:
+                await self._runtime.command(NAME, command)
+            except InputRefused as error:
+                if error.code != "key-conflict":
+                    raise
+        # One whose key was used long ago is only in the log.
+        found: Intent | None = self.data.intents.get(intent) or await read_intent(
+            open_reader(self._home.store_path), intent
+        )
+        if found is None:
+            raise InputRefused("no-intent", f"the key of {intent} was used, and the log no longer has that intent")
         return found
 
     def _above(self, session: str | None) -> list[str]:
@@ -288,13 +320,14 @@ class DurableStream:
             session = str(context.get("sessionID") or "")
             if not await until(lambda: self.host.knows(link, session), KNOWN_SECONDS):
                 raise RequestError("not-recorded", "this session is not recorded yet; try again")
+            call = _Call(str(context.get("callID") or ""), session, self._state.turn_of(session))
             match checked:
                 case SpawnArgs():
                     return await self._spawn(link, session, checked, context)
                 case StatusArgs():
                     return self._listing(session, checked.unfinished)
                 case ResultArgs():
-                    return self._result(self._find(checked.intent))
+                    return await self._result(self._find(checked.intent), call)
                 case CancelArgs():
                     intent = self._find(checked.intent)
                     await self._cancel(intent, "cancelled by the model")
@@ -302,9 +335,9 @@ class DurableStream:
                 case NotifyArgs():
                     return await self.people.notify(session, checked, context)
                 case AskArgs():
-                    return await self.people.ask(session, checked, str(context.get("callID") or ""))
+                    return await self.people.ask(session, checked, call.id)
                 case WaitArgs():
-                    return await self._wait_for(checked, session, str(context.get("callID") or ""))
+                    return await self._wait_for(checked, call)
                 case ReadArgs():
                     return await self.people.read(checked, str(context.get("worktree") or link.directory))
         except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
@@ -314,7 +347,9 @@ class DurableStream:
     async def _spawn(self, link: Any, session: str, args: SpawnArgs, context: dict[str, Any]) -> str:
         key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
         given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
-        own = self.host.about(session).get("model")
+        # Another agent may have a model of its own, which the parent's would replace.
+        is_other = args.agent not in (None, context.get("agent"))
+        own = None if is_other else self.host.about(session).get("model")
         given = RegisterArgs(
             prompt=args.prompt,
             title=args.title,
@@ -323,6 +358,8 @@ class DurableStream:
             agent=args.agent,
             models=given_models or ([own] if own else []),
             minutes=args.minutes or DEFAULT_MINUTES,
+            tokens=args.tokens or 0,
+            cost=args.cost or 0.0,
             isolation=args.isolation,
             key=key,
         )
@@ -356,22 +393,26 @@ class DurableStream:
         lines = [f"{i.id} {i.state} {max(now - i.created, 0) // 1000}s {i.title}" for i in mine[-20:]]
         return "\n".join(lines)
 
-    def _result(self, intent: Intent) -> str:
+    async def _result(self, intent: Intent, call: _Call) -> str:
         if intent.state not in ENDED:
             return f"{intent.id} is {intent.state}; its result will come as a message."
-        return f"{intent.id} {intent.state}. {intent.reason}\n{intent.result}".strip()
+        # A call whose turn was stopped meanwhile tells nobody.
+        if call.id and call.turn is not None and call.turn == self._state.turn_of(call.session):
+            told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id}
+            await self._tell("notice.told", f"told:{self._identity.ulid()}", told_by)
+        return told(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
 
-    async def _wait_for(self, args: WaitArgs, session: str, call: str) -> str:
+    async def _wait_for(self, args: WaitArgs, call: _Call) -> str:
         if args.what.startswith("chk_"):
-            return await self.people.wait_for_checkpoint(args.what, call, args.seconds)
+            return await self.people.wait_for_checkpoint(args.what, call.id, args.seconds)
         if not args.what.startswith("int_"):
-            return await self.people.wait_for_signal(args.what, session, args.seconds)
+            return await self.people.wait_for_signal(args.what, call.session, args.seconds)
         intent = self._find(args.what)
         ended = await until(lambda: self.data.intents[intent.id].state in ENDED, args.seconds)
         intent = self.data.intents[intent.id]
         if not ended:
             return f"{intent.id} is still {intent.state}. Call wait_for again, or go on: its result comes by itself."
-        return self._result(intent)
+        return await self._result(intent, call)
 
     def _find(self, given: str) -> Intent:
         found = [intent for intent in self.data.intents.values() if intent.id.startswith(given)]

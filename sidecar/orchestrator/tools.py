@@ -36,6 +36,8 @@ class SpawnArgs(ToolArgs):
         description="provider/model, more after commas for when it fails; default: yours",
     )
     minutes: float | None = Field(default=None, gt=0, le=1440, description="stop it after this long; default 60")
+    tokens: int | None = Field(default=None, gt=0, description="stop it after this many")
+    cost: float | None = Field(default=None, gt=0, description="stop it after this many dollars")
     isolation: Literal["worktree", "shared"] | None = Field(
         default=None, description="edit a git worktree (default, if possible), or shared: these files"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) ->
         yield opencode
 
 
-def spawn(prompt: str) -> str:
-    return f"CALL:agent_spawn {json.dumps({'prompt': prompt, 'title': 'ask for it'})}THEN: SAY:started"
+def spawn(prompt: str, **more: Any) -> str:
+    return f"CALL:agent_spawn {json.dumps({'prompt': prompt, 'title': 'ask for it', **more})}THEN: SAY:started"
 
 
 def waiting(durable: DurableStream) -> list[dict[str, Any]]:
@@ -93,6 +94,16 @@ def test_a_permission_survives_a_kill_of_the_sidecar(client: RealOpenCode, durab
     durable.wait_running([killed])
     durable.cli("checkpoints", asked["id"], "--answer", "once")
     assert "after the kill" in result(durable)
+
+
+def test_the_time_of_work_stands_still_while_a_permission_waits(client: RealOpenCode, durable: DurableStream) -> None:
+    command = {"command": "echo after its time", "description": "say it"}
+    client.prompt(client.create_session("parent"), spawn(f"CALL:bash {json.dumps(command)}", minutes=0.2))
+    asked = only(durable, "permission")
+    wait_until(lambda: time.time() * 1000 > asked["opened"] + 20_000, "more than its time")
+    durable.cli("checkpoints", asked["id"], "--answer", "once")
+    assert "after its time" in result(durable)
+    assert durable.lines("intents")[0]["ran_ms"] < 12_000
 
 
 def test_a_rejection_with_a_message_reaches_the_model(client: RealOpenCode, durable: DurableStream) -> None:

@@ -172,6 +172,23 @@ def test_two_that_end_together_while_the_parent_streams_wake_it_once(
     assert "first" in wake and "second" in wake, "one message with both results"
 
 
+def test_a_result_that_wait_for_returned_wakes_nobody(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    shell = {"command": "echo two > made.txt", "description": "make a file"}
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn(f"HOLD:waited CALL:bash {json.dumps(shell)}THEN: SAY:forty two"))
+    waits = json.dumps({"what": one(durable, "running")["id"]})
+    client.prompt_async(parent, f"CALL:wait_for {waits}THEN: SAY:heard it")
+    wait_until(lambda: "wait_for" in json.dumps(client.messages(parent)), "the call")
+    model.release("waited")
+    wait_until(lambda: "heard it" in json.dumps(client.messages(parent)[-1]), "the end of the turn")
+    wait_until(lambda: [n["state"] for n in durable.lines("notices")] == ["observed"], "the receipt")
+    said = [json.dumps(message) for message in client.messages(parent)]
+    assert [("forty two" in text, "+two" in text) for text in said if "background-agent" in text] == [(True, True)]
+    assert [message["info"]["role"] for message in client.messages(parent)].count("user") == 2, "no wake"
+
+
 @pytest.mark.torture
 def test_a_hundred_run_four_at_a_time(client: RealOpenCode, durable: DurableStream) -> None:
     client.create_session("parent")  # OpenCode links, and says where its program is

@@ -45,9 +45,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
     yield home
 
 
-def intent(name: str, *more: tuple[str, dict[str, Any]], title: str = "") -> list[StreamEvent]:
+def intent(name: str, *more: tuple[str, dict[str, Any]], title: str = "", **given: Any) -> list[StreamEvent]:
     """What the agent ``intents`` records of one intent."""
     about = {"prompt": "p", "title": title or f"the title of {name}", "parent": None, "directory": "/p", "ts": NOW}
+    about |= given
     about["models"] = ["anthropic/claude-x"] if name == "int_costly" else []
     later = [("intent.starting", {}), *more] if more else []
     return [
@@ -79,6 +80,19 @@ async def test_the_board_shows_what_runs_what_waits_and_what_ended_lately(home: 
     assert session["session"] == waiting["session"] and session["doing"]
     later = board.state(NOW + 10_000_000)
     assert [agent["id"] for agent in later["agents"]] == ["int_queued", "int_runs"]
+
+
+def test_what_a_session_spent_in_all_is_shown(home: Path) -> None:
+    about = {"parent": "ses_parent", "root": "ses_parent"}
+    spends = ("intent.spent", {"tokens": 1500, "cost": 0.25})
+    made = [*intent("int_one", spends, **about), *intent("int_two", spends, **about)]
+    asyncio.run(append(home / "store", [[event] for event in made]))
+    used = {"root": "ses_parent", "sessions": 2, "tokens": 3000, "cost": 0.5, "ran": 0}
+    assert json.loads(run(home, "top", "--json").out)["roots"] == [used]
+    assert "3.0k\t$0.5000\tses_parent" in run(home, "top").out
+    assert json.loads(run(home, "intents", "int_two", "--json").out)["spent"] == used
+    assert json.loads(run(home, "intents", "--json").out.splitlines()[-1])["spent"] == used
+    assert "2 started" in run(home, "intents", "int_two").out and "started," not in run(home, "intents", "int_runs").out
 
 
 def test_a_pipe_gets_it_once_and_json_is_one_object(home: Path) -> None:

@@ -102,6 +102,17 @@ async def test_a_toast_says_that_work_started_and_ended_but_not_that_of_other_ba
         assert agent.data.alerts == {}
 
 
+@pytest.mark.parametrize(("root", "toasts"), [("ses_1", 1), ("int_1", 0)])
+async def test_a_budget_that_is_nearly_used_up_is_told_once(root: str, toasts: int) -> None:
+    toast, send = Script({"shown": False}), Script({})
+    agent = AlertAgent(PHONE)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        for _ in range(2):
+            await run.happened("budget.warning", stream="agent/intents", root=root, what="tokens", share=0.81)
+        assert (len(toast.runs), len(send.runs)) == (toasts, 1)
+        assert send.runs[0]["text"] == f"81% of max_tokens is used ({root})"
+
+
 async def test_a_stage_that_reached_nobody_is_followed_at_once() -> None:
     toast, send = Script({"shown": False}), Script(ChannelError("no"))
     agent = AlertAgent([["desktop"], ["json:1"]])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.orchestrator.intent_state import Intent, Limits
+from sidecar.orchestrator.intent_state import KEPT_ENDED, Intent, Limits
 from sidecar.orchestrator.intents import (
     ABORT,
     CHECK,
@@ -36,9 +36,10 @@ class World:
         self.done = Counter[tuple[str, str]]()
         self.types: list[str] = []
         self.messages: dict[str, list[str]] = {}
+        self.worktrees: set[str] = set()
         self._count = 0
 
-    def happens(self, type_: str, **payload: Any) -> list[str]:
+    def happens(self, type_: str, metadata: dict[str, Any] | None = None, **payload: Any) -> list[str]:
         """One input; the types of what the agent recorded."""
         self._count += 1
         event: StreamEvent = self.clock.identity(self._count).stamp(
@@ -49,6 +50,7 @@ class World:
                 "actor": "test",
                 "source": {"agent": "test", "adapter": "test"},
                 "payload": payload,
+                "metadata": metadata or {},
             }
         )
         outputs = self.agent.receive(event)
@@ -77,7 +79,9 @@ class World:
             result = {"session": f"ses_{node}"}
         if kind == ISOLATE:
             result = {"directory": "/w/sub", "root": "/w", "base": "b", "repository": "/r"}
+            self.worktrees.add(node)
         if kind == COLLECT:
+            self.worktrees.discard(node)
             result = {"ref": f"refs/durable-stream/{node}", "files": [], "count": 0, "diff": "+one"}
         if kind == WAKE:
             result = {"status": "sent"}
@@ -140,6 +144,20 @@ def test_a_model_has_its_own_limit_and_others_overtake_it() -> None:
     world.ends(world.intent("a"))
     world.settle()
     assert world.intent("b").state == "running" and world.intent("e").state == "queued"
+
+
+def test_work_without_a_given_model_counts_for_the_one_that_answers_it() -> None:
+    world = World(running=4, per_model={"slow": 1})
+    world.register("a", agent="thinker")
+    world.settle()
+    captured = {"session": "ses_int_a", "model": {"provider": "slow", "model": "x"}}
+    assert world.happens("agent.input", **captured) == ["intent.model"]
+    assert world.happens("agent.input", **captured) == []
+    assert world.happens("agent.input", session="ses_user", model={"provider": "slow", "model": "x"}) == []
+    for name, model in (("b", "slow/y"), ("c", "fast/one")):
+        world.register(name, models=[model])
+    world.settle()
+    assert [world.intent(name).state for name in "abc"] == ["running", "queued", "running"]
 
 
 def test_cancelling_reaches_the_whole_tree() -> None:
@@ -228,6 +246,67 @@ def test_a_long_turn_and_its_children_meet_the_budget_before_they_end() -> None:
     assert (world.intent("a").code, round(world.intent("a").cost, 1)) == ("budget", 1.1)
 
 
+def test_one_intent_has_a_budget_of_its_own() -> None:
+    world = World()
+    for name, most in (("a", {"max_tokens": 100}), ("b", {"max_cost": 0.5}), ("c", {})):
+        world.register(name, **most)
+        world.settle()
+        world.spends(f"ses_int_{name}", 99, cost=0.4)
+    world.register("child", parent="ses_int_a")
+    world.settle()
+    assert world.states() == {"running": 4}
+    for name in "abc":
+        world.spends(f"ses_int_{name}", 1, cost=0.2)
+    world.settle()
+    states = {name: (world.intent(name).state, world.intent(name).code) for name in ("a", "b", "c", "child")}
+    ended, cancelled = ("failed", "budget"), ("cancelled", "cancelled")
+    assert states == {"a": ended, "b": ended, "c": ("running", ""), "child": cancelled}
+
+
+def test_the_minutes_of_a_root_are_added_up() -> None:
+    world = World(ran_ms=1_200_000)
+    for name in "ab":
+        world.register(name)
+        world.settle()
+    later(world, 540)
+    assert world.states() == {"running": 2} and world.types.count("budget.warning") == 1
+    later(world, 120)
+    assert {(i.state, i.code) for i in world.agent.data.intents.values()} == {("failed", "budget")}
+    assert world.register("late").code == "budget"
+
+
+def test_each_budget_is_warned_of_once() -> None:
+    world = World(sessions=5, tokens=100)
+    for name in "abcd":
+        world.register(name)
+        world.settle()
+    assert world.types.count("budget.warning") == 1
+    assert world.spends("ses_int_a", 80) == ["intent.spent", "budget.warning"]
+    assert world.spends("ses_int_a", 1) == ["intent.spent"]
+    assert world.agent.data.spent["ses_user"].warnings == ["sessions", "tokens"]
+
+
+def test_what_a_root_has_spent_counts_until_its_session_is_deleted() -> None:
+    world = World(tokens=100)
+    world.register("a")
+    world.settle()
+    world.spends("ses_int_a", 100, finish="stop")
+    world.ends(world.intent("a"))
+    world.settle()
+    for n in range(KEPT_ENDED + 1):
+        world.register(f"{n}", parent=f"ses_other{n % 2}")
+        world.settle()
+        world.happens("intent.cancel", intent=f"int_{n}")
+        world.settle()
+    assert "int_a" not in world.agent.data.intents and world.register("late").code == "budget"
+    assert world.happens("lifecycle.session.ended", session="ses_user") == ["budget.closed"]
+    for n in range(KEPT_ENDED + 1):
+        world.register(f"more{n}", parent=None)
+        world.happens("intent.cancel", intent=f"int_more{n}")
+        world.settle()
+    assert "ses_user" not in world.agent.data.spent and len(world.agent.data.spent) <= KEPT_ENDED + 3
+
+
 def test_an_agent_that_may_write_gets_a_worktree_and_its_changes_are_told() -> None:
     world = World(readers=frozenset({"plan"}))
     world.register("reader", isolation="auto", agent="plan")
@@ -258,6 +337,19 @@ def test_what_a_stopped_one_changed_is_kept() -> None:
     }
 
 
+def test_a_worktree_that_is_made_after_the_end_is_removed() -> None:
+    world = World()
+    world.register("a", isolation="worktree")
+    assert world.happens("intent.cancel", intent="int_a") == ["intent.cancelled"]
+    world.act()
+    (kind, node, args) = world.effects[0]
+    assert (kind, node, args["repository"], args["session"]) == (COLLECT, "int_a", "/r", None)
+    world.settle()
+    assert not world.worktrees and world.intent("a").state == "cancelled"
+    late = {"kind": ISOLATE, "node": "int_forgotten", "result": {}}
+    assert world.happens("effect.completed", **late) == [] and not world.effects, "there was no repository"
+
+
 def test_without_a_repository_only_one_that_insists_fails() -> None:
     world = World()
     for name, isolation in (("a", "auto"), ("b", "worktree")):
@@ -279,12 +371,83 @@ def test_a_silent_one_is_stopped() -> None:
     assert world.intent("a").code == "silence" and world.effects[0][0] == ABORT
 
 
+def later(world: World, seconds: float) -> None:
+    """Time passes, in which the sidecar looks at the clock whenever the agent wants it."""
+    end = world.clock.now_ms + round(seconds * 1000)
+    while (deadline := world.agent.deadline()) is not None and deadline <= end:
+        world.clock.now_ms = max(deadline, world.clock.now_ms)
+        world.happens("tick", now=world.clock.now_ms)
+        world.settle()
+    world.clock.now_ms = end
+
+
+def test_time_counts_only_while_a_sidecar_runs_and_the_machine_is_awake() -> None:
+    world = World()
+    world.register("a", wall_ms=600_000)
+    world.settle()
+    later(world, 300)
+    world.clock.now_ms += 8 * 3_600_000  # the machine was off
+    world.happens("sidecar.started")
+    world.settle()
+    world.happens("tick", now=world.clock.now_ms)
+    world.clock.now_ms += 8 * 3_600_000  # the machine slept, and the sidecar with it
+    world.happens("tick", now=world.clock.now_ms)
+    world.settle()
+    later(world, 120)
+    assert world.intent("a").state == "running"
+    later(world, 240)
+    assert (world.intent("a").state, world.intent("a").code) == ("failed", "timeout")
+
+
+def test_the_time_of_work_that_waits_for_a_person_stands_still() -> None:
+    world = World(silence_ms=60_000)
+    for name, above in (("top", "ses_user"), ("low", "ses_int_top"), ("other", "ses_user")):
+        world.register(name, parent=above, wall_ms=600_000)
+        world.settle()
+    world.happens("checkpoint.opened", checkpoint="chk_1", intent="int_low", kind="permission")
+    world.happens("checkpoint.opened", checkpoint="chk_2", intent=None, kind="permission")
+    later(world, 86_400)
+    assert [world.intent(name).state for name in ("top", "low", "other")] == ["running", "running", "failed"]
+    silent = {"state": "busy", "quiet_ms": 60_000, "resumes": 0}
+    assert world.happens("effect.completed", kind=CHECK, node="int_low", result=silent) == []
+    assert world.happens("checkpoint.answered", checkpoint="chk_1") == ["intent.continued"]
+    assert world.happens("checkpoint.answered", checkpoint="chk_2") == []
+    later(world, 590)
+    assert world.intent("top").state == "running" == world.intent("low").state
+    later(world, 10)
+    assert world.intent("top").code == "timeout" and world.intent("low").state in ENDED
+
+
+def test_what_an_ended_one_still_asks_holds_up_nobody() -> None:
+    world = World()
+    for name, above in (("top", "ses_user"), ("low", "ses_int_top")):
+        world.register(name, parent=above, wall_ms=600_000)
+        world.settle()
+    world.happens("checkpoint.opened", checkpoint="chk_1", intent="int_low", kind="ask")
+    assert world.intent("top").asks == ["chk_1"]
+    world.ends(world.intent("low"))
+    world.settle()
+    later(world, 600)
+    assert world.intent("top").code == "timeout"
+
+
+def test_the_time_of_work_that_waits_for_an_opencode_stands_still() -> None:
+    world = World()
+    world.register("a", wall_ms=600_000)
+    world.settle()
+    world.happens("turn.ended", session="ses_int_a", outcome="interrupted")
+    kind, node, _ = world.effects.pop()
+    world.happens("effect.completed", kind=kind, node=node, result={"absent": True})
+    later(world, 86_400)
+    assert world.intent("a").state == "resuming"
+
+
 def test_a_session_is_not_looked_at_before_its_prompt_is_there() -> None:
     world = World()
     world.register("a")
     while not any(kind == PROMPT for kind, _, _ in world.effects):
         world.act()
-    assert world.happens("resume") == ["resume"], "the prompt is on its way: what rests there is no answer"
+    assert world.happens("sidecar.started") == ["resume"], "the prompt is on its way: what rests there is no answer"
     kind, node, _ = world.effects.pop()
     assert world.happens("effect.completed", kind=kind, node=node, result={"held": True})[0] == "intent.prompted"
     assert [kind for kind, _, _ in world.effects] == [CHECK], "an earlier sidecar sent it: how far did it come?"
@@ -354,6 +517,52 @@ def test_two_that_end_together_are_told_in_one_message() -> None:
     assert {intent.code for intent in world.agent.data.intents.values()} == {"timeout"}
 
 
+def told_by_a_call(world: World) -> None:
+    """The parent waits for an intent in a tool call, which returns its result."""
+    world.register("a")
+    world.settle()
+    world.ends(world.intent("a"))
+    kind, node, _ = world.effects.pop()
+    world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_1")
+    assert world.happens("effect.completed", kind=kind, node=node, result={"status": "busy"}) == []
+
+
+@pytest.mark.parametrize(
+    ("hook", "outcome", "wakes"),
+    [
+        ("event", "interrupted", 0),
+        (None, "completed", 0),
+        # OpenCode died between the hook and what it keeps.
+        ("tool.execute.after", "interrupted", 1),
+        (None, "interrupted", 1),
+        (None, "aborted", 1),
+    ],
+)
+def test_a_result_that_a_call_returned_wakes_nobody_if_opencode_kept_it(
+    hook: str | None, outcome: str, wakes: int
+) -> None:
+    world = World()
+    told_by_a_call(world)
+    if hook is not None:
+        step = {"session": "ses_user", "call": "call_1", "kind": "tool", "status": "completed"}
+        world.happens("execution.step", metadata={"hook": hook}, **step)
+    world.happens("turn.ended", session="ses_user", outcome="continued")
+    world.happens("turn.ended", session="ses_user", outcome=outcome)
+    world.settle()
+    assert len(world.messages.get("ses_user", [])) == wakes
+    assert world.agent.data.notices["ntc_a"].state == ("sent" if wakes else "observed")
+    assert world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_2") == []
+
+
+def test_a_result_that_another_session_read_is_still_told() -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    world.ends(world.intent("a"))
+    assert world.happens("notice.told", notice="ntc_a", session="ses_other", call="call_1") == []
+    assert world.happens("notice.told", notice="ntc_none", session="ses_user", call="call_1") == []
+
+
 def test_the_next_model_is_tried_after_an_error() -> None:
     world = World()
     world.register("a", models=["one/x", "two/y"])
@@ -405,6 +614,7 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
     intents = world.agent.data.intents.values()
     assert all(each.state in ENDED for each in intents)
     assert all(count == 1 for (kind, _), count in world.done.items() if kind == CREATE)
+    assert not world.worktrees
     told = Counter(notice.intent for notice in world.agent.data.notices.values())
     assert told == Counter(each.id for each in intents if each.state in ("completed", "failed"))
     assert all(notice.state == "observed" for notice in world.agent.data.notices.values())

@@ -1,0 +1,212 @@
+"""The façade ``DurableStream`` over a runtime and a host of a few lines: keys, tools and what a restart does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bridge.opencode.capture.state import CaptureState, SessionState, Turn
+from sidecar.config import PhantomConfig
+from sidecar.gardener_config import GardenerConfig
+from sidecar.home import Home
+from sidecar.notify_config import NotifyConfig
+from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.intent_state import KEPT_ENDED
+from sidecar.orchestrator.service import DurableStream, RegisterArgs
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from tests.sidecar.orchestrator.support import Bench, bench
+from tests.sidecar.runtime.kinds import Clock
+from tests.sidecar.runtime.support import agents, records
+from tests.sidecar.support import run as command
+from tests.sidecar.support import running, start
+
+PARENT = "ses_parent"
+
+
+class Host:
+    """Creates every session, and takes every prompt."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.state = CaptureState()
+        self.prompts: list[tuple[str, str, dict[str, Any]]] = []
+        self.idle = True
+        self.works = True
+
+    async def create(self, intent: str, **about: Any) -> str:
+        if not self.works:
+            raise HostError("no OpenCode", permanent=True)
+        return f"ses_{intent}"
+
+    def knows(self, link: Any, session: str) -> bool:
+        return True
+
+    async def find(self, intent: str, **about: Any) -> str | None:
+        return None
+
+    async def prompt(self, session: str, parts: Sequence[Part], **about: Any) -> bool:
+        self.prompts += [(session, part.text, about) for part in parts]
+        return True
+
+    async def holds(self, session: str, key: str, **about: Any) -> bool:
+        return False
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        return None
+
+    async def status(self, session: str) -> Status:
+        return "idle" if self.idle else "busy"
+
+    async def look(self, session: str, **about: Any) -> Look:
+        return Look("busy")
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        return False
+
+    def about(self, session: str) -> dict[str, Any]:
+        return {"directory": "/p", "model": "mock/parent"}
+
+    def answers(self, message: str) -> None:
+        """The parent is in a turn that answers this message of the user."""
+        parent = SessionState(PARENT, "s", PARENT, None, known=True, event_id="e")
+        parent.turn = Turn(message, "msg_a", "e", 0, "boot", "build", None)
+        self.state.sessions[PARENT] = parent
+
+
+class Watcher:
+    """A user's agent that hears when background work goes on after a restart."""
+
+    events = ("resume",)
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"type": "watcher.heard", "payload": event["payload"]}]
+
+
+@asynccontextmanager
+async def orchestration(tmp_path: Path) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
+    home, host, clock = Home(tmp_path / "home"), Host(), Clock()
+    home.create()
+    store = await Log.open(home.store_path, seeded_identity(1))
+    made = DurableStream(
+        home,
+        PhantomConfig(isolation="shared"),
+        NotifyConfig(),
+        GardenerConfig(),
+        clock.identity(9),
+        None,
+        host.state,
+        SimpleNamespace(delivers=lambda link: True),
+    )
+    made.host = host  # type: ignore[assignment]
+    async with bench(store, [*made.agents, *agents(Watcher)], made.kinds, clock) as run:
+        made.attach(run.runtime)
+        yield made, host, run
+    await store.close()
+
+
+async def call(made: DurableStream, name: str, **args: Any) -> str:
+    """The parent's model calls a tool."""
+    link = SimpleNamespace(identity=SimpleNamespace(service=None), pid=1, directory="/p")
+    return await made.tool(
+        link, name, args, {"sessionID": PARENT, "messageID": "msg_a", "callID": "call_1", "agent": "build"}
+    )
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_result_that_a_call_returned_is_not_told_again_unless_its_turn_was_stopped(
+    tmp_path: Path, stopped: bool
+) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        host.idle = False
+        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p", parent=PARENT))
+        await run.settled()
+        host.answers("msg_1")
+        assert "still running" in await call(made, "wait_for", what=intent.id, seconds=0.01)
+        waits = asyncio.create_task(call(made, "wait_for", what=intent.id))
+        await asyncio.sleep(0)
+        if stopped:
+            host.answers("msg_2")
+        phantom = f"ses_{intent.id}"
+        await run.happened("execution.output", session=phantom, kind="text", text="forty two")
+        await run.happened("turn.ended", session=phantom, outcome="completed")
+        (notice,) = made.data.notices.values()
+        assert await waits == notice.text and "forty two" in notice.text
+        await run.settled()
+        assert made.data.notices[notice.id].state == ("queued" if stopped else "returned")
+        assert await call(made, "intent_result", intent=intent.id) == notice.text
+
+
+@pytest.mark.parametrize(
+    ("given", "model"),
+    [
+        ({}, "mock/parent"),
+        ({"agent": "build"}, "mock/parent"),
+        ({"agent": "thinker"}, None),
+        ({"agent": "thinker", "model": "mock/given"}, "mock/given"),
+    ],
+)
+async def test_work_runs_on_the_model_of_its_parent_unless_another_agent_is_named(
+    tmp_path: Path, given: dict[str, str], model: str | None
+) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        await call(made, "agent_spawn", prompt="do it", title="it", **given)
+        await run.settled()
+        assert [about["model"] for _, _, about in host.prompts] == [model]
+
+
+async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        host.works = False
+        given = RegisterArgs(prompt="do it", directory="/p", key="mine")
+        first = await made.register_intent(given)
+        assert (await made.register_intent(given)).id == first.id
+        await run.settled()
+        for n in range(KEPT_ENDED):
+            await made.register_intent(RegisterArgs(prompt=f"{n}", directory="/p"))
+        await run.settled()
+        for n in range(2):
+            await made.register_intent(RegisterArgs(prompt=f"late {n}", directory="/p"))
+            await run.settled()
+        assert first.id not in made.data.intents
+        again = await made.register_intent(given)
+        assert (again.id, again.state, again.code) == (first.id, "failed", "no-session")
+        other = await made.register_intent(given.model_copy(update={"prompt": "something else"}))
+        assert (other.id, other.prompt) == (first.id, "do it")
+
+
+async def test_a_start_resumes_unfinished_work_and_tells_other_agents_so(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, _, run):
+        async with AsyncExitStack() as stack:
+            await made.start(stack)
+        assert "resume" not in await run.types("intents"), "without background work nothing is recorded"
+        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p"))
+        await run.settled()
+        async with AsyncExitStack() as stack:
+            await made.start(stack)
+            await run.settled()
+        heard = [r.event for r in await records(run.store, "agent/watcher") if r.event.type == "watcher.heard"]
+        assert [event.payload["intents"] for event in heard] == [[intent.id]]
+        assert (await run.steps("intents", "opencode.check"))[-1] == "effect.completed"
+
+
+def test_the_same_key_on_the_command_line_is_the_same_intent(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.config_path.write_text(f'[phantom]\nexecutable = "{tmp_path / "none"}"\n')
+    process = start(home)
+    try:
+        running(home)
+        said = [command(home, "spawn", "do it", "--key", "mine", "--directory", str(tmp_path)) for _ in range(2)]
+        assert len({done.stdout.split()[0] for done in said}) == 1, said
+        assert len(command(home, "intents", "--json").stdout.splitlines()) == 1
+    finally:
+        process.terminate()
+        process.wait(30)
