@@ -319,6 +319,9 @@ class PhantomConfig(_Section):
     max_minutes: Annotated[float, Field(ge=0)] = 0.0
     """How many minutes these agents may work, added up; 0: any number."""
 
+    max_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 300
+    """How often a background session may call the model for one prompt. More is an endless loop; 0: any number."""
+
     silence_minutes: Annotated[float, Field(ge=0, le=1440)] = 20.0
     """A background session that does nothing for this long, and runs no tool, is stopped; 0: never."""
 

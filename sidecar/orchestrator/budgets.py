@@ -60,9 +60,10 @@ def spend(state: State, event: StreamEvent) -> list[Output]:
     """A call of the model has ended. It counts at once, so that a budget also stops a long turn."""
     intent = state.working(str(event.payload.get("session")))
     tokens, cost = _tokens(event.payload.get("tokens")), event.payload.get("cost") or 0.0
-    if intent is None or not (tokens or cost):
+    own = event.payload.get("kind") == "inference" and event.payload.get("session") in state.sessions
+    if intent is None or not (tokens or cost or own):
         return []
-    return [Output("intent.spent", {"intent": intent.id, "tokens": tokens, "cost": cost})]
+    return [Output("intent.spent", {"intent": intent.id, "tokens": tokens, "cost": cost, "steps": int(own)})]
 
 
 def warnings(state: State, limits: Limits) -> list[Output]:
@@ -81,7 +82,8 @@ def warnings(state: State, limits: Limits) -> list[Output]:
 
 
 def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
-    """Why an intent must stop: its parent intent was stopped, or it or its root has spent too much.
+    """Why an intent must stop: its parent intent was stopped, it is in an endless loop, or it or its root has
+    spent too much.
 
     ``None`` if it may go on.
     """
@@ -90,6 +92,9 @@ def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
     starter = state.intents.get(intent.starter or "")
     if starter is not None and starter.code in STOPS_TREE:
         return Doom("intent.cancelled", f"{starter.id}, which started it, was stopped", "cancelled")
+    if limits.steps and intent.steps > limits.steps:
+        reason = f"endless loop: it called the model more than {limits.steps} times for one prompt"
+        return Doom("intent.failed", reason, "endless-loop")
     over = _spent_all(limits, state.spent.get(intent.root, Spent()))
     over = over or _overspent(intent, intent.max_tokens, intent.max_cost)
     return Doom("intent.failed", over, "budget") if over else None

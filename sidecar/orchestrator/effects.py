@@ -126,7 +126,7 @@ class Check(_Kind):
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        look = await self._host.look(args["session"], directory=args["directory"], most=args["most"])
+        look = await self._host.look(args["session"], directory=args["directory"])
         return {**look._asdict(), "resumes": args["resumes"]}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:

@@ -36,11 +36,10 @@ class Look(NamedTuple):
 
     ``busy``: it works, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
     ``unanswered``: it is idle in the middle of a turn, or before it. ``unprompted``: it is idle and has no prompt,
-    because its OpenCode took the prompt and ended before it kept it. ``loop``: it made more than ``most`` answers to
-    one prompt. ``gone``: there is no such session.
+    because its OpenCode took the prompt and ended before it kept it. ``gone``: there is no such session.
     """
 
-    state: Literal["busy", "answered", "unanswered", "unprompted", "loop", "gone"]
+    state: Literal["busy", "answered", "unanswered", "unprompted", "gone"]
     text: str = ""
     quiet_ms: int = 0
     """How long a busy session has shown no activity; 0 while a tool runs, or a provider is tried again."""
@@ -97,8 +96,8 @@ class Host(Protocol):
         """
         ...
 
-    async def look(self, session: str, *, directory: str, most: int) -> Look:
-        """What a phantom's session did with its last prompt, from its history; ``most``: messages to read."""
+    async def look(self, session: str, *, directory: str) -> Look:
+        """What a phantom's session did with its last prompt, from its history."""
         ...
 
     async def toast(self, session: str, title: str, text: str) -> bool:

@@ -65,9 +65,9 @@ class Hosts:
         """See ``Host``."""
         return await self._of(session).status(session)
 
-    async def look(self, session: str, *, directory: str, most: int) -> Look:
+    async def look(self, session: str, *, directory: str) -> Look:
         """See ``Host``."""
-        return await self._of(session).look(session, directory=directory, most=most)
+        return await self._of(session).look(session, directory=directory)
 
     async def toast(self, session: str, title: str, text: str) -> bool:
         """See ``Host``."""

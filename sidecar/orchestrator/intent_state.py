@@ -47,6 +47,9 @@ class Limits:
     """In the currency of OpenCode's prices, US dollars."""
     ran_ms: int = 0
     """How long the intents of a root may work, added up."""
+    steps: int = 0
+    """How often a phantom may call the model for one prompt. More is an endless loop, as with a stream of the provider
+    that has no finish reason."""
     silence_ms: int = 0
     """How long a phantom may show no activity."""
     readers: frozenset[str] = frozenset()
@@ -65,6 +68,7 @@ class Limits:
             cost=config.max_cost,
             ran_ms=round(config.max_minutes * 60_000),
             readers=frozenset(config.readers),
+            steps=config.max_steps,
             silence_ms=round(config.silence_minutes * 60_000),
         )
 
@@ -125,6 +129,8 @@ class Intent:
     max_tokens: int = 0
     """How many tokens it may use; 0: no limit of its own."""
     max_cost: float = 0.0
+    steps: int = 0
+    """How often its own session has called the model for the last prompt."""
     pid: int | None = None
     """The OpenCode that asked; its environment is the phantom's."""
     prompting: bool = False
@@ -298,6 +304,7 @@ class State:
         intent.changes = dict(payload.get("changes") or intent.changes)
         intent.tokens += payload.get("tokens", 0)
         intent.cost += payload.get("cost", 0.0)
+        intent.steps += payload.get("steps", 0)
         if (spent := self.spent.get(intent.root)) is not None:
             spent.tokens += payload.get("tokens", 0)
             spent.cost += payload.get("cost", 0.0)
@@ -323,6 +330,7 @@ class State:
         elif type_ == "intent.interrupted":
             intent.resumes, intent.prompting = intent.resumes + 1, True
         elif type_ in ("intent.prompted", "intent.resumed"):
+            intent.steps = 0
             intent.prompting = False
         elif type_ == "intent.waiting":
             intent.prompting, intent.resumes = False, intent.resumes - 1

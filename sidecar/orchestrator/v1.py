@@ -30,6 +30,9 @@ _KEPT_SECONDS: Final = 3.0
 
 _CUT_OFF: Final = "the OpenCode that runs this work is not linked now"
 
+LOOKED: Final = 300
+"""How many of a session's newest messages are read to see what it did with its last prompt."""
+
 HISTORY: Final = 60
 """How many of a session's newest messages are searched for a key."""
 
@@ -165,28 +168,26 @@ class V1Host:
         elif self._is_cut_off(session):
             raise HostError(_CUT_OFF)
 
-    async def look(self, session: str, *, directory: str, most: int) -> Look:
+    async def look(self, session: str, *, directory: str) -> Look:
         """See ``Host``."""
-        look = await self._look(session, directory=directory, most=most)
+        look = await self._look(session, directory=directory)
         if look.state == "unprompted":  # OpenCode takes a prompt a moment before it keeps it.
             await asyncio.sleep(_KEPT_SECONDS)
-            look = await self._look(session, directory=directory, most=most)
+            look = await self._look(session, directory=directory)
         return look
 
-    async def _look(self, session: str, *, directory: str, most: int) -> Look:
+    async def _look(self, session: str, *, directory: str) -> Look:
         link = await self._of(session, directory, None)
         statuses = await _call(link, "session.status", {})
         status = statuses.get(session) if isinstance(statuses, dict) else None
         try:
-            found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": most}})
+            found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": LOOKED}})
         except HostError as error:
             if error.permanent:
                 return Look("gone")
             raise
         infos = [message.get("info") or {} for message in (found if isinstance(found, list) else [])]
         prompted = max((n for n, info in enumerate(infos) if info.get("role") == "user"), default=-1)
-        if len(infos) - prompted - 1 >= most - 1:
-            return Look("loop")
         if isinstance(status, dict) and status.get("type") != "idle":
             quiet = 0 if status.get("type") == "retry" else _quiet_ms(found, self._now_ms())
             return Look("busy", quiet_ms=quiet)

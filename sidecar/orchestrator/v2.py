@@ -137,14 +137,12 @@ class V2Host:
             if not error.permanent:
                 raise
 
-    async def look(self, session: str, *, directory: str, most: int) -> Look:
+    async def look(self, session: str, *, directory: str) -> Look:
         """See ``Host``."""
         client, known = await self._client(session), self._state.sessions.get(session)
         found = mapping(await _get(client, f"{_path(session)}/message?order=desc&limit=1"))
         if not found:
             return Look("gone")
-        if known is not None and known.turn is not None and known.turn.steps >= most:
-            return Look("loop")
         for _ in range(SETTLE_LOOKS):
             last = next(map(mapping, _list(found.get("data"))), {})
             if await self._is_active(client, session):

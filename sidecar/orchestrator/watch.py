@@ -21,10 +21,6 @@ CHECK_MS: Final = 60_000
 """How often a running intent's session is checked, because the end of its turn may have been lost, or it may be
 silent."""
 
-MAX_STEPS: Final = 300
-"""A session that calls the model this often for one prompt is in an endless loop, as with a stream without a
-finish reason."""
-
 
 def deadlines(state: State, check_ms: int) -> list[int]:
     """When ``late`` or ``due`` may have something to say, in ms UTC."""
@@ -56,7 +52,6 @@ def check(intent: Intent, ts: int) -> list[Output]:
     args = {
         "session": intent.session,
         "directory": intent.place,
-        "most": MAX_STEPS + 1,
         "resumes": intent.resumes,
     }
     checked = Output("intent.checked", {"intent": intent.id, "ts": ts})
@@ -65,9 +60,6 @@ def check(intent: Intent, ts: int) -> list[Output]:
 
 def alarm(intent: Intent, found: Mapping[str, Any], silence_ms: int) -> Doom | None:
     """Why an intent must stop, after a look at its session; ``None`` if it may go on."""
-    if found.get("state") == "loop":
-        reason = f"endless loop: it called the model more than {MAX_STEPS} times for one prompt"
-        return Doom("intent.failed", reason, "endless-loop")
     quiet = int(found.get("quiet_ms") or 0)
     if found.get("state") == "busy" and silence_ms and quiet >= silence_ms and not intent.asks:
         return Doom("intent.failed", f"silence: it did nothing for {quiet // 60_000} minutes", "silence")

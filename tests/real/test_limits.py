@@ -15,7 +15,7 @@ from tests.real.opencode import RealOpenCode
 
 pytestmark = pytest.mark.real_opencode
 
-CONFIG = "[phantom]\nmax_sessions = 3\nmax_tokens = 5000\n"
+CONFIG = "[phantom]\nmax_sessions = 3\nmax_tokens = 5000\nmax_steps = 12\n"
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,15 @@ def test_tokens_stop_an_agent_in_the_middle(client: RealOpenCode, durable: Durab
     model.release("tokens")
     (intent,) = of(durable, parent)
     wait_until(lambda: outcomes(durable, intent["session"]) == ["aborted"], "the end of its turn")
+
+
+def test_an_endless_loop_is_stopped(client: RealOpenCode, durable: DurableStream, model: ModelServer) -> None:
+    parent = client.create_session("never finishes")
+    client.prompt(parent, f"{call('CUT:always SAY:and so on')}THEN: SAY:spawned")  # no finish reason, so it goes on
+    ended(durable, parent, "endless-loop")
+    (intent,) = of(durable, parent)
+    wait_until(lambda: outcomes(durable, intent["session"]) == ["aborted"], "the end of its turn")
+    assert 12 < len([r for r in model.requests if r.session == intent["session"]]) < 100
 
 
 def test_its_time_ends_an_agent(client: RealOpenCode, durable: DurableStream, model: ModelServer) -> None:

@@ -246,6 +246,19 @@ def test_a_long_turn_and_its_children_meet_the_budget_before_they_end() -> None:
     assert (world.intent("a").code, round(world.intent("a").cost, 1)) == ("budget", 1.1)
 
 
+def test_an_endless_loop_is_stopped() -> None:
+    world = World(steps=3)
+    world.register("a")
+    world.settle()
+    world.happens("lifecycle.session.created", session="ses_child", parent="ses_int_a")
+    for _ in range(4):
+        world.spends("ses_child", 1)
+    for _ in range(3):
+        assert world.spends("ses_int_a", 0) == ["intent.spent"], "also if the provider reports no tokens"
+    assert "intent.failed" in world.spends("ses_int_a", 0)
+    assert world.intent("a").code == "endless-loop"
+
+
 def test_one_intent_has_a_budget_of_its_own() -> None:
     world = World()
     for name, most in (("a", {"max_tokens": 100}), ("b", {"max_cost": 0.5}), ("c", {})):
