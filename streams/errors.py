@@ -59,8 +59,8 @@ class OffsetConflict(Conflict):
 
     def __str__(self) -> str:
         return (
-            f"stream {self.stream_id} is at offset {self.actual}, not {self.expected}: "
-            "another writer was first; read what it wrote and decide again"
+            f"stream {self.stream_id} is at offset {self.actual}, not {self.expected}: another writer appended first; "
+            "read its records and decide again"
         )
 
 

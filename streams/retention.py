@@ -293,5 +293,5 @@ def payload_fault(removal: Removal, stream_id: str, offset: int, position: int, 
     if is_digest(payload) == removal.is_forgotten(stream_id, offset, position):
         return None
     if not is_digest(payload):
-        return None if removal.pending else "its payload was forgotten and is there all the same"
-    return "its payload is only a digest, and nothing says that it was forgotten"
+        return None if removal.pending else "its payload was forgotten but is still there"
+    return "its payload is only a digest, but the log has no record that it was forgotten"

@@ -191,7 +191,7 @@ def fill_headers(
     found = reserved_keys(payload) if payload is not None else ()
     if found:
         notes.append("reserved_keys")
-        warnings.append(f"the payload has keys that are reserved for headers: {', '.join(map(ascii, found))}")
+        warnings.append(f"the payload uses keys reserved for headers: {', '.join(map(ascii, found))}")
     return Filled(headers, trace, tuple(notes), tuple(warnings))
 
 
@@ -208,9 +208,9 @@ def read_depth(headers: Mapping[str, str]) -> int:
     """
     value = headers.get(RECURSION_DEPTH)
     if value is None:
-        raise ProtocolViolation(f"{RECURSION_DEPTH} is missing; every command and event carries its depth")
+        raise ProtocolViolation(f"{RECURSION_DEPTH} is missing; every command and event must carry its depth")
     if _DEPTH.fullmatch(value) is None:
-        raise ProtocolViolation(f"{RECURSION_DEPTH} is {value[:40]!a}, not a whole number of 0 or more")
+        raise ProtocolViolation(f"{RECURSION_DEPTH} is {value[:40]!a}; expected a whole number, 0 or more")
     return int(value)
 
 

@@ -68,7 +68,7 @@ class DurableConflict(BusError):
         self.durable, self.reason = durable, reason
 
     def __str__(self) -> str:
-        return f"durable {self.durable}: {self.reason}; use the same everywhere, or another name"
+        return f"durable {self.durable}: {self.reason}; use the same settings everywhere, or another name"
 
 
 class Retry(Exception):
@@ -223,7 +223,7 @@ def check_subscription(pattern: str, durable: str | None) -> str:
     """
     check_pattern(pattern)
     if durable is not None and "." in check_subject(durable):
-        raise SubjectError(durable, "the name of a durable must be one token")
+        raise SubjectError(durable, "a durable's name must be a single token")
     return pattern
 
 

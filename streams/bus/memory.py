@@ -190,7 +190,9 @@ class MemoryEventBus:
             return
         for group in self._groups:
             if overlap(group.pattern, _COMMANDS) and overlap(group.pattern, pattern):
-                raise DurableConflict(durable or pattern, f"{group.durable or group.pattern} works on this queue")
+                raise DurableConflict(
+                    durable or pattern, f"{group.durable or group.pattern} already consumes this queue"
+                )
 
     def take(self, group: _Group) -> Delivery | None:
         """The next message of ``group``, or ``None``; a failed one that is due goes first."""

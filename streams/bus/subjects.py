@@ -132,7 +132,7 @@ def _tokens(text: str) -> list[str]:
 
 def _check_token(text: str, token: str) -> None:
     if not token:
-        raise SubjectError(text, "it has an empty token (two dots together, or one at an end)")
+        raise SubjectError(text, "it has an empty token (two adjacent dots, or a dot at either end)")
     if _TOKEN.fullmatch(token) is not None:
         return
     if ONE in token or REST in token:

@@ -28,10 +28,15 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
             raise
         return Finding("corrupt", str(path), None, None, None, error.reason)
     if manifest is None and has_log:
-        reason = "a log without it cannot be opened; `durable-stream repair` rewrites it if every record verifies"
+        reason = (
+            "the log cannot be opened without it; `durable-stream repair` rewrites it if every record passes "
+            "verification"
+        )
         return Finding("missing", str(path), None, None, None, reason)
     if manifest is not None and not has_log:
-        reason = f"it says that the log is in {manifest.backend}, which is not there: restore the store from a backup"
+        reason = (
+            f"it says that the log is in {manifest.backend}, but that log is missing: restore the store from a backup"
+        )
         return Finding("missing", str(path), None, None, None, reason)
     if manifest is None and (left := left_alone(store)) is not None:
         return Finding("missing", str(path), None, None, None, f"{left.reason}: {left.hint}")
@@ -59,6 +64,6 @@ def lost_findings(store: Path, last: int) -> list[Finding]:
     found = []
     for name, after, until in [*ahead, *hints.lost()]:
         records = f"record {until} was" if until == after + 1 else f"records {after + 1} to {until} were"
-        reason = f"{records} written and lost: this was made when the log held them"
+        reason = f"{records} written and then lost: this file was made when the log still held them"
         found.append(Finding("missing", str(store / "hints" / name), None, after + 1, None, reason))
     return found

@@ -157,8 +157,8 @@ class Log(KeepsHints):
             return None
         file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
         return (
-            f"missing: {file}: it is missing or damaged, and was renewed now: "
-            "records lost at the log's very end would not have been noticed"
+            f"missing: {file}: it was missing or damaged and has now been renewed: a loss of records at the very end "
+            "of the log would have gone unnoticed"
         )
 
     @property
@@ -304,7 +304,9 @@ class Log(KeepsHints):
                 await discard_old(self.store)  # it would still hold what is removed here
             self.reread_manifest()
             if not isinstance(self._backend, SqliteStore):
-                raise StoreUnavailable(f"the log in {self.store} migrated to {self.backend} meanwhile", "try again")
+                raise StoreUnavailable(
+                    f"the log in {self.store} migrated to {self.backend} in the meantime", "try again"
+                )
             yield self._backend
         finally:
             self._removals -= 1

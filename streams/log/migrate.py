@@ -113,7 +113,7 @@ def explaining_full_disk(store: Path, to: Backend) -> Iterator[None]:
             raise
         missing = -(-missing_for_copy(store, to) // MIB)
         raise StoreUnavailable(
-            f"the log in {store} did not migrate to {to}: {cause.filename or store}: {cause.strerror}",
+            f"the log in {store} was not migrated to {to}: {cause.filename or store}: {cause.strerror}",
             f"free about {missing} MiB on that disk, then run the same command again",
         ) from error
 
@@ -277,7 +277,7 @@ class Migration:
 
     def _failed(self, what: str) -> MigrationFailed:
         return MigrationFailed(
-            f"{what}, so the log did not migrate", "run `durable-stream verify`, then the same command again"
+            f"{what}, so the log was not migrated", "run `durable-stream verify`, then the same command again"
         )
 
     def _report(self, phase: Phase) -> None:
@@ -302,7 +302,8 @@ async def discard_old(store: Path) -> int:
         faults = [str(finding) async for finding in verification.run() if is_of_records(finding)]
         if faults:
             raise StoreUnavailable(
-                f"the log in {store} does not verify ({faults[0]}), so the old {manifest.kept.backend} store was kept",
+                f"the log in {store} failed verification ({faults[0]}), so the old {manifest.kept.backend} store was "
+                "kept",
                 "run `durable-stream verify`, and restore the log or use the old store, then run the command again",
             )
     return await in_thread(discard_kept, store)
@@ -331,9 +332,10 @@ def discard_kept(store: Path) -> int:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             hint = f"free {mib_to_open(store)} MiB on that disk, {again}"
         else:
-            hint = f"check that the directory is yours and its disk is writable and works, {again}"
+            hint = f"check that you own the directory and that its disk is writable and works, {again}"
         where = f"{error.filename}: " if error.filename else ""
         raise StoreUnavailable(
-            f"the old store in {store} could not be deleted: {where}{error.strerror or error}; the log itself is whole",
+            f"the old store in {store} could not be deleted: {where}{error.strerror or error}; the log itself is "
+            "intact",
             hint,
         ) from error

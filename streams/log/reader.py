@@ -164,8 +164,8 @@ class LogReader:
         if not await self.is_removing() or await asyncio.to_thread(is_being_written, self.store):
             return None
         return (
-            "a prune or forget was cut off, so of what was to be removed some may still be there: "
-            "the next start of the sidecar ends it, or `durable-stream repair`"
+            "a prune or forget was cut off, so some of the records to be removed may remain: the next start of the "
+            "sidecar or `durable-stream repair` finishes it"
         )
 
     async def removed(self) -> dict[str, Gone]:

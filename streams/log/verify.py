@@ -106,9 +106,9 @@ class Verification:
         names = {manifest.backend, manifest.kept.backend if manifest.kept else None} if manifest is not None else set()
         if manifest is not None and self._backend not in names:
             raise StoreUnavailable(
-                f"the log in {self._store} migrated to {manifest.backend} while it was verified, "
-                f"and its old {self._backend} store was deleted",
-                "run it again: it then reads the new store",
+                f"the log in {self._store} migrated to {manifest.backend} while it was being verified, and its old "
+                f"{self._backend} store was deleted",
+                "run the command again to verify the new store",
             )
 
 

@@ -55,7 +55,7 @@ class Chains:
         skipped = offset - tail.next_offset
         if skipped == 0:
             if chain(tail.hash, stored_form_of(event)[1]) != hash_:
-                return "it does not continue its stream's hash chain: it or the record before it was changed"
+                return "it does not continue its stream's hash chain: this record or the one before it was changed"
         elif not 0 < skipped <= lost - tail.lost:
-            return f"its offset in its stream is {offset}, not {tail.next_offset}"
+            return f"its stream offset is {offset}; expected {tail.next_offset}"
         return None

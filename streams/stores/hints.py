@@ -186,7 +186,7 @@ def checked_name(name: str) -> str:
     """``name`` if it may name a hint. Raises ``ValueError``."""
     if not NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} is not a name for a cursor or snapshot: use small letters, digits and '-', up to 63"
+            f"{name!r} is not a valid cursor or snapshot name: use up to 63 lower-case letters, digits and '-'"
         )
     return name
 

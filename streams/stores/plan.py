@@ -123,8 +123,8 @@ def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
     for encoded in batch:
         if len(encoded.event.payload) == 1 and is_digest(encoded.event.payload):
             raise InvalidEvent(
-                f"not a valid event: the payload of {encoded.event.idempotency_key} is only a digest, "
-                "like a forgotten one; append the payload itself"
+                f"not a valid event: the payload of {encoded.event.idempotency_key} is only a digest, as in a "
+                "forgotten event; append the payload itself"
             )
     return batch
 

@@ -481,7 +481,7 @@ def test_what_only_the_chain_and_the_hints_can_tell(home: Home) -> None:
     hints = Hints(home.store_path)
     hints.advance("mirror", 7)
     found = look(home)["log"]
-    assert found.level == "problem" and "records 5 to 7 were written and lost" in found.text
+    assert found.level == "problem" and "records 5 to 7 were written and then lost" in found.text
     assert "durable-stream repair --dry-run" in found.hint
     hints.forget_after(4)
     assert look(home)["log"].level == "ok"

@@ -102,7 +102,7 @@ def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
     for arguments in (["repair", "--dry-run"], ["repair"]):
         done = run(home, *arguments)
         assert done.code == 1 and snapshot(store) == before, "going back is the user's choice"
-    [names] = re.findall(r"without a backup: move (.*) away and run this again", done.out)
+    [names] = re.findall(r"without a backup, move (.*) away and run this command again", done.out)
     for name in names.split(" and "):
         path = store / name.rstrip("/")
         if path.exists():
@@ -327,6 +327,6 @@ def test_a_page_of_zeros_is_told_in_a_short_line(home: Path, sound: dict[Backend
         file.write(bytes(size))
     for name in ("verify", "doctor", "repair --dry-run"):
         done = run(home, *name.split())
-        (line,) = (line for line in done.out.splitlines() if "SQLite says" in line or "log.db: " in line)
+        (line,) = (line for line in done.out.splitlines() if "SQLite reports" in line or "log.db: " in line)
         assert done.code == 1 and len(line) - len(str(store)) < 250, (name, done)
-        assert re.search(r"SQLite says: Failed to .* \(and \d+ more\)", line) and "***" not in line, (name, line)
+        assert re.search(r"SQLite reports: Failed to .* \(and \d+ more\)", line) and "***" not in line, (name, line)

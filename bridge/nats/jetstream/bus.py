@@ -168,7 +168,7 @@ class JetStreamEventBus:
         for each in self._definitions:
             if any(covers(kept, pattern) for kept in each.subjects):
                 return each
-        raise SubjectError(pattern, "no stream stores all subjects of this pattern")
+        raise SubjectError(pattern, "no stream stores all subjects that match this pattern")
 
     async def _consumer(
         self,

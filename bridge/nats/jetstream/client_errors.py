@@ -25,7 +25,7 @@ from bridge.nats.jetstream.options import ConnectOptions
 
 NO_ANSWER: Final = "the server does not answer"
 UNKNOWN_HOST: Final = "the host name does not resolve"
-NOTHING_LISTENS: Final = "nothing listens there"
+NOTHING_LISTENS: Final = "nothing is listening there"
 
 
 class OtherServer(nats.errors.Error):
@@ -47,9 +47,11 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
         case NatsError():
             return error
         case OtherServer():
-            return WrongServer(f"another program answers on {where}, not our NATS server", "nothing was sent to it")
+            return WrongServer(
+                f"another program answers on {where} instead of our NATS server", "nothing was sent to it"
+            )
         case nats.errors.SecureConnRequiredError() | nats.errors.SecureConnWantedError():
-            return TlsFailed(f"the NATS server at {where} offers no TLS", "turn TLS on there")
+            return TlsFailed(f"the NATS server at {where} offers no TLS", "turn on TLS on that server")
         case nats.errors.MaxPayloadError():
             return MessageTooLarge()
         case nats.errors.BadSubjectError():

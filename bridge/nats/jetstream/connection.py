@@ -128,7 +128,9 @@ class JetStream:
         except TimeoutError:
             raise NatsUnavailable(f"the NATS server did not answer within {limit:g} s") from None
         if answer.status == NO_RESPONDERS:
-            raise NoStream(f"nothing listens on {subject}", "the stream is missing, or the server is still starting")
+            raise NoStream(
+                f"nothing is listening on {subject}", "the stream is missing, or the server is still starting"
+            )
         return answer
 
     async def api(self, method: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:

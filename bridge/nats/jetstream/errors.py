@@ -115,7 +115,7 @@ class MessageTooLarge(NatsRefused):
     code = "nats-message-too-large"
 
     def __init__(self) -> None:
-        super().__init__("the message is larger than the NATS server accepts", "raise max_payload on the server")
+        super().__init__("the message is larger than the NATS server accepts", "increase max_payload on the server")
 
 
 class ServerRefused(NatsError):
@@ -184,5 +184,5 @@ def refusal(what: str, error: dict[str, Any]) -> NatsError:
     if code in _BATCH:
         return BatchRefused(what, code, description)
     if code in _TEMPORARY or error.get("code") == 503:
-        return ServerBusy(str(ServerRefused(what, code, description)), "the request is retried")
+        return ServerBusy(str(ServerRefused(what, code, description)), "the request will be retried")
     return ServerRefused(what, code, description)

@@ -101,23 +101,23 @@ def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
     if options.cert_dir is None:
         return ssl.create_default_context()
     authority = options.cert_dir / CA
-    _read(authority, "certificate of the authority")
+    _read(authority, "CA certificate")
     try:
         context = ssl.create_default_context(cafile=authority)
     except (ssl.SSLError, OSError) as error:
         raise FileRefused(
-            authority, f"{authority} contains no certificate ({_reason(error)})", "put a PEM file there"
+            authority, f"{authority} contains no certificate ({_reason(error)})", "put a PEM file at that path"
         ) from None
     certificate, key = options.cert_dir / CERTIFICATE, options.cert_dir / KEY
     if certificate.exists() or key.exists():
         _read(certificate, "certificate")
-        _read(key, "certificate's key")
+        _read(key, "certificate key")
         try:
             # The empty password keeps OpenSSL from asking on the terminal.
             context.load_cert_chain(certificate, key, password="")
         except (ssl.SSLError, OSError) as error:
-            reason = f"{certificate} and {key} do not work together ({_reason(error)})"
-            raise FileRefused(key, reason, "put a PEM certificate and its key there, without a pass phrase") from None
+            reason = f"{certificate} and {key} do not match ({_reason(error)})"
+            raise FileRefused(key, reason, "put a PEM certificate and its key there, without a passphrase") from None
     return context
 
 

@@ -201,7 +201,7 @@ async def stage_batch(
         NatsError: sending failed.
     """
     if not 0 < len(messages) <= MAX_BATCH:
-        raise ValueError(f"a batch has 1 to {MAX_BATCH} messages, not {len(messages)}")
+        raise ValueError(f"a batch must have 1 to {MAX_BATCH} messages, not {len(messages)}")
     begun = None
     if len(messages) > 1:
         # The server answers the first message, with nothing or with an error, and none of those between.

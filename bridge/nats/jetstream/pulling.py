@@ -126,7 +126,7 @@ async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerD
     """
     wanted = definition.config()
     request = {"stream_name": stream, "config": wanted}
-    what, remedy = f"consumer {definition.name} of {stream}", "remove it, and it is created again"
+    what, remedy = f"consumer {definition.name} of {stream}", "remove the consumer; it will be recreated"
     try:
         answer = await session.api(f"CONSUMER.DURABLE.CREATE.{stream}.{definition.name}", request)
     except NotFound:
@@ -305,7 +305,7 @@ class PullLoop:
         place = Delivered.of(message.reply)
         if place is None:
             self.counts["unanswered"] += 1
-            log.warning("ignored a message of %s without a stream sequence", self._stream)
+            log.warning("ignored a message from %s without a stream sequence", self._stream)
             return
         self.counts["delivered"] += 1
         self.pending = place.pending

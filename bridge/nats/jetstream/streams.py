@@ -273,7 +273,7 @@ async def read_back(
                 message = await arriving(session, arrived, silence_seconds + 1)
                 place = Delivered.of(message.reply) if not message.status else None
                 if place is None or place.consumer_sequence != taken + 1:
-                    why = message.description or "a message is missing in between"
+                    why = message.description or "a message in the sequence is missing"
                     raise NatsUnavailable(f"reading {stream} was interrupted: {why}")
                 taken += 1
                 left = place.pending if place.stream_sequence < last else 0

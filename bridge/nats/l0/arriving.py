@@ -113,7 +113,7 @@ def read_command(
     try:
         names = CommandSubject.parse(subject)
     except SubjectError as error:
-        raise Undecodable(f"its subject is not the subject of a command: {error.reason}") from None
+        raise Undecodable(f"its subject is not a command subject: {error.reason}") from None
     given, fields = known_headers(headers), _fields_of(body)
     notes: list[str] = []
     payload = fields["payload"]

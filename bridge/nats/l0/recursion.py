@@ -86,7 +86,7 @@ def judge(
 ) -> Decision:
     """Judge one message. ``recorded`` is the depth recorded under its ``correlation_id``, or ``None``."""
     if operation == "enqueue" and mode not in MODES:
-        return Decision(VIOLATION, reason=f"enqueue knows the mode `call` only, not {mode[:40]!a}")
+        return Decision(VIOLATION, reason=f"enqueue supports only the mode `call`, not {mode[:40]!a}")
     try:
         given = read_depth(headers) if RECURSION_DEPTH in headers else None
         rule = RULES[operation]
@@ -95,11 +95,13 @@ def judge(
     except ProtocolViolation as error:
         return Decision(VIOLATION, reason=error.reason)
     if given is not None and recorded is not None and given != recorded:
-        return Decision(VIOLATION, reason=f"{operation}: the message says depth {given}, its chain has {recorded}")
+        return Decision(
+            VIOLATION, reason=f"{operation}: the message says depth {given}, but its chain has depth {recorded}"
+        )
     depth = given if given is not None else recorded
     if depth is None:
         if rule.header != "zero":
-            return Decision(VIOLATION, reason=f"{operation}: neither {RECURSION_DEPTH} nor the chain says a depth")
+            return Decision(VIOLATION, reason=f"{operation}: neither {RECURSION_DEPTH} nor the chain gives a depth")
         depth = 0
     if depth >= limit:
         return Decision(EXCEEDED, reason=f"{operation}: depth {depth} is not below the limit of {limit}")

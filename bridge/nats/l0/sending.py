@@ -63,7 +63,9 @@ def outgoing(
     """
     headers = {**given, **h.depth_header(depth)}
     if h.RECURSION_DEPTH in given and given[h.RECURSION_DEPTH] != headers[h.RECURSION_DEPTH]:
-        raise ProtocolViolation(f"the header says depth {given[h.RECURSION_DEPTH][:40]!a}, the message has {depth}")
+        raise ProtocolViolation(
+            f"the header says depth {given[h.RECURSION_DEPTH][:40]!a}, but the message has depth {depth}"
+        )
     decision = judge("enqueue", headers, recorded=recorded, limit=limit)
     if not decision.accepted:
         raise ProtocolViolation(decision.reason, decision.verdict)
@@ -120,7 +122,7 @@ class Sender:
             BusError: see ``EventBus.publish``.
         """
         if not is_checked(subject):
-            why = "`str` is sent without headers" if is_lossy(subject) else "it is neither `cmd` nor `evt`"
+            why = "`str` messages have no headers" if is_lossy(subject) else "it is neither `cmd` nor `evt`"
             raise SubjectError(subject, why)
         try:
             made = outgoing(

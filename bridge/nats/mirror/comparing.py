@@ -257,7 +257,7 @@ class Comparer:
         bit = 1 << _PARTS.index(part) if part in _PARTS else 0
         held = self._known(position)
         if held is not None and event != held.record.event.id:
-            return [self._difference("extra", position, message, "it has another event's id")]
+            return [self._difference("extra", position, message, "it has the id of another event")]
         if not self._wanted[position] & bit & 0x1F:
             return self._not_wanted(position, message, held, part, rebuild)
         if self._seen[position] & bit:
@@ -267,7 +267,7 @@ class Comparer:
         found = self._content(message, held, part, rebuild)
         place = position * len(_PARTS) + _PARTS.index(part)
         if place < self._latest:
-            found.append(self._difference("order", position, message, "it comes after a later record's"))
+            found.append(self._difference("order", position, message, "it comes after the message of a later record"))
         self._latest = max(self._latest, place)
         self._came(position, message)
         if held is not None:
@@ -318,7 +318,7 @@ class Comparer:
 
     def _missing(self, first: int, last: int, count: int) -> Difference:
         self.result.differences["missing"] += count
-        text = "1 message is not there" if count == 1 else f"{count} messages are not there"
+        text = "1 message is missing" if count == 1 else f"{count} messages are missing"
         return Difference("missing", self.result.stream, first, last, None, text)
 
     def _came(self, position: int, message: KeptMessage) -> None:
@@ -359,7 +359,7 @@ class Comparer:
         if pruned:
             self.result.pruned += 1
             return []
-        return [self._difference("extra", position, message, "the log has no such record, and did not prune it")]
+        return [self._difference("extra", position, message, "the log has no such record and did not prune one")]
 
     def _not_wanted(
         self, position: int, message: KeptMessage, held: _Held | None, part: str, rebuild: int

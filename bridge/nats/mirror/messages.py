@@ -326,7 +326,7 @@ def _filled_plainly(
 
 
 def _noted(notes: tuple[str, ...], found: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    warning = f"the payload has keys that are reserved for headers: {', '.join(map(ascii, found))}"
+    warning = f"the payload uses keys reserved for headers: {', '.join(map(ascii, found))}"
     return (*notes, "reserved_keys"), (warning,)
 
 

@@ -241,7 +241,7 @@ async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
     if duplicates:
         last = await last_message(session, EVENTS, log_pattern(log_id))
         if last is None or position_of(last.headers) != run.position:
-            raise Vanished("the mirror's stream lost messages that it had stored", "the mirror publishes them again")
+            raise Vanished("the mirror's stream lost messages that it had stored", "the mirror will publish them again")
         sequence = last.sequence
     sent = sum(len(part.messages) for part in (*begun.l0, *begun.own)) + len(run.commands)
     known = len(run.l0) + len(run.own) + len(run.commands) - sent

@@ -54,7 +54,8 @@ async def survey(session: JetStream, log_id: str) -> StreamSurvey:
         before = last
         await asyncio.sleep(AGAIN_SECONDS)
     raise NatsUnavailable(
-        f"another publisher publishes records of the log {log_id}", "check whether a copy of this home runs elsewhere"
+        f"another publisher is publishing records of the log {log_id}",
+        "check whether a copy of this home is in use elsewhere",
     )
 
 

@@ -427,7 +427,7 @@ def _items(obj: dict[str, Any], kind: str) -> list[HookItem]:
     if type(raw) is not list:
         raise FrameError(f"{kind}.items must be a list")
     if len(raw) > MAX_ITEMS:
-        raise FrameError(f"{kind}.items must not be more than {MAX_ITEMS}")
+        raise FrameError(f"{kind}.items must not have more than {MAX_ITEMS} elements")
     items = []
     for index, entry in enumerate(raw):
         if type(entry) is not dict:
@@ -456,4 +456,4 @@ def _dumps(value: dict[str, Any]) -> str:
         try:
             return orjson.dumps(repair(value)).decode()
         except TypeError as error:
-            raise FrameError(f"JSON cannot express a value of the type ({type(error).__name__})") from None
+            raise FrameError(f"a value cannot be expressed as JSON ({type(error).__name__})") from None

@@ -167,7 +167,7 @@ class _Link:
     def _send(self, frame: Frame) -> None:
         text = encode(frame)
         if len(text) > MAX_FRAME_BYTES:  # in characters, and bytes are no fewer: the peer would close with 1009
-            raise LocalProtocolError(f"a {frame.type} frame of {len(text)} characters is over the limit")
+            raise LocalProtocolError(f"a {frame.type} frame of {len(text)} characters exceeds the limit")
         self._out.append(text)
 
     def _fail(self, reason: ByeReason, detail: str) -> list[Event]:
@@ -314,7 +314,7 @@ class SidecarLink(_Link):
             return [refused, *self._fail("unsupported", self._why_unsupported(version))]
         shim = frame.shim if self.role == "shim" else None
         if self.role == "shim" and shim is None:
-            return self._fail("protocol", "identify lacks fields of a shim")
+            return self._fail("protocol", "the identify frame lacks shim fields")
         self.state = after
         version = shim.shim_version if shim is not None else frame.client_version or ""
         return [Identified(self.role, shim, version, frame.pid)]
@@ -324,20 +324,26 @@ class SidecarLink(_Link):
         if self.role == "shim":
             peer = "plugin"
             remedy = (
-                "run `durable-stream install`, then restart OpenCode" if is_old else "the sidecar makes room for it"
+                "run `durable-stream install`, then restart OpenCode"
+                if is_old
+                else "the sidecar exits so that the plugin can start its own"
             )
         else:
             peer = "command"
-            remedy = "use a durable-stream as new as the sidecar" if is_old else "run `durable-stream stop`, try again"
+            remedy = (
+                "use a durable-stream at least as new as the sidecar"
+                if is_old
+                else "run `durable-stream stop`, then try again"
+            )
         return (
-            f"the sidecar ({self._version}) speaks link protocol {PROTOCOL}, "
-            f"the {peer} ({version[:50]}) speaks {self._client_protocol}: {remedy}"
+            f"the sidecar ({self._version}) speaks link protocol {PROTOCOL}, but the {peer} ({version[:50]}) speaks "
+            f"{self._client_protocol}: {remedy}"
         )
 
     def _hooks(self, frame: Hooks) -> list[Event]:
         count = len(frame.items)
         if frame.first_seq + count - 1 > MAX_SEQ:
-            return self._fail("protocol", "seq over the largest")
+            return self._fail("protocol", "seq exceeds the maximum")
         try:
             known = self.acks.begin(frame.first_seq, count)
         except WindowOverrun as error:
@@ -398,9 +404,9 @@ class ClientLink(_Link):
         """
         self._need(State.OPEN_SHIM)
         if first_seq <= self.last_sent:
-            raise LocalProtocolError(f"seq {first_seq} was sent before (last: {self.last_sent})")
+            raise LocalProtocolError(f"seq {first_seq} was already sent (last: {self.last_sent})")
         if len(items) > self.room:
-            raise LocalProtocolError(f"{len(items)} items are more than the window has room for ({self.room})")
+            raise LocalProtocolError(f"{len(items)} items do not fit into the window, which has room for {self.room}")
         for last_seq, text in batches(first_seq, items):
             self._out.append(text)
             self._flight.append((last_seq, last_seq - max(first_seq - 1, self.last_sent)))
@@ -453,7 +459,8 @@ class ClientLink(_Link):
             return [Closed("impostor", "wrong proof", by_peer=False)]
         if frame.protocol != PROTOCOL:
             detail = (
-                f"the sidecar ({frame.sidecar_version}) speaks link protocol {frame.protocol}, this side {PROTOCOL}"
+                f"the sidecar ({frame.sidecar_version}) speaks link protocol {frame.protocol}, but this side speaks "
+                f"{PROTOCOL}"
             )
             return self._fail("unsupported", detail)
         own = proof(self._token, self.role, self._port, self._nonce, frame.nonce)
@@ -467,7 +474,7 @@ class ClientLink(_Link):
 
     def _acked(self, seq: int) -> list[Event]:
         if seq > max(self.last_sent, self.acked):
-            return self._fail("protocol", f"seq {seq} acknowledged, but {self.last_sent} was the last sent")
+            return self._fail("protocol", f"seq {seq} was acknowledged, but the last one sent was {self.last_sent}")
         while self._flight and self._flight[0][0] <= seq:
             self._in_flight -= self._flight.popleft()[1]
         if self._flight and seq > self.acked:

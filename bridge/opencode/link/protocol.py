@@ -91,7 +91,7 @@ class WindowOverrun(WindowError):
         self.unacked, self.window = unacked, window
 
     def __str__(self) -> str:
-        return f"{self.unacked} items unacknowledged with a window of {self.window}"
+        return f"{self.unacked} items would be unacknowledged; the window is {self.window}"
 
 
 class RemoteError(LinkError):

@@ -48,7 +48,7 @@ def parse_line(line: bytes) -> tuple[int, HookItem]:
         raise FrameError("not a spool line")
     digits, found, text = match.groups()
     if sha256(digits + b"," + text).hexdigest()[:16].encode() != found:
-        raise FrameError("a wrong sum")
+        raise FrameError("wrong checksum")
     seq, item = int(digits), _object(text)
     hook, t = item.get("hook"), item.get("t")
     if seq > MAX_SEQ or type(hook) is not str or not hook or type(t) is not int or not 0 <= t <= MAX_SEQ:

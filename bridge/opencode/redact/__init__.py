@@ -276,7 +276,7 @@ def _own_rules(literals: Mapping[str, str]) -> Iterator[Rule]:
         forms = {text, orjson.dumps(text).decode()[1:-1]}
         yield Rule(
             id=name,
-            description="a text named in the configuration",
+            description="a text listed in the configuration",
             regex="|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)),
             keywords=tuple(form.encode().lower().decode() for form in forms),
             word=False,

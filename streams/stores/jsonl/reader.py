@@ -309,7 +309,7 @@ def _refuse_other(place: _Place) -> None:
     if position is None or position == place.expected:
         return
     _check_line(place)
-    reason = f"its position is {position}, not {place.expected}"
+    reason = f"its position is {position}; expected {place.expected}"
     if position > place.expected:
         reason = missing_before(place.expected, position)
     raise CorruptLog(str(place.segment.path), place.number, place.expected, reason)
@@ -319,7 +319,7 @@ def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
     try:
         record = parse(place.line)
         if record.position != place.expected:
-            raise BadLine(f"its position is {record.position}, not {place.expected}")
+            raise BadLine(f"its position is {record.position}; expected {place.expected}")
     except BadLine as fault:
         raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
     return record

@@ -145,7 +145,7 @@ def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:
         reason = f"{lost} missing: {LOG_FILE}-wal was deleted, cut or damaged, or {LOG_FILE} is an older copy"
         return HeadFault("missing", first, reason)
     if known.hash and hash_ is not None and hash_.hex() != known.hash:
-        reason = f"it is not the record that {HEAD_FILE} names: {LOG_FILE} is another log, or was changed"
+        reason = f"it is not the record named in {HEAD_FILE}: {LOG_FILE} is another log or was changed"
         return HeadFault("tampered", known.position, reason)
     return None
 

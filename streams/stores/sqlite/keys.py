@@ -66,11 +66,11 @@ def faults(connection: sqlite3.Connection) -> Iterator[str]:
             [first, first + COMPARED, last],
         ).fetchone()
         if lacking is not None:
-            yield f"the table of keys lacks the key of record {lacking[0]}"
+            yield f"the keys table lacks the key of record {lacking[0]}"
             return
     there, wanted = connection.execute(_COUNTS).fetchone()
     if there != wanted:
-        yield f"the table of keys has {there} keys where {wanted} records are"
+        yield f"the keys table has {there} keys for {wanted} records"
 
 
 class Keys:

@@ -391,7 +391,7 @@ class SqliteReader:
             self._connection, self._place = connect_to_read(self._path, len(STEPS), alone=self._alone), place
         if self._connection is None:
             if self._exists:
-                raise StoreUnavailable(f"{self._path} was moved away while it was read", "read the log again")
+                raise StoreUnavailable(f"{self._path} was moved away while it was being read", "read the log again")
             return None
         self._exists = True
         return self._connection

@@ -283,7 +283,7 @@ class SqliteStore(KeepsHints):
     def _check_end(self, pruned_end: int) -> None:
         """Raise ``CorruptLog`` if records were pruned beyond the log's end, because those before them are missing."""
         if pruned_end > self._next:
-            reason = f"records {self._next} to {pruned_end - 1} were written, and not all of them pruned"
+            reason = f"records {self._next} to {pruned_end - 1} were written, but not all of them were pruned"
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
 
     def guard(self, check: Callable[[], None]) -> None:
@@ -307,7 +307,7 @@ class SqliteStore(KeepsHints):
             await in_thread(self._copy, records)
         except OSError as error:
             raise StoreUnavailable(
-                f"the copy {self._path} could not be written: {error.strerror or error}",
+                f"writing the copy {self._path} failed: {error.strerror or error}",
                 "free disk space or repair the disk, then run the migration again",
             ) from error
 
