@@ -1,7 +1,7 @@
 """Files of a store and of the home: opened without following links, and kept intact across a power loss.
 
-No file of a store is ever reached through a symbolic link. A program that can put
-a link there must not choose what is read or written.
+No file of a store is ever reached through a symbolic link. A program that can put a link there must not be able to
+choose which file is read or written.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def open_to_read(path: str | Path, flags: int = 0) -> int:
 
 
 def check_file(path: str | Path, found: os.stat_result) -> None:
-    """Refuse a store file that somebody else could have changed.
+    """Refuse a store file that another user could have changed.
 
     Raises:
-        ForeignStore: it belongs to another user, or others may write it.
+        ForeignStore: another user owns it, or other users may write to it.
     """
     if found.st_uid != os.geteuid():
         raise ForeignStore(

@@ -1,4 +1,4 @@
-"""Runs long work on a store on threads: one piece at a time, or each to its end."""
+"""Runs long work on a store on threads: one piece at a time, or each piece to its end."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class InTurn:
 async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable[[], None] | None = None) -> Result:
     """Like ``asyncio.to_thread``, but a cancelled caller waits for the work to end, and may then close what it used.
 
-    Closing a file or a database connection under a thread that uses it ends the process, or worse, writes into
-    another file. ``interrupt`` makes long work end soon.
+    Closing a file or a database connection while a thread is using it ends the process or, worse, writes to another
+    file. ``interrupt`` makes long work end soon.
     """
     # Use a future, not a task: ending the loop cancels every task, and the thread would keep running.
     call = partial(copy_context().run, work, *args)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 MAX_VALUE: Final = 512
-"""Most characters of a header's value."""
+"""Maximum length of a header value, in characters."""
 
 MAX_HEADERS: Final = 40
 
@@ -22,7 +22,7 @@ _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 class HeaderError(ValueError):
-    """A header cannot be sent: ``name`` says which, ``reason`` why. Never quotes the value."""
+    """A header cannot be sent: ``name`` says which one, ``reason`` says why. Never quotes the value."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)

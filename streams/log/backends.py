@@ -1,4 +1,4 @@
-"""Open the backends of a store's directory, and explain the system's errors there."""
+"""Open the backends of a store's directory, and explain the operating system's errors."""
 
 from __future__ import annotations
 

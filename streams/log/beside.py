@@ -54,10 +54,11 @@ def is_newer(path: Path) -> bool:
 
 
 def lost_findings(store: Path, last: int) -> list[Finding]:
-    """Findings for records that cursors and snapshots know but the log no longer holds, as after a deleted WAL.
+    """Findings for records that cursors and snapshots refer to but the log no longer holds, for example after a deleted
+    WAL.
 
-    A hint beyond ``last``, the last record of the log, was made when the log had more records. The same is true
-    of a hint that an opening set aside.
+    A hint beyond ``last``, the last record of the log, was made when the log had more records. The same is true of a
+    hint that was set aside when the log was opened.
     """
     hints = Hints(store)
     ahead = [Lost(name, last, position) for name, position in hints.known() if position > last]

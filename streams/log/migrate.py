@@ -7,9 +7,8 @@ last hash with the original's, and replaces ``store.json`` by a rename.
 Until that rename the old backend holds the log, after it the new one. A hash
 covers its stream's whole history, so equal last hashes mean equal records.
 
-The next run continues a copy that was cut off. The old store stays as it was at the
-switch until it is discarded. It is never continued, because migrating back makes a new
-copy.
+The next run continues an interrupted copy. The old store stays as it was at the switch until it is discarded. It is
+never continued, because migrating back makes a new copy.
 
 A log from which records were pruned or forgotten stays in sqlite.
 
@@ -41,7 +40,7 @@ from streams.threads import in_thread
 
 CHUNK: Final = 512
 CLOSE_ENOUGH: Final = 1024
-"""Most records left to copy when appends are held."""
+"""Maximum number of records left to copy when appends are held."""
 
 Tails = dict[str, tuple[int, bytes]]
 """By stream: the next offset and the last hash."""
@@ -50,7 +49,7 @@ Phase = Literal["opening", "copying", "verifying", "switching", "done"]
 
 
 class MovableLog(Protocol):
-    """What a migration needs of its log; ``streams.log.log.Log`` implements it."""
+    """What a migration needs from its log; ``streams.log.log.Log`` implements it."""
 
     store: Path
     manifest: Manifest
@@ -73,7 +72,7 @@ class MovableLog(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """How far a migration is; ``head`` grows while others append."""
+    """The progress of a migration; ``head`` grows while others append."""
 
     to: Backend
     phase: Phase = "opening"
@@ -137,14 +136,14 @@ class Migration:
         self.progress = Progress(self.to)
 
     async def run(self) -> Progress:
-        """Move the log. Returns when the new backend holds it.
+        """Migrate the log. Returns when the new backend holds it.
 
         Raises:
             HoldsRemoved: records were removed from the log, and ``to`` is jsonl.
             MigrationFailed: the copy differs from the original. The log is unchanged, the copy deleted.
             StoreUnavailable, BadStore: a store cannot be read or written. The log is unchanged.
         """
-        # Records pruned or forgotten meanwhile would be missing in one of the two.
+        # Records pruned or forgotten in the meantime would be missing from one of the two stores.
         async with self.log.moving():
             with explaining_full_disk(self.log.store, self.to):
                 try:
@@ -152,7 +151,7 @@ class Migration:
                 except MigrationFailed:
                     if not self._continued:
                         raise
-                    # The continued copy was damaged, or of another log. It is deleted now.
+                    # The continued copy was damaged or belonged to another log. It has been deleted.
                     return await self._run()
 
     async def _run(self) -> Progress:
@@ -208,7 +207,7 @@ class Migration:
             await self._copy_to(copy)
 
     async def _open_copy(self) -> DiskStore:
-        """Open the copy that a cut-off run left in the other backend, if usable, else a new one.
+        """Open the copy that an interrupted run left in the other backend, if it is usable, or else a new one.
 
         A store that once held the log is never continued. It may have been damaged since, so it is deleted.
         """
@@ -288,10 +287,10 @@ class Migration:
 async def discard_old(store: Path) -> int:
     """Verify the whole log, then delete the store that a migration left. Return the bytes freed, 0 for none.
 
-    The caller holds the store's lock, or asks the sidecar that does, and ensures that no migration runs.
+    The caller holds the store's lock, or asks the sidecar that holds it, and ensures that no migration is running.
 
     Raises:
-        StoreUnavailable: the log does not verify, so the old store may be the only good copy; or the disk failed.
+        StoreUnavailable: the log failed verification, so the old store may be the only good copy; or the disk failed.
         BadStore: as ``read_manifest``.
     """
     manifest = await in_thread(read_manifest, store)
@@ -324,7 +323,7 @@ def discard_kept(store: Path) -> int:
             return 0
         if manifest.kept is None:
             return discard_copy(store, manifest.backend)
-        # Change store.json first, because it must not name half a store.
+        # Change store.json first, because it must never name a partly deleted store.
         write_manifest(store, Manifest(manifest.backend, manifest.log_id))
         return discard(store, manifest.kept.backend)
     except OSError as error:

@@ -1,9 +1,8 @@
 """Which stores are in a directory, and whether the one that ``store.json`` names is among them.
 
-A backend's files are made before ``store.json`` first names it. So a store that is
-named but missing was deleted, and so was one that has only its head file left.
-Writers and readers both stop then: a writer would begin a second log in its place, a
-reader would show an empty one.
+A backend's files are made before ``store.json`` first names it. So a store that is named but missing was deleted, and
+so was one that has only its head file left. In both cases writers and readers stop: a writer would begin a second log
+in place of the first, and a reader would show an empty one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
 
     Raises:
         ForeignStore: as ``read_manifest``.
-        MissingLog: records exist without a ``store.json``, or it names a store that is missing.
+        MissingLog: records exist without a ``store.json``, or ``store.json`` names a missing store.
         CorruptLog: a sqlite log has fewer records than its head file says. A jsonl log is checked on reading.
         StoreLocked: another program holds the database.
     """

@@ -1,4 +1,4 @@
-"""What ``repair`` does about each fault of a store, and what it leaves alone.
+"""Defines what ``repair`` does about each fault of a store, and what it leaves alone.
 
 It does only what is provably safe: it removes nothing that was acknowledged, and keeps what it removes in
 ``repaired/``, or a torn tail, as at every opening, in ``torn/``.
@@ -79,12 +79,12 @@ class StoreFacts:
 
     @property
     def is_sound(self) -> bool:
-        """True if every record below head verifies."""
+        """True if every record below head passes verification."""
         return not self.lost
 
     @property
     def only_indexes(self) -> bool:
-        """True if every row of a sqlite store verifies, yet SQLite finds fault with the file."""
+        """True if every row of a sqlite store passes verification, but SQLite finds faults in the file."""
         whole = self.records > 0 and self.records + self.pruned == self.head + 1
         return whole and bool(self.lost) and all(fault.position is None for fault in self.lost)
 
@@ -282,7 +282,7 @@ def _is_head(fault: Finding) -> bool:
 
 
 def leftovers(store: Path) -> list[str]:
-    """What killed processes left and ``repair`` removes, relative to ``store``. Quick; only for a store at rest.
+    """Leftovers of killed processes that ``repair`` removes, relative to ``store``. Quick; only for a store at rest.
 
     Raises:
         ForeignStore: as ``read_manifest``, or a file is a symbolic link.
@@ -336,7 +336,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
     whole = {hint.name for hint in known}
     ahead = {f"hints/{name}": until for name, _, until in hints.lost()}
     if truth is not None and (stores[truth].is_sound or stores[truth].only_indexes):
-        # Nobody knows how far a damaged log went. Restored from a backup, it may reach these positions.
+        # Nobody knows how far a damaged log went. Once the log is restored from a backup, it may reach these positions.
         ahead |= {f"hints/{name}": until for name, until in known if until > head}
     return Facts(
         manifest=manifest,
@@ -360,7 +360,7 @@ class Repairing:
     aside: Path | None = None
 
     async def carry_out(self, item: Item) -> None:
-        """Do what ``item`` says; doing it again changes nothing.
+        """Carry out ``item``; repeating it changes nothing.
 
         Raises:
             StreamError, OSError: it failed; the fault remains.
@@ -479,7 +479,8 @@ async def _head(store: Path, backend: Backend) -> int:
 
 async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:
     fault = await asyncio.to_thread(search_fault, store, log.head)
-    # Nobody knows how far a damaged log went. Restored from a backup, it may reach what is indexed.
+    # Nobody knows how far a damaged log went. Once the log is restored from a backup, it may reach the indexed
+    # positions.
     return None if fault == "ahead" and not (log.is_sound or log.only_indexes) else fault
 
 

@@ -1,9 +1,8 @@
 """Verify that each record continues its stream. Pure.
 
-Offsets are dense in a stream, and each record's hash continues the one before it. Two things
-explain a gap in a stream: pruned records, and lost ones, which are findings already. A lost
-record may have been of any stream, so it explains one skipped offset in each. After a gap there
-is nothing to check the hash against.
+Offsets are dense in a stream, and each record's hash continues the one before it. Two things explain a gap in a stream:
+pruned records, and lost ones, which are already findings. A lost record may have been of any stream, so it explains one
+skipped offset in each. After a gap there is nothing to check the hash against.
 """
 
 from __future__ import annotations

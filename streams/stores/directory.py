@@ -136,16 +136,16 @@ def create(store: Path, *inside: Path) -> None:
     if not (store / MANIFEST).exists():
         # The store is new, and perhaps its home too: a power loss must not lose the directories above it.
         for directory in store.absolute().parents:
-            with suppress(PermissionError):  # one we may not list is not one we made
+            with suppress(PermissionError):  # a directory that we may not list is not one that we made
                 sync_directory(directory)
 
 
 class StoreLock:
     """The held writer's lock; ``take_lock`` takes it. ``release``, or the end of the process, gives it up.
 
-    Two locks, because a lock file can be deleted while it is held: one on the file, which also names the
-    holder, and one on the directory itself. Some file systems (NFS) cannot lock directories. There only
-    ``check`` stops a writer whose lock file was deleted.
+    There are two locks, because a lock file can be deleted while it is held: one on the file, which also names the
+    holder, and one on the directory itself. Some file systems (NFS) cannot lock directories. There only ``check`` stops
+    a writer whose lock file was deleted.
     """
 
     def __init__(self, store: Path, directory: int, file: int) -> None:

@@ -73,7 +73,7 @@ class Known(Protocol):
 
 
 class Kept:
-    """``Known`` by the record itself; ``read`` returns it, and is called only when needed."""
+    """``Known`` through the record itself; ``read`` returns the record and is called only when needed."""
 
     def __init__(self, read: Callable[[], Placed | Record]) -> None:
         self._read = read
@@ -88,7 +88,7 @@ class Kept:
 
 
 class Removed:
-    """``Known`` by what is left of a pruned record."""
+    """``Known`` through what is left of a pruned record."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry

@@ -1,4 +1,4 @@
-"""Read a jsonl log while it is written, also from another process.
+"""Read a jsonl log while it is being written, even from another process.
 
 A reader takes no lock, repairs nothing, and stops at head: anything above is
 not durable yet, or torn. The reader needs no index, so opening costs nothing.
@@ -257,7 +257,7 @@ _sizes_decoder = msgspec.json.Decoder(_TimedLine)
 
 
 class _Mark(NamedTuple):
-    """Where a reader that follows the log stopped: in ``file``, at the line for position ``expected``."""
+    """Where a reader that follows the log stopped: in ``file``, before the line for position ``expected``."""
 
     file: tuple[int, int]
     first: int

@@ -31,10 +31,10 @@ from streams.stores.sqlite.head import HEAD_FILE
 from streams.stores.sqlite.removed import head_of
 
 _QUICK_STEPS, _QUICK_CALLS = 10_000, 500
-"""A quick check of the file ends after five million steps of SQLite's virtual machine, about a second."""
+"""A quick check of the file ends after five million steps of SQLite's virtual machine, which take about a second."""
 
 _MOST_LINES: Final = 2
-"""Most lines to keep of SQLite's report of one fault."""
+"""Maximum number of lines to keep from SQLite's report of one fault."""
 
 DAMAGE: Final = (BadStore, StoreUnavailable, OSError)
 """What reading a damaged file raises within ``translated``; see ``damage_text``."""

@@ -96,7 +96,7 @@ SEARCH_STEPS: Final[tuple[str, ...]] = (
 
 
 WAL_RESET_FIXED: Final = (3, 51, 3)
-"""The first SQLite without the bug that damages a database if two connections checkpoint and write at once."""
+"""The first SQLite version without the bug that damages a database if two connections checkpoint and write at once."""
 
 
 def sqlite_version() -> tuple[int, ...]:
@@ -185,7 +185,7 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     try:
         return _connect_to_write(path, steps)
     except BaseException:
-        # A file created just now, or by an earlier try, must not look like a store that lost its records.
+        # A file created just now, or by an earlier attempt, must not look like a store that lost its records.
         if path.exists() and not path.stat().st_size:
             path.unlink()
         raise
@@ -358,7 +358,7 @@ _FOREIGN: Final = f"another program wrote it, or its header is damaged: {VERIFY_
 
 
 def _is_named(path: Path) -> bool:
-    """True if ``store.json`` names the file as our log. Then it would be wrong to advise another home."""
+    """True if ``store.json`` names the file as our log, so that it would be wrong to advise another home."""
     if path.name != LOG_FILE:
         return False
     try:
@@ -376,5 +376,5 @@ def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
             f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}; COMMIT"
         )
     if taken < len(steps):
-        # Otherwise deleting the WAL would lose the tables, and with them the sign that a head file existed.
+        # Otherwise deleting the WAL would lose the tables, and with them the evidence that a head file existed.
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

@@ -9,8 +9,8 @@ before it is acknowledged, in place and without a sync:
   it forward. Neither can leave it *beyond the end*: the system keeps a killed process's
   writes in order, and the records that the file names were synced before a power loss.
   Then records are lost, and the log is refused.
-- *missing* next to a log that holds records: it was lost, and ``verify`` says so, as it
-  is created durably before the log.
+- *missing* next to a log that holds records: it was lost, and ``verify`` says so, because the head file is created
+  durably before the log.
 
 Its name does not begin like those of SQLite's files, so deleting ``log.db-*`` leaves it.
 """

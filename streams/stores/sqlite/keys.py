@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 FOLDED = 16_384
-"""Digests to remember before writing them: some two megabytes, and some 50 ms of writing."""
+"""How many digests to remember before writing them: about two megabytes, and about 50 ms of writing."""
 
 _LOOKED_UP: Final = 500
 """Keys looked up at once."""
 
 COMPARED: Final = 10_000
-"""Most records that one statement compares with the table, so that other work gets its turn."""
+"""Maximum number of records that one statement compares with the table, so that other work gets its turn."""
 
 _THROUGH: Final = "(SELECT position FROM keys_through)"
 
