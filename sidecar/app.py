@@ -179,7 +179,7 @@ async def _end_unlocked(home: Home) -> None:
     older = await asyncio.to_thread(home.unlocked)
     if older is None:
         return
-    log.warning("an older sidecar (pid %d) still runs, but its lock file was deleted: killing it", older.pid)
+    log.warning("an older sidecar (pid %d) is still running, but its lock file was deleted: killing it", older.pid)
     deadline = asyncio.get_running_loop().time() + KILL_SECONDS
     await asyncio.to_thread(kill, older.pid, older.process)
     while await asyncio.to_thread(lambda: older.still_runs):
@@ -197,12 +197,12 @@ async def _open(home: Home, config: Config, identity: Identity, stack: AsyncExit
     stack.push_async_callback(_close, opening)
     store = await asyncio.shield(opening)
     if store.torn is not None:
-        log.warning("an incomplete tail was cut off the log and kept in %s", store.torn)
+        log.warning("an incomplete tail was cut off the log and saved in %s", store.torn)
     if store.head_warning is not None:
         log.warning("%s", store.head_warning)
     for lost in store.lost:
         log.warning(
-            "records %d to %d were written before and are lost: hints/%s", lost.after + 1, lost.until, lost.name
+            "records %d to %d were once written and are lost: see hints/%s", lost.after + 1, lost.until, lost.name
         )
     return store
 

@@ -160,7 +160,7 @@ class CaptureConfig(_Section):
 def _absolute(path: Path) -> Path:
     expanded = path.expanduser()
     if not expanded.is_absolute():
-        raise ValueError(f"{expanded} must be absolute, or begin with ~")
+        raise ValueError(f"{expanded} must be absolute or begin with ~")
     return expanded
 
 
@@ -269,7 +269,7 @@ class NatsConfig(_Section):
         secure = self.tls_enabled or any(server.startswith("tls://") for server in self.servers)
         for name in ("cert_dir", "tls_hostname", "tls_handshake_first"):
             if getattr(self, name) and not secure:
-                raise ValueError(f"{name} is set, but it has no effect without tls_enabled")
+                raise ValueError(f"{name} is set but has no effect without tls_enabled")
         return self
 
 
@@ -443,8 +443,8 @@ _EXPECTED = {
     "float": "a number",
     "finite_number": "a number",
     "bool": "true or false",
-    "string": "a text",
-    "path": "a path as a text",
+    "string": "a string",
+    "path": "a path as a string",
     "tuple": 'a list, such as ["a", "b"]',
     "dict": 'a table, such as { name = "value" }',
     "model": "a section of keys and values",

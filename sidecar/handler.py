@@ -114,7 +114,7 @@ class Sidecar:
         """See ``links.Handler``. If the plugin is newer, this sidecar stops so that the plugin can start its own."""
         who = "plugin" if peer.role == "shim" else "command"
         log.warning(
-            "refused a %s (%s, pid %d): it speaks link protocol %d, this sidecar %d",
+            "refused a %s (%s, pid %d): it speaks link protocol %d, but this sidecar speaks %d",
             who,
             _shown(peer.version),
             peer.pid,
@@ -135,7 +135,7 @@ class Sidecar:
 
     def _make_room(self, version: str, pid: int) -> None:
         if not self.stopping.is_set():
-            log.info("leaving: a newer plugin (%s, pid %d) starts its own sidecar", _shown(version), pid)
+            log.info("exiting so that a newer plugin (%s, pid %d) can start its own sidecar", _shown(version), pid)
             self.leaving = "upgrade"
             self.stopping.set()
 

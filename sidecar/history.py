@@ -63,7 +63,7 @@ async def import_opencode_1(
             try:
                 count = await _write(client, recording, known, excludes)
             except (ServiceError, ServiceGone) as error:
-                raise HistoryError(f"{program} does not answer while its sessions are read: {error}") from None
+                raise HistoryError(f"{program} stopped answering while its sessions were being read: {error}") from None
         if not count:
             return 0, None
         return count, await play(home, recording, nonce=nonce, instance=HISTORY_INSTANCE)
@@ -122,7 +122,7 @@ async def _port(process: asyncio.subprocess.Process, program: str) -> int:
                     return int(found[1])
     except (TimeoutError, ValueError):
         pass
-    raise HistoryError(f"`{program} serve` does not start: run it by hand to see why")
+    raise HistoryError(f"`{program} serve` does not start: run it yourself to see why")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -127,7 +127,7 @@ class Home:
         except OSError:
             return  # missing or not accessible: the next operation reports it
         if owner != os.geteuid():
-            raise HomeError(self.path, f"the directory belongs to user {owner}, not to you", "choose another --home")
+            raise HomeError(self.path, f"the directory is owned by user {owner}, not by you", "choose another --home")
 
     def check_kind(self) -> None:
         """Refuse a path that is not a home, before it is used as one.
@@ -146,7 +146,7 @@ class Home:
             raise HomeError(self.path, "it is a file, not a directory", "choose another --home, or move the file away")
         if is_foreign:
             raise HomeError(
-                self.path, "it contains other files and is not a home of Durable Stream", "name another --home"
+                self.path, "it contains other files and is not a Durable Stream home", "name another --home"
             )
 
     # --- the token ---
@@ -199,10 +199,10 @@ class Home:
             if not stat.S_ISREG(found.st_mode):
                 raise HomeError(path, "the token is not a regular file", renew)
             if found.st_uid != os.geteuid():
-                raise HomeError(path, f"the token belongs to user {found.st_uid}, not to you", renew)
+                raise HomeError(path, f"the token is owned by user {found.st_uid}, not by you", renew)
             if found.st_mode & 0o077:
                 mode = stat.S_IMODE(found.st_mode)
-                raise HomeError(path, f"the token is open to others (mode {mode:o})", renew)
+                raise HomeError(path, f"the token is accessible to other users (mode {mode:o})", renew)
             text = os.read(descriptor, 256).decode("ascii", "replace").strip()
         finally:
             os.close(descriptor)
@@ -238,10 +238,10 @@ class Home:
         other = self.read_info()
         if other is not None and is_alive(other.pid):
             hint = "use it, or stop it with `durable-stream stop`"
-            return HomeLocked(self.path, f"another sidecar (pid {other.pid}) serves this home", hint)
+            return HomeLocked(self.path, f"another sidecar (pid {other.pid}) is already serving this home", hint)
         # The holder is unknown: `repair`, or a sidecar that is starting or stopping.
-        reason = "another sidecar serves this home, or `repair` is at work"
-        hint = "wait until it ends, or stop the sidecar with `durable-stream stop`; then try again"
+        reason = "another sidecar is serving this home, or `repair` is running"
+        hint = "wait until it finishes, or stop the sidecar with `durable-stream stop`; then try again"
         return HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:
@@ -463,15 +463,15 @@ def open_file(path: Path) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
         return descriptor
     os.close(descriptor)
-    raise PermissionError(errno.EPERM, "it is not a regular file of yours", str(path))
+    raise PermissionError(errno.EPERM, "it is not a regular file that you own", str(path))
 
 
 def _refuse_foreign(path: Path, found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
-        hint = "replace the link with what it points to, or choose another --home"
-        raise HomeError(path, "it is a symbolic link, which is not followed", hint)
+        hint = "replace the link with its target, or choose another --home"
+        raise HomeError(path, "it is a symbolic link, and links are not followed", hint)
     if found.st_uid != os.geteuid():
-        raise HomeError(path, f"it belongs to user {found.st_uid}, not to you", "choose another --home")
+        raise HomeError(path, f"it is owned by user {found.st_uid}, not by you", "choose another --home")
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> HomeError:

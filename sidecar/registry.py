@@ -92,7 +92,7 @@ class Requests:
             faults = "; ".join(
                 f"{'.'.join(map(str, each['loc']))[:80]}: {each['msg'][:200]}" for each in error.errors()
             )
-            raise RequestError("bad-arguments", f"invalid arguments of {method}: {faults[:1000]}") from None
+            raise RequestError("bad-arguments", f"invalid arguments for {method}: {faults[:1000]}") from None
         try:
             return await request.handler(checked)
         except (StreamError, NatsUnavailable) as error:

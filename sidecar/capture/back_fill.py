@@ -109,7 +109,7 @@ class BackFill:
                 next(self._seqs)
             self._ingest.take(Origin(boot, HISTORY_INSTANCE), seq, items, None)
         if missing:
-            log.info("%d turns of %s were missing, and are read from OpenCode", len(missing), session)
+            log.info("%d missing turns of %s were read from OpenCode", len(missing), session)
 
     async def _is_missing(self, session: SessionState, user: str) -> bool:
         if session.first_message is None or user <= session.first_message or user in session.inputs:

@@ -312,7 +312,7 @@ class Ingest:
         """End the open turns of these boots, whose processes are gone; return when that is durable."""
         for session, turn in self._translator.state.open_turns():
             if turn.boot in boots:
-                log.info("process %d of boot %s is gone: its turn ends", turn.pid or 0, turn.boot)
+                log.info("process %d of boot %s is gone: ending its turn", turn.pid or 0, turn.boot)
                 self._translator.end_dead(session.id, self._loop.time(), at_ms=self._lost.get(turn.boot))
         appended = self.pump()
         if appended is not None:

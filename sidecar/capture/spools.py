@@ -87,7 +87,7 @@ async def take_left(directory: Path, ingest: Ingest) -> int:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("the spool %s is taken in but cannot be removed: %s", path.name, error.strerror)
+            log.warning("the spool %s is recorded but cannot be removed: %s", path.name, error.strerror)
             continue
         taken += items
     return taken
@@ -181,7 +181,7 @@ def _open_if_left(path: Path, is_left: bool) -> _Left | None:
         try:
             header = parse_header(file.readline(_MAX_LINE))
         except FrameError:
-            log.warning("the spool %s has no readable header; its lines are taken all the same", path.name)
+            log.warning("the spool %s has no readable header; its lines are recorded anyway", path.name)
         if not is_left and header is not None and still_runs(header.pid, header.started_ms):
             return None
         stack.pop_all()

@@ -55,7 +55,7 @@ class SpoolWatch:
             if over:
                 await self._ingest.end_turns(over)
         if taken:
-            log.info("took %d items from spools", taken)
+            log.info("recorded %d items from spools", taken)
         return taken
 
     async def _watch(self) -> None:

@@ -94,7 +94,7 @@ DLQ_COMMANDS = (
 
 GROUPS = {
     MIRROR: ("Check or rebuild the log's copy on NATS.", MIRROR_COMMANDS),
-    DLQ: ("List, redrive or drop what agents could not handle.", DLQ_COMMANDS),
+    DLQ: ("List, redrive or drop messages that agents could not handle.", DLQ_COMMANDS),
 }
 """The commands that have subcommands: their help, and the subcommands."""
 

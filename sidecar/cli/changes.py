@@ -31,7 +31,9 @@ async def changes(
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N turns.")
     ] = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Print the diffs; in a pipe, only the diffs.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Also print the diffs; in a pipe, print only the diffs.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Show the files that agents changed, and who approved what.

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 _CUT_OFF: Final = "run the same command again, which is safe"
 _LONGEST: Final = 120
 
-LetterArgument = Annotated[str, typer.Argument(metavar="LETTER", help="Its id, or the end of it.")]
-LettersArgument = Annotated[list[str], typer.Argument(metavar="LETTER…", help="Their ids, or the ends of them.")]
+LetterArgument = Annotated[str, typer.Argument(metavar="LETTER", help="The letter's id, or a unique end of it.")]
+LettersArgument = Annotated[
+    list[str], typer.Argument(metavar="LETTER…", help="The letters' ids, or unique ends of them.")
+]
 
 
 async def list_(
     context: typer.Context,
-    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this agent.")] = None,
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only this agent's dead letters.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also list redriven and dropped letters.")] = False,
     json: JsonFlag = False,
 ) -> None:

@@ -46,7 +46,7 @@ async def doctor(
             out.prose(" " * 9, f"not fixed: {failed}" if failed else check.hint, "dim")
     if not json:
         before = f"{counted(repairs, 'finding')} fixed, " if repairs else ""
-        number = counted(problems, "problem") if problems else "no problem"
+        number = counted(problems, "problem") if problems else "no problems"
         out.text(f"{before}{number} {'left' if repairs else 'found'}", "bold")
     return 1 if problems else 0
 

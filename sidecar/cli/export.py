@@ -39,7 +39,7 @@ async def export(
     ] = None,
     form: Annotated[
         Form,
-        typer.Option("--format", help="jsonl: the records. markdown, html: the conversation, as with read --full."),
+        typer.Option("--format", help="jsonl: the records; markdown, html: the conversation, as in read --full."),
     ] = Form.jsonl,
     json: JsonFlag = False,
 ) -> None:

@@ -124,7 +124,7 @@ async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
 
     found = []
     if agents := streams_of_agents(streams):
-        found.append(f"because {', '.join(agents)} is an agent's memory")
+        found.append(f"because {', '.join(agents)} holds an agent's memory")
     try:
         state, _ = await restore(reader)
         if busy := await busy_streams(reader, state, streams, now_ms=own_identity().now_ms()):
@@ -156,7 +156,7 @@ def _tell_forgotten(out: Output, streams: list[str]) -> int:
     if out.json:
         out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
     else:
-        out.prose("", f"nothing to forget: the payloads in {', '.join(streams)} were forgotten already")
+        out.prose("", f"nothing to forget: the payloads in {', '.join(streams)} have already been forgotten")
     return 0
 
 

@@ -100,17 +100,17 @@ class _Listening:
         try:
             session = await self._sessions.get()
         except NatsUnavailable as error:
-            self._tell(f"{error}. Waiting for it; end with Ctrl-C.")
+            self._tell(f"{error}. Waiting for it; press Ctrl-C to stop.")
             session = await self._again(error, first=True)
-        self._tell(f"Listening to {self._pattern}. End with Ctrl-C.")
+        self._tell(f"Listening to {self._pattern}. Press Ctrl-C to stop.")
         while True:
             try:
                 await self._hear(session)
             except NatsUnavailable as error:
                 self._print_waiting()
-                self._tell(f"{error}. Waiting for the server; what is published meanwhile is not shown.")
+                self._tell(f"{error}. Waiting for the server; messages published in the meantime are not shown.")
                 session = await self._again(error)
-            self._tell(f"Connected again, to NATS {session.server.version}.")
+            self._tell(f"Reconnected to NATS {session.server.version}.")
 
     async def _again(self, told: NatsError, *, first: bool = False) -> JetStream:
         """Return the next connection. Reports a problem only if it differs from the one before.
@@ -177,7 +177,7 @@ class _Listening:
     def _print_waiting(self) -> None:
         while self._waiting:
             if self._left_out:
-                note(f"{self._left_out} messages were left out: they come faster than they can be printed.")
+                note(f"{self._left_out} messages were dropped: they arrive faster than they can be printed.")
                 self._left_out = 0
             self._print(self._waiting.popleft())
         self._out.flush()

@@ -42,7 +42,7 @@ async def log(
     since: SinceOption = None,
     until: UntilOption = None,
     project: ProjectOption = None,
-    only: Annotated[bool, typer.Option("--only", help="Leave out streams later joined to this one.")] = False,
+    only: Annotated[bool, typer.Option("--only", help="Leave out streams that were later joined to this one.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Print what happened in a stream, oldest first.
@@ -202,7 +202,7 @@ async def _follow_all(
     if head == NOTHING:
         note(f"{empty_text(reader)}. Waiting for the first record.")
     which = "all sessions" if lines.project is None else f"the sessions in {lines.project.root}"
-    note(f"Following {which}. End with Ctrl-C.")
+    note(f"Following {which}. Press Ctrl-C to stop.")
     out.flush()
     async for record in follow(store, after=head):
         catalog.apply(record)

@@ -20,7 +20,7 @@ async def migrate(
     context: typer.Context,
     to: Annotated[str | None, typer.Option("--to", metavar="sqlite|jsonl", help="The backend to migrate to.")] = None,
     rollback: Annotated[
-        bool, typer.Option("--rollback", help="Undo the last migration, but keep everything written since.")
+        bool, typer.Option("--rollback", help="Undo the last migration but keep everything written since.")
     ] = False,
     discard_old: Annotated[
         bool, typer.Option("--discard-old", help="Delete the old store that the last migration left behind.")
@@ -62,7 +62,7 @@ async def migrate(
     is_there = manifest.backend == to
     done = await _move(out, home, to, begin=not is_there)
     if is_there:
-        return _told(out, f"the log is in {to} already", {"backend": to, "moved": False})
+        return _told(out, f"the log is already in {to}", {"backend": to, "moved": False})
     from sidecar.checks import counted
 
     moved = f"{counted(done['copied'], 'record')} in {counted(done['streams'], 'stream')}"
@@ -90,8 +90,8 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
         if answer["running"] and answer["progress"]["to"] != to:
             raise Failure(
                 "other-move",
-                f"a migration to {answer['progress']['to']} is in progress: `durable-stream status` shows how far, "
-                "and --rollback undoes it when it is done",
+                f"a migration to {answer['progress']['to']} is in progress: `durable-stream status` shows its "
+                "progress, and --rollback undoes it when it is done",
             )
         if not begin:
             return {}

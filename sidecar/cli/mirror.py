@@ -112,8 +112,8 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
     if json:
         out.object({**facts, "done": done})
     else:
-        lost = f"; {_messages(facts['pruned'])} of pruned records are gone" if facts["pruned"] else ""
-        out.text(f"the copy is whole again: {_records(facts['records'])} published in order{lost}", "green")
+        lost = f"; {_messages(facts['pruned'])} of pruned records are lost" if facts["pruned"] else ""
+        out.text(f"the copy is complete again: {_records(facts['records'])} published in order{lost}", "green")
         out.text("`durable-stream mirror verify` compares it with the log")
     return 0
 
@@ -265,14 +265,15 @@ def _tell_before(out: Output, facts: dict[str, Any]) -> None:
     if facts["differences"] or facts["unreadable"]:
         out.text(f"would {would}")
     else:
-        out.text("the copy equals the log already, so there is nothing to rebuild", "green")
-        out.text(f"a rebuild would {would} all the same")
+        out.text("the copy already equals the log, so there is nothing to rebuild", "green")
+        out.text(f"a rebuild would still {would}")
     if facts["unreadable"]:
         out.prose("", f"the copy could not be read to its end, so it may hold more: {facts['unreadable']}", "yellow")
     if facts["pruned"]:
         out.prose(
             "",
-            f"{_messages(facts['pruned'])} of records that the log has pruned would be lost: only the copy has them",
+            f"{_messages(facts['pruned'])} of records that the log has pruned would be lost, because only the copy "
+            "has them",
             "yellow",
         )
 

@@ -72,7 +72,7 @@ async def notify(
         found = await client.request("notify_test", {})
         changed = (await client.request("status", {}))["config_changed"]
     if changed:
-        note("config.toml changed since the sidecar started: run `durable-stream stop`, then this command again.")
+        note("config.toml changed since the sidecar started: run `durable-stream stop`, then run this command again.")
     if json:
         out.object(found)
     for each in found["channels"]:

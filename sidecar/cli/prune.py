@@ -51,7 +51,7 @@ async def prune(
 
     home = home_of(context)
     if older_than is None and max_bytes is None and not streams:
-        raise typer.BadParameter("say what to remove: --older-than AGE, --max-bytes SIZE or --stream STREAM")
+        raise typer.BadParameter("choose what to remove: --older-than AGE, --max-bytes SIZE or --stream STREAM")
     older_than_ms, most = _age(older_than), _size(max_bytes)
     home.check_owner()
     named: list[str] = []
@@ -171,7 +171,7 @@ def _show(
 
     now = own_identity().now_ms()
     short = out.terminal and out.width < WHOLE_ID_WIDTH
-    for title, items in (("", plan["cuts"]), ("stays, although you asked for it:", plan["kept"])):
+    for title, items in (("", plan["cuts"]), ("stays, although you asked to remove it:", plan["kept"])):
         if items and title:
             out.text(title)
         if items:
@@ -192,7 +192,7 @@ def _show(
             if out.terminal and len(items) > SHOWN_STREAMS:
                 out.text(f"… and {len(items) - SHOWN_STREAMS} more", "dim")
     for stream in plan["unknown"]:
-        out.prose("", already.get(stream, f"{stream} holds nothing (any more)"), "yellow")
+        out.prose("", already.get(stream, f"{stream} has no records (any more)"), "yellow")
     if not plan["cuts"]:
         note("Nothing to remove.")
     elif done is None:

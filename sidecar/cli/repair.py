@@ -112,7 +112,7 @@ def _end_of_dry_run(out: Output, items: list[Item]) -> int:
     cannot = sum(item.action is None for item in items)
     would = len(items) - cannot
     sound = "the store is sound: there is nothing to fix"
-    text = f"{would} to fix, {cannot} that cannot be; nothing was changed" if items else sound
+    text = f"{would} to fix, {cannot} that cannot be fixed; nothing was changed" if items else sound
     _tell(out, text, {"would": would, "cannot": cannot}, "bold" if items else "green")
     return 1 if items else 0
 

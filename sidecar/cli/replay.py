@@ -46,7 +46,7 @@ async def replay(
     if not found.startswith(AGENT):
         raise Failure(
             "no-agent-stream",
-            f"{found} was captured, so there is nothing to run again; only streams of agents, agent/NAME, can be "
+            f"{found} was captured, so there is nothing to run again; only agent streams, agent/NAME, can be "
             f"replayed: `durable-stream log {found}` shows what is in it",
         )
     config = load_config(home.config_path)
@@ -60,7 +60,7 @@ async def replay(
         out.object(result.as_json())
     elif difference is None:
         kept = ", and so is its snapshot" if result.snapshot == "equal" else ""
-        out.text(f"agent/{name}: {result.inputs} inputs replayed, every output and state is as recorded{kept}", "green")
+        out.text(f"agent/{name}: {result.inputs} inputs replayed; every output and state is as recorded{kept}", "green")
     else:
         out.text(f"agent/{name}, offset {difference.offset}: {difference.what}", "bold red")
         out.prose("recorded  ", difference.recorded)

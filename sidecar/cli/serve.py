@@ -11,11 +11,14 @@ from sidecar.cli.shared.command import complain, home_of
 
 async def serve(
     context: typer.Context,
-    idle_exit: Annotated[bool, typer.Option("--idle-exit", help="Exit when idle. The plugin uses this.")] = False,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Reproducible clock and ids, for tests; the log must be empty.")
+    idle_exit: Annotated[
+        bool, typer.Option("--idle-exit", help="Exit when idle. The plugin uses this option.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --deterministic: selects the ids.")] = 0,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Use a reproducible clock and ids, for tests; the log must be empty."),
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --deterministic: the seed for the ids.")] = 0,
 ) -> int:
     """Run the sidecar until it is stopped.
 
@@ -38,7 +41,7 @@ async def serve(
             from sidecar.cli.shared.output import Output
 
             out = Output()
-            out.text(f"serving {home.path} on port {port}; end with Ctrl-C")
+            out.text(f"serving {home.path} on port {port}; press Ctrl-C to stop")
             out.flush()
 
     try:

@@ -13,7 +13,9 @@ async def signal(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name, such as `deployed`.")],
     payload: Annotated[str | None, typer.Argument(metavar="[JSON]", help="The payload for waiting agents.")] = None,
-    key: Annotated[str | None, typer.Option("--key", help="With the same key, it is raised only once.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Idempotency key: a signal with the same key is raised only once.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Raise a signal for agents that wait for it with the tool wait_for, now or later."""

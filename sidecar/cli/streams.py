@@ -32,7 +32,7 @@ async def streams(
     context: typer.Context,
     limit: LimitOption = None,
     project: ProjectOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also the streams of agents.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also list the streams of agents.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """List the streams of the log, newest first.

@@ -28,7 +28,7 @@ STYLES = {"running": "green", "completed": "dim", "cancelled": "dim", "failed": 
 
 async def top(
     context: typer.Context,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Show background work, what waits for you and the sessions at work, live.
@@ -48,7 +48,7 @@ async def top(
     now_ms = own_identity().now_ms
     is_live = out.terminal and not once
     if after == NOTHING and not is_live:
-        note(f"Nothing runs: {empty_text(reader)}.")
+        note(f"Nothing is running: {empty_text(reader)}.")
     elif json:
         out.object(board.state(now_ms()))
     elif not is_live:

@@ -57,7 +57,7 @@ def install_tui(config: Path, text: str) -> str | None:
     if found is not None and TUI_NAME not in found:
         return None
     changed = [path for path, content in ((file, text), (settings, found or wanted)) if _put(path, content)]
-    return f"wrote {' and '.join(map(str, changed))}, so that /background in OpenCode is a list" if changed else None
+    return f"wrote {' and '.join(map(str, changed))}, so that /background in OpenCode shows a list" if changed else None
 
 
 def uninstall_tui(config: Path, first_line: str) -> list[str]:
@@ -68,7 +68,7 @@ def uninstall_tui(config: Path, first_line: str) -> list[str]:
             settings.unlink()
             done.append(f"removed {settings}")
         else:
-            done.append(f"{settings} was changed since: remove the line with {TUI_NAME} yourself")
+            done.append(f"{settings} has changed since the installation: remove the line with {TUI_NAME} yourself")
     is_file = file.is_file() and not file.is_symlink()
     if is_file and _read(file).startswith(first_line):
         file.unlink()

@@ -72,7 +72,7 @@ def read(path: Path) -> Iterator[StreamEvent | None]:
             yield _event(_object(line, count + 1, "damaged-export", path), count + 1, path)
         if count != head.get("records"):
             counts = f"{count} of {head.get('records')!r:.20} records"
-            raise ExportError("damaged-export", f"{path} is cut off after {counts}; copy it again")
+            raise ExportError("damaged-export", f"{path} is cut off after {counts}; copy the file again")
 
 
 def check(path: Path) -> tuple[int, int]:

@@ -60,7 +60,7 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
         for size in sizes
         if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
     }
-    needed |= {size.stream_id: "it is an agent's memory" for size in sizes if size.stream_id.startswith(AGENTS)}
+    needed |= {size.stream_id: "it holds an agent's memory" for size in sizes if size.stream_id.startswith(AGENTS)}
     disk = await asyncio.to_thread(store_bytes, log.store) if request.max_bytes is not None else 0
     return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
 
@@ -93,7 +93,7 @@ async def forget(
         StreamError: as ``prune``.
     """
     if agents := streams_of_agents(streams):
-        raise AgentsMemory(f"{', '.join(agents)} is an agent's memory, so nothing was forgotten")
+        raise AgentsMemory(f"{', '.join(agents)} holds an agent's memory, so nothing was forgotten")
     busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise StillNeeded(

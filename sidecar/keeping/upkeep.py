@@ -108,7 +108,7 @@ class Upkeep:
             try:
                 await self.look()
             except (StreamError, OSError) as error:
-                log.warning("upkeep of the log failed, recording continues: %s", error)
+                log.warning("upkeep of the log failed, but recording continues: %s", error)
 
     async def look(self) -> None:
         """Run the upkeep that is due now."""
@@ -161,7 +161,7 @@ class Upkeep:
                 # Building the catalog for the first time would delay the exit, so keep what is done so far.
                 await self._put_catalog(1)
         except (StreamError, OSError) as error:
-            log.warning("no snapshot was kept, the next start reads more of the log: %s", error)
+            log.warning("no snapshot was saved, so the next start reads more of the log: %s", error)
 
     def segments(self) -> dict[str, Any] | None:
         """The files of a jsonl log: ``{files, bytes}``; null with sqlite."""
@@ -330,4 +330,4 @@ class Upkeep:
 
 def _log_move(moved_from: str | None) -> None:
     if moved_from is not None:
-        log.info("the log moved from %s to sqlite, because records are removed from sqlite only", moved_from)
+        log.info("the log moved from %s to sqlite, the only backend that can remove records", moved_from)

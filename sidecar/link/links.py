@@ -340,7 +340,7 @@ class ShimConnection:
             failed = error
         except Exception as error:  # noqa: BLE001 - whatever the handler did, the model gets an answer
             self._failed("tool", error)
-            failed = CallError("internal", "the sidecar failed on this call; its log says why")
+            failed = CallError("internal", "this call failed in the sidecar; its log says why")
         if self.is_open:
             if failed is not None:
                 self._wire.link.result(event.id, error=failed)
@@ -386,5 +386,5 @@ class ShimConnection:
         self._moved.set()
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(CallError("closed", "the link closed before the answer came"))
+                future.set_exception(CallError("closed", "the link closed before the answer arrived"))
         self._calls.clear()

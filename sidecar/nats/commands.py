@@ -78,7 +78,8 @@ class InterestsOverlap(ValueError):
 
     def __str__(self) -> str:
         return (
-            f"the agents {self.one} and {self.other} both want commands on {self.pattern}; give each its own subjects"
+            f"the agents {self.one} and {self.other} both subscribe to commands on {self.pattern}; give each agent "
+            "its own subjects"
         )
 
 

@@ -216,7 +216,7 @@ class NatsService:
             NatsUnavailable: there is no mirror; the text says why.
         """
         if self.mirror is None or self.sessions is None or self._source is None:
-            raise NatsUnavailable(self._problem or "NATS was off when this sidecar started", "restart it")
+            raise NatsUnavailable(self._problem or "NATS was off when this sidecar started", "restart the sidecar")
         if self._rebuilding is None or self._rebuilding.done():
             from sidecar.nats.mirror.rebuild import Rebuild
 
@@ -262,7 +262,7 @@ class NatsService:
         if self._server is not None:
             return await self._server.options()
         if self._config.mode != "external":
-            raise NatsUnavailable("no NATS server runs")
+            raise NatsUnavailable("no NATS server is running")
         return external_options(self._config)
 
     async def _keep(self, sessions: Sessions) -> None:

@@ -122,4 +122,4 @@ def check_listener(port: int, tables: tuple[Path, ...] = _TABLES) -> None:
             if len(fields) > 7 and fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
                 owners.add(int(fields[7]))
     if owners - {os.geteuid()}:
-        raise UnsafeService("another user listens on its port")
+        raise UnsafeService("another user is listening on its port")

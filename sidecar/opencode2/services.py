@@ -151,11 +151,11 @@ class Services:
                     await self._read(known, registration)
             except* UnsafeService as refusals:
                 if known.state != "refused":
-                    log.warning("the service of OpenCode 2 is not read: %s: %s", known.path, _first(refusals))
+                    log.warning("the OpenCode 2 service is not read: %s: %s", known.path, _first(refusals))
                 known.state = "refused"
             except* (ServiceGone, ServiceError) as ended:
                 reached = known.reader is not None and known.reader.caught_up.is_set()
-                log.info("the service of OpenCode 2 is lost: %s", _first(ended))
+                log.info("lost the OpenCode 2 service: %s", _first(ended))
                 known.state = "lost"
                 wait = self._look_seconds if reached else min(wait * 2, RETRY_MAX_SECONDS)
             except* StreamError:
@@ -179,7 +179,7 @@ class Services:
             progress=self._progress,
             has_others=lambda: self._may_have_others(known, registration.pid),
         )
-        log.info("reading the service of OpenCode 2: pid %d", registration.pid)
+        log.info("reading the OpenCode 2 service: pid %d", registration.pid)
         known.state = "read"
         await known.reader.run()
 

@@ -103,7 +103,7 @@ def form_page(known: Checkpoint, problem: str = "") -> str:
 
 def _forms(known: Checkpoint) -> str:
     if known.kind == "permission":
-        rejected = _form('<input name=message placeholder="A message for the model, if you like">', "reject", "Reject")
+        rejected = _form('<input name=message placeholder="A message for the model (optional)">', "reject", "Reject")
         return _form("", "once", "Allow once") + _form("", "always", "Allow always") + rejected
     chosen = "".join(_form("", option, option) for option in known.options)
     number = known.questions if known.kind == "question" else 1

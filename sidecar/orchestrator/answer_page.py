@@ -29,7 +29,7 @@ SECONDS: Final = 10.0
 
 _STATUS: Final = {"already-answered": 409, "unfit-answer": 400, "no-checkpoint": 410}
 _NOTHING: Final = "There is nothing here."
-_GONE: Final = "This link has ended. `durable-stream checkpoints` lists what still waits."
+_GONE: Final = "This link is no longer valid. `durable-stream checkpoints` lists the questions still waiting."
 _DONE: Final = "Your answer has arrived. You can close this page."
 
 _HEADERS: Final = (
@@ -78,11 +78,11 @@ class AnswerPage:
             server = await asyncio.start_server(self._connected, self.host, self.port, limit=MAX_HEAD, backlog=16)
         except OSError as error:
             self.fault = f"{self.host} port {self.port} cannot be used ({error.strerror or error})"
-            log.error("messages carry no link to answer with: %s", self.fault)
+            log.error("messages have no answer link: %s", self.fault)
             return
         self.port, self._key = server.sockets[0].getsockname()[1], answer_link.key_of(self._token())
         stack.push_async_callback(self._stop, server)
-        log.info("checkpoints can be answered by a link, at %s port %s", self.host, self.port)
+        log.info("checkpoints can be answered through a link at %s port %s", self.host, self.port)
 
     @property
     def is_on(self) -> bool:
@@ -150,7 +150,7 @@ class AnswerPage:
                 return 400, answer_link.form_page(known, "Give an answer.")
             await self._answer(known.id, given)
         except ValueError:
-            return 400, answer_link.form_page(known, "This form cannot be read.")
+            return 400, answer_link.form_page(known, "The form could not be read.")
         except RequestError as error:
             now = self._find(link.checkpoint) or known
             return _STATUS.get(error.code, 503), answer_link.form_page(now, str(error))

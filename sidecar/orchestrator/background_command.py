@@ -18,8 +18,8 @@ MOST: Final = 20
 MAX_LINE: Final = 160
 
 USAGE: Final = (
-    "/background cancel INT_… stops one. /background answer CHK_… ANSWER answers what waits "
-    "(a permission: once, always or reject)."
+    "/background cancel INT_… stops background work. /background answer CHK_… ANSWER answers a checkpoint (a "
+    "permission: once, always or reject)."
 )
 
 
@@ -47,7 +47,9 @@ def parse(text: str) -> Asked:
 def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: int) -> str:
     """What has not ended, what ended in the last hour, and what waits for a person; oldest first."""
     shown = [i for i in intents if i.state not in ENDED or now_ms - (i.ended or 0) < RECENT_MS][-MOST:]
-    lines = [_line(intent, now_ms) for intent in shown] or ["No background work runs, and none ended in the last hour."]
+    lines = [_line(intent, now_ms) for intent in shown] or [
+        "No background work is running, and none ended in the last hour."
+    ]
     if waiting:
         lines += ["", "Waiting for you:"]
         lines += [one_line(f"{each.id} · {each.kind} · {each.text}")[:MAX_LINE] for each in waiting[-MOST:]]

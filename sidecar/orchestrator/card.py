@@ -59,7 +59,7 @@ class CardFile:
             write_durably(self._path, text)
         except OSError as error:
             if not self._is_refused:
-                log.warning("OpenCode shows no status card: %s cannot be written (%s)", self._path, error.strerror)
+                log.warning("OpenCode cannot show a status card: %s cannot be written (%s)", self._path, error.strerror)
             self._is_refused = True
         else:
             self.written, self._is_refused = text, False

@@ -48,7 +48,7 @@ class Channels:
         elif channel in self._urls:
             await asyncio.to_thread(_by_apprise, channel, self._urls[channel], title, text)
         else:
-            raise ChannelError("it is not in [notify] any more")
+            raise ChannelError("this channel is no longer in [notify]")
 
 
 def channel_name(url: str) -> str:
@@ -83,7 +83,7 @@ def _to_desktop(title: str, text: str) -> None:
     else:
         found = shutil.which("notify-send")
         if found is None:
-            raise ChannelError("`notify-send` is not installed; install the package libnotify-bin or libnotify")
+            raise ChannelError("`notify-send` is missing; install the package libnotify-bin or libnotify")
         command, name = [found, "--app-name=durable-stream", "--", title, text], "notify-send"
     try:
         done = subprocess.run(  # noqa: S603
@@ -118,7 +118,7 @@ def _by_apprise(channel: str, url: str, title: str, text: str) -> None:
     try:
         target: Any = apprise.Apprise()
         if not target.add(url):
-            raise ChannelError("apprise does not understand this URL; correct it in [notify] urls")
+            raise ChannelError("apprise does not support this URL; correct it in [notify] urls")
         sent = target.notify(body=text, title=title)
     except ChannelError:
         raise
@@ -128,4 +128,6 @@ def _by_apprise(channel: str, url: str, title: str, text: str) -> None:
         logger.removeHandler(heard)
     if not sent:
         why = f"HTTP {heard.codes[-1]}" if heard.codes else "no answer"
-        raise ChannelError(f"the service of {channel} did not take it ({why}); check the URL and the network")
+        raise ChannelError(
+            f"the service behind {channel} did not accept the message ({why}); check the URL and the network"
+        )

@@ -118,7 +118,7 @@ class Headless:
         deadline = asyncio.get_running_loop().time() + LINK_SECONDS
         while (found := self._linked(pid, directory)) is None:
             if asyncio.get_running_loop().time() > deadline:
-                raise HeadlessError(f"the plugin of the headless OpenCode did not link back from {directory}")
+                raise HeadlessError(f"the headless OpenCode's plugin did not link from {directory}")
             await asyncio.sleep(_POLL_SECONDS)
         return found
 

@@ -45,8 +45,8 @@ class AnswerArgs(Args):
     answer: list[str] = Field(
         min_length=1,
         max_length=50,
-        description="a permission's `once`, `always` or `reject`, which a message may follow; "
-        "an answer for each question, or `reject`",
+        description="for a permission `once`, `always` or `reject`, optionally followed by a message; otherwise an "
+        "answer for each question, or `reject`",
     )
 
 
@@ -54,8 +54,10 @@ class SignalArgs(Args):
     """See ``People.signal``."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="the signal's name")
-    payload: Any = Field(default=None, description="what whoever waits for it gets")
-    key: str | None = Field(default=None, max_length=300, description="the same key raises it once")
+    payload: Any = Field(default=None, description="the payload for those waiting for the signal")
+    key: str | None = Field(
+        default=None, max_length=300, description="idempotency key: the same key raises the signal once"
+    )
 
 
 class People:
@@ -259,9 +261,9 @@ class People:
         if known.state not in CLOSED:
             if known.why:
                 raise RequestError(
-                    "not-delivered", f"OpenCode did not take the answer to {known.id}: {known.why}"[:500]
+                    "not-delivered", f"OpenCode did not accept the answer to {known.id}: {known.why}"[:500]
                 )
-            raise RequestError("not-delivered", f"the OpenCode that asks {known.id} cannot be reached; try again")
+            raise RequestError("not-delivered", f"the OpenCode that asked {known.id} cannot be reached; try again")
         return as_row(known)
 
     async def signal(self, args: SignalArgs) -> dict[str, Any]:
@@ -294,19 +296,21 @@ class People:
 
 def _late(known: Checkpoint) -> RequestError:
     how = {"answered": f"answered by {known.by or 'user'}: {'; '.join(known.answer)}"}.get(known.state, known.state)
-    return RequestError("already-answered", f"{known.id} waits no more: {how}"[:500])
+    return RequestError("already-answered", f"{known.id} is no longer waiting: {how}"[:500])
 
 
 def _check_answer(known: Checkpoint, answer: list[str]) -> None:
     """Refuse an answer that OpenCode would not understand."""
     if known.kind == "permission":
         if answer[0] not in checkpoints.PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
-            raise RequestError("unfit-answer", "a permission is answered by once, always, or reject and a message")
+            raise RequestError(
+                "unfit-answer", "answer a permission with once, always, or reject and an optional message"
+            )
     elif known.kind == "question":
         if answer != ["reject"] and len(answer) != known.questions:
             raise RequestError("unfit-answer", f"give {known.questions} answers, one for each question, or reject")
     elif len(answer) != 1 or not answer[0]:
-        raise RequestError("unfit-answer", "one answer is wanted, and it must not be empty")
+        raise RequestError("unfit-answer", "give one answer, which must not be empty")
 
 
 async def until(condition: Callable[[], Any], seconds: float) -> bool:

@@ -79,16 +79,20 @@ class RegisterArgs(Args):
     """See ``DurableStream.register_intent``."""
 
     prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent must know")
-    title: str = Field(default="", max_length=100, description="what it is, in a few words")
+    title: str = Field(default="", max_length=100, description="the work's title, in a few words")
     directory: str = Field(max_length=8192, description="the project directory, absolute")
     parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
     agent: str | None = Field(default=None, max_length=100, description="OpenCode's agent")
-    models: list[str] = Field(default=[], description="`provider/model`, the next one after a provider's error")
-    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long it may run")
-    isolation: Literal["auto", "worktree", "shared"] | None = Field(
-        default=None, description="where it edits; default: `[phantom] isolation`"
+    models: list[str] = Field(
+        default=[], description="`provider/model` each; the next one is used after a provider error"
     )
-    key: str | None = Field(default=None, max_length=300, description="the same key registers one intent")
+    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long the work may run")
+    isolation: Literal["auto", "worktree", "shared"] | None = Field(
+        default=None, description="where the agent edits; default: `[phantom] isolation`"
+    )
+    key: str | None = Field(
+        default=None, max_length=300, description="idempotency key: the same key registers one intent"
+    )
 
 
 class IntentArgs(Args):
@@ -108,7 +112,7 @@ def write_tools(home: Home, wanted: bool) -> None:
         if not path.exists() or path.read_bytes() != text:
             write_durably(path, text)
     except OSError as error:
-        log.warning("the model gets no new tools: %s cannot be written (%s)", path, error.strerror)
+        log.warning("the model has no new tools: %s cannot be written (%s)", path, error.strerror)
 
 
 class DurableStream:
@@ -346,7 +350,7 @@ class DurableStream:
                 return f"{intent.id} is being cancelled."
             case "answer":
                 row = await self.people.answer(AnswerArgs(checkpoint=asked.target, answer=[asked.answer]))
-                return f"{row['id']} is answered: {asked.answer}"
+                return f"{row['id']} answered: {asked.answer}"
         return background_command.USAGE
 
     def _listing(self, session: str, unfinished: bool) -> str:
@@ -421,7 +425,11 @@ class DurableStream:
         assert self._runtime is not None
         intent = self._find(args.intent)
         if not intent.changes.get("ref"):
-            why = f"{intent.id} changed nothing in a worktree of its own" if intent.state in ENDED else "it still runs"
+            why = (
+                f"{intent.id} changed nothing in its worktree"
+                if intent.state in ENDED
+                else f"{intent.id} is still running"
+            )
             raise RequestError("no-changes", why)
         try:
             changed = await self.worktrees.apply(intent.id, intent.directory, intent.worktree["base"])

@@ -214,7 +214,7 @@ class V1Host:
         """See ``Answering``."""
         link = self._hosting(session)
         if link is None:
-            raise HostError("the OpenCode that asks is away")
+            raise HostError("the OpenCode that asked is not connected")
         reject = bool(answer) and answer[0] == "reject"
         args: dict[str, Any]
         if kind == "question":
@@ -288,7 +288,7 @@ class V1Host:
             return link
         if self._is_phantom(session) or session not in self._state.sessions:
             return await self._phantoms(directory, pid)
-        raise HostError("the OpenCode that hosts this session is away")
+        raise HostError("the OpenCode that hosts this session is not connected")
 
     async def _phantoms(self, directory: str, pid: int | None) -> Link:
         """The link to the OpenCode that hosts phantoms, for a directory; a headless one is started if needed."""

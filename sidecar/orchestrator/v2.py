@@ -225,10 +225,10 @@ class V2Host:
             try:
                 registration = await asyncio.to_thread(read_registration, path)
             except UnsafeService as error:
-                raise HostError(f"the service of OpenCode 2 cannot be trusted: {error}") from None
+                raise HostError(f"the OpenCode 2 service cannot be trusted: {error}") from None
             if registration is not None:
                 return ServiceClient(registration)
-        raise HostError("the service of OpenCode 2 that hosts this session is away")
+        raise HostError("the OpenCode 2 service that hosts this session is not running")
 
 
 async def _get(client: ServiceClient, path: str) -> Any:
@@ -264,7 +264,7 @@ def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:
     fields = [mapping(each) for each in _list(form.get("fields"))]
     kinds = {str(each.get("type")) for each in fields}
     if len(fields) != len(answers) or not kinds <= {"string", "multiselect"}:
-        raise HostError("OpenCode 2 takes the answer to this form only in its own terminal", permanent=True)
+        raise HostError("OpenCode 2 accepts the answer to this form only in its own terminal", permanent=True)
     filled: dict[str, Any] = {}
     for field, answer in zip(fields, answers, strict=True):
         options = map(mapping, _list(field.get("options")))

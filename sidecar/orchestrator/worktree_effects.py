@@ -65,9 +65,9 @@ class Collect:
                 if await self._host.status(session) != "busy":
                     return
                 await asyncio.sleep(_POLL_SECONDS)
-            log.warning("session %s did not rest; what it changes from now on is not kept", session)
+            log.warning("session %s did not become idle; its changes from now on are not saved", session)
         except HostError as error:
-            log.warning("the changes of session %s are kept while it may still work (%s)", session, error)
+            log.warning("saving the changes of session %s, which may still be working (%s)", session, error)
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``: doing it again gives the same."""

@@ -108,10 +108,10 @@ class Worktrees:
         """
         ref = _ref(intent)
         if not await asyncio.to_thread(Path(directory).is_dir):
-            advice = f"in another directory of the repository, `git cherry-pick {ref}` makes the changes"
+            advice = f"in another directory of the repository, `git cherry-pick {ref}` applies the changes"
             raise WorktreeError("git-failed", f"{directory} is gone; {advice}")
         if not await self._has(directory, ref):
-            raise WorktreeError("no-changes", f"nothing is kept as {ref}")
+            raise WorktreeError("no-changes", f"no changes are saved as {ref}")
         top = (await _git(directory, "rev-parse", "--show-toplevel")).rstrip("\n")
         patch = await _git(directory, "diff", "--binary", "--no-color", "--no-ext-diff", base, ref)
         try:
@@ -120,14 +120,14 @@ class Worktrees:
             try:
                 await _git(top, "apply", "--whitespace=nowarn", "-", given=patch)
             except WorktreeError as error:
-                advice = f"the changes do not fit the files as they are now; `git cherry-pick {ref}` merges them"
+                advice = f"the changes conflict with the current files; `git cherry-pick {ref}` merges them"
                 raise WorktreeError("apply-conflict", f"{advice} ({error})") from None
             return True
         return False
 
     def _root(self, intent: str) -> Path:
         if not _ID.fullmatch(intent):
-            raise WorktreeError("git-failed", "this is no id of an intent")
+            raise WorktreeError("git-failed", "this is not an intent id")
         return self._folder / intent
 
     async def _has(self, directory: str, ref: str) -> bool:

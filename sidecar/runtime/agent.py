@@ -137,7 +137,7 @@ class Output(NamedTuple):
                 texts[key] = value
         if "effect" in texts:
             if "to" in texts or "type" in texts:
-                raise BadOutput("an effect has neither a type nor a receiver")
+                raise BadOutput("an effect must have neither a type nor a receiver")
             kind = _type(texts["effect"])
             return cls(EFFECT_REQUESTED, payload, effect=kind, node=texts.get("node", ""))
         if "type" not in texts:

@@ -217,7 +217,7 @@ class Engine:
     async def keep_place(self) -> None:
         """Keep a hint of the place in the log, so that a restart need not read the records before it."""
         if self.position > NOTHING:
-            with hinted(f"the place of agent {self.name}"):
+            with hinted(f"the position of agent {self.name}"):
                 await self._store.advance(self._cursor, self.position)
 
     # --- inputs ---
@@ -410,7 +410,7 @@ class Engine:
                 self._metrics.dead(self.name)
             elif result.outcome == "duplicate":
                 self._metrics.duplicate(self.name)
-                log.info("agent %s: duplicate of %s, not handled again", self.name, waiting.input.key[:80])
+                log.info("agent %s: %s is a duplicate and was not handled again", self.name, waiting.input.key[:80])
             elif result.outcome != "nothing":
                 self.handled += 1
                 self.last_error = ""
@@ -427,7 +427,7 @@ class Engine:
             known = found.event
         if known is not None:
             if given.position is None and not _is_same(known, given.record):
-                raise InputRefused("key-conflict", "this key was used for another command; use a new key")
+                raise InputRefused("key-conflict", "this key was already used for another command; use a new key")
             return "duplicate", []
         if given.refusal is not None:
             code, reason = given.refusal
@@ -562,7 +562,7 @@ def hinted(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, StreamError) as error:
-        log.warning("%s was not kept: %s", what, error)
+        log.warning("%s was not saved: %s", what, error)
 
 
 def _is_same(known: StreamEvent, given: StreamEvent) -> bool:

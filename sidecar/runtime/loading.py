@@ -73,7 +73,7 @@ class UserAgent:
         self._agent = self._new()
         given = getattr(self._agent, "name", None) or _dashed(type(self._agent).__name__)
         if not isinstance(given, str) or AGENT_NAME.fullmatch(given) is None:
-            raise LoadError(spec, f"{given!a} cannot be a name: use lower-case letters, digits and -, at most 50")
+            raise LoadError(spec, f"{given!a} is not a valid name: use up to 50 lower-case letters, digits and -")
         events = getattr(self._agent, "events", ())
         if isinstance(events, str) or not all(isinstance(each, str) and _is_wanted(each) for each in events):
             raise LoadError(spec, 'events must be a list of types, such as ["execution.step", "agent.*"]')
@@ -147,7 +147,7 @@ class UserAgent:
                 raise LoadError(self._spec, "it has no method receive(event)")
             return
         if inspect.iscoroutinefunction(found):
-            raise LoadError(self._spec, f"{method} must not be async: it only decides; the runtime acts")
+            raise LoadError(self._spec, f"{method} must not be async: it only decides, and the runtime acts")
         try:
             inspect.signature(found).bind(*[None] * arguments)
         except TypeError:
@@ -213,10 +213,10 @@ def load_agents(specs: Sequence[str], base: Path) -> list[UserAgent]:
     for spec in specs:
         made = load_object(spec, base)
         if not callable(made):
-            raise LoadError(spec, "it must be a class, or a function that returns an agent")
+            raise LoadError(spec, "the attribute must be a class, or a function that returns an agent")
         agent = UserAgent(spec, made)
         if agent.name in agents:
-            raise LoadError(spec, f"another agent is named {agent.name}; both would take the same commands")
+            raise LoadError(spec, f"another agent is already named {agent.name}; both would take the same commands")
         agents[agent.name] = agent
     return list(agents.values())
 

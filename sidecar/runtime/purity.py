@@ -124,7 +124,7 @@ class _Run:
         if outputs != again:
             self.findings.append(Finding("receive", f"a second call returned something else for {event.type}"))
         if state_hash(self._agent.state()) != hash_:
-            self.findings.append(Finding("receive", f"it changed the state on {event.type}; only apply may"))
+            self.findings.append(Finding("receive", f"it changed the state on {event.type}; only apply may change it"))
             self._agent.load(json.loads(canonical(before)))
         for output in outputs:
             applied = self._applied(output)

@@ -138,7 +138,7 @@ class _Replay:
     async def _input(self, given: Record, group: _Group) -> Difference | None:
         event = await self._given(given)
         if event is None or any(_is_forgotten(one.event) for one in group.rest):
-            return Difference(given.offset, "removed", "a record that it needs was removed", "nothing")
+            return Difference(given.offset, "removed", "a record that the input needs was removed", "nothing")
         try:
             outputs = [_plain(output, self._clean) for output in outputs_of(self._agent.receive(event))]
         except Exception as error:  # noqa: BLE001 - foreign code

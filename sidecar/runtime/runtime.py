@@ -295,7 +295,7 @@ class Runtime:
     async def _keep(self) -> None:
         self._kept = self.view.position
         if self.view.position > NOTHING:
-            with hinted("what the runtime owes"):
+            with hinted("the runtime's snapshot"):
                 await self._store.put_snapshot(VIEW, Snapshot(VIEW_VERSION, self.view.position, self.view.dump()))
         for engine in self.engines.values():
             await engine.keep_place()

@@ -32,7 +32,7 @@ async def test_a_newer_shim_makes_an_older_sidecar_leave_and_no_hook_is_lost(
         shim.answer()
         counters = shim.until("acked", 300)
         assert running(home).version == "0.1.0" and counters["upgrades"] == 1 and counters["refusals"] == 0
-    assert "leaving: a newer plugin (0.1.0" in logged(home)
+    assert "exiting so that a newer plugin (0.1.0" in logged(home)
     assert await recorded(home) == dict.fromkeys(range(1, 301), 1)
 
 

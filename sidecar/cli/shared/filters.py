@@ -29,7 +29,7 @@ ActorsOption = Annotated[
 ]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="Only events since this time: an age (90s, 2h, 7d) or ISO."),
+    typer.Option("--since", metavar="TIME", help="Only events since this time: an age (90s, 2h, 7d) or an ISO time."),
 ]
 UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only events before this time.")]
 

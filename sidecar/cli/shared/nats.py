@@ -39,8 +39,8 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
     if config.mode == "embedded" and home.running() is None and not waits:
         raise Failure(
             "nats-not-running",
-            f"the embedded NATS server of {home.path} runs with the sidecar, and none runs; "
-            "start it: `durable-stream serve`",
+            f"the embedded NATS server of {home.path} runs with the sidecar, which is not running; start it: "
+            "`durable-stream serve`",
         )
     try:
         from sidecar.nats.reaching import sessions_of
@@ -93,7 +93,7 @@ def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
         connected = f", {'' if found['connected'] else 'not '}connected{version}" if runs else ""
         return f"{found['servers']}{connected}"
     if not runs:
-        return "embedded server, which runs with the sidecar"
+        return "embedded server, which starts with the sidecar"
     server = found["server"]
     if server is None:
         return "embedded server cannot run"
@@ -108,8 +108,8 @@ def mirror_words(found: Mapping[str, Any]) -> str:
     state = found["state"]
     if not found["lag"]:
         doing = {"idle": "", "publishing": "", "stopped": ", when it was last there"}.get(state, f", {state}")
-        return f"all of the log, to position {found['head']}{doing}" if found["head"] >= 0 else "nothing mirrored yet"
-    later = "; published when a sidecar runs" if state == "stopped" else f", {state}"
+        return f"the whole log, up to position {found['head']}{doing}" if found["head"] >= 0 else "nothing mirrored yet"
+    later = "; published when a sidecar is running" if state == "stopped" else f", {state}"
     return f"{_counted(found['lag'], 'record')} behind the log{later}"
 
 

@@ -58,8 +58,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
             problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
     elif (unlocked := home.unlocked()) is not None:
         problems.append(
-            f"the sidecar (pid {unlocked.pid}) still runs, but its lock file was deleted; "
-            "stop it with `durable-stream stop`"
+            f"the sidecar (pid {unlocked.pid}) is still running, but its lock file was deleted; stop it with "
+            "`durable-stream stop`"
         )
     if found is not None and (refused := refused_plugin(found)) is not None:
         problems.append("; ".join(refused))
@@ -69,12 +69,12 @@ async def gather_status(home: Home) -> dict[str, Any]:
             "the new settings"
         )
     if found is not None and (closed := found.get("door", {}).get("unproved_closed")):
-        notes.append(f"{counted(closed, 'connection')} closed to make room: too many came without authenticating")
+        notes.append(f"{counted(closed, 'connection')} closed to make room: too many did not authenticate")
     if found is not None and found.get("nats") and found["nats"]["problem"]:
         notes.append(f"NATS: {found['nats']['problem']}")
     mirror = (found or {}).get("nats") and found["nats"].get("mirror")  # type: ignore[index]
     if mirror and mirror["problem"] and mirror["problem"] != found["nats"]["problem"]:  # type: ignore[index]
-        notes.append(f"the mirror waits: {mirror['problem']}")
+        notes.append(f"the mirror is waiting: {mirror['problem']}")
     if mirror and (reserved := reserved_keys(mirror)) is not None:
         notes.append("; ".join(reserved))
     if found is not None:
@@ -106,7 +106,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"{counted(found['gaps'], 'gap')} recorded, where hooks were lost: {hint}")
     if found["sidecar"] is None and found["spool"]["files"]:
         files = counted(found["spool"]["files"], "spool file")
-        notes.append(f"{files} to be taken in at the next start of the sidecar")
+        notes.append(f"{files} to be recorded at the next start of the sidecar")
     found["asks"] = await _asks(home, found)
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
 

@@ -94,7 +94,7 @@ class Progress:
         if self.rebuild_requested and not plan.purge:
             plan = Resume(NOTHING, plan.rebuild, purge=True, why="a rebuild was requested", note="asked")
         if plan.note:
-            follows = "all is published again" if plan.purge else f"it resumes after position {plan.after}"
+            follows = "everything will be published again" if plan.purge else f"it resumes after position {plan.after}"
             log.warning("the mirror: %s; %s", plan.why, follows)
             known.notes[f"resumed:{plan.note}"] += 1
         state = replace(known, rebuild=plan.rebuild)

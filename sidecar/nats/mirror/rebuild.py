@@ -110,7 +110,7 @@ class Rebuild:
                 last, moved = place, loop.time()
             patience = PATIENCE_SECONDS if status["problem"] else SILENT_SECONDS
             if loop.time() - moved > patience:
-                why = status["problem"] or "nothing was published any more"
+                why = status["problem"] or "publishing stopped"
                 raise RebuildStopped(f"{why}, at record {status['position']} of {end}")
             report(self.progress())
             await asyncio.sleep(LOOK_SECONDS)

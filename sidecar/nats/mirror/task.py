@@ -288,7 +288,7 @@ class MirrorTask:
                 finishing.cancel()
                 await asyncio.gather(finishing, return_exceptions=True)
             if stored.sequence <= state.sequence:
-                raise Vanished("the mirror's stream was replaced", "the mirror reads its position again")
+                raise Vanished("the mirror's stream was replaced", "the mirror is re-reading its position")
             state.position, state.sequence = run.position, stored.sequence
             if state.position >= self._store.head:
                 self._caught_up.set()
@@ -334,5 +334,5 @@ class MirrorTask:
 
     def _note(self, problem: str) -> None:
         if problem != self._problem:
-            log.warning("the mirror waits: %s", problem)
+            log.warning("the mirror is waiting: %s", problem)
         self._problem = problem

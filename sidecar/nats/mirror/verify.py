@@ -143,7 +143,7 @@ class MirrorCheck:
             for side in sides:
                 await side.close()
         if await self._reader.removed() != removed:
-            raise Disturbed("the log was pruned, or records in it were forgotten")
+            raise Disturbed("the log was pruned or some of its records were forgotten")
 
     async def _compare(self, sides: list[_Side], mirror: Mirror, head: int) -> AsyncIterator[Difference]:
         contexts = ContextProjection()

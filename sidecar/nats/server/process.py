@@ -179,7 +179,7 @@ def clear_orphan(directory: Path, patience_seconds: float) -> int | None:
         if _gone(pid, directory, patience):
             path.unlink(missing_ok=True)
             return pid
-    raise StartFailed(f"an older server (pid {pid}) of this home does not exit; stop it with `kill`")
+    raise StartFailed(f"an older NATS server (pid {pid}) of this home does not exit; stop it with `kill`")
 
 
 def _gone(pid: int, directory: Path, seconds: float) -> bool:

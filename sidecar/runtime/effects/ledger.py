@@ -173,7 +173,7 @@ class Ledger:
             except StoreClosed:
                 raise
             except StoreUnavailable as error:
-                log.warning("an effect waits until the log can be written: %s", error)
+                log.warning("an effect is waiting until the log can be written: %s", error)
                 await self._sleep(PAUSE_SECONDS)
 
     def _stamp(self, request: Request, attempt: int, type_: str, about: dict[str, Any], key: str) -> StreamEvent:

@@ -180,11 +180,11 @@ class EffectRunner:
             async with lock:  # another request with the same key waits for this one's result
                 await self._to_its_end(request)
         except StreamError as error:
-            log.error("the ledger cannot be written, so effect %s waits: %s", request.id, error)
+            log.error("the ledger cannot be written, so effect %s is waiting: %s", request.id, error)
         except Exception as error:
             # The policy or the runner itself failed. Answer anyway, or the agent would wait for ever.
             log.exception("effect %s of agent %s failed", request.id, request.agent)
-            said = f"{type(error).__name__} while it was prepared; see sidecar.log"
+            said = f"{type(error).__name__} while it was being prepared; see sidecar.log"
             await self.ledger.refused(request, said, "internal")
         finally:
             if not lock.locked():

@@ -191,7 +191,7 @@ def test_reserved_keys_in_a_payload_warn_and_pass() -> None:
         ({"é": "c"}, "name"),
         ({"a" * 65: "c"}, "name"),
         ({"CG-Sender": "a", "cg-sender": "b"}, "twice"),
-        ({f"h{n}": "x" for n in range(MAX_HEADERS + 1)}, "more than"),
+        ({f"h{n}": "x" for n in range(MAX_HEADERS + 1)}, "the limit is"),
         ({"a": 5}, "value"),
         ({5: "a"}, "name"),
     ],

@@ -140,7 +140,7 @@ class TestSidecar:
 
     def test_stop_without_one(self, home: Path) -> None:
         done = run(home, "stop")
-        assert (done.code, done.out) == (0, f"no sidecar runs for {home}\n")
+        assert (done.code, done.out) == (0, f"no sidecar is running for {home}\n")
         assert not home.exists()
 
     def test_one_that_takes_no_request_is_ended_by_a_signal(self, home: Path) -> None:

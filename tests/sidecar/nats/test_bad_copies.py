@@ -77,7 +77,10 @@ def test_where_there_is_no_server_it_is_said_what_to_do(tmp_path: Path, server: 
     copy = Copy(tmp_path / "home", server).make("chat")
     for config, wanted in (
         ("", r"NATS is off in .*; set mode = "),
-        ('[nats]\nmode = "embedded"\n', r"runs with the sidecar, and none runs; start it: `durable-stream serve`"),
+        (
+            '[nats]\nmode = "embedded"\n',
+            r"runs with the sidecar, which is not running; start it: `durable-stream serve`",
+        ),
         (
             '[nats]\nmode = "external"\nservers = ["nats://ada:geheim@127.0.0.1:1"]\n',
             rf"127\.0\.0\.1:1: {NOTHING_LISTENS}",

@@ -46,11 +46,11 @@ def test_off_is_one_line(home: Home) -> None:
 
 def test_embedded(home: Home, tmp_path: Path) -> None:
     found = only(look(home, EMBEDDED))
-    assert found.level == "ok" and "nats-server 2.15" in found.text and "none runs" in found.text
+    assert found.level == "ok" and "nats-server 2.15" in found.text and "which is not running" in found.text
     assert "running, pid 7, port 4222" in only(look(home, EMBEDDED, NOW)).text
-    assert only(look(home, EMBEDDED, NOW), "mirror").text.startswith("level with the log")
+    assert only(look(home, EMBEDDED, NOW), "mirror").text.startswith("up to date with the log")
     behind = {**NOW, "mirror": {**MIRROR, "lag": 3, "problem": "no room; it is tried again"}}
-    assert only(look(home, EMBEDDED, behind), "mirror").text == "3 records wait: no room"
+    assert only(look(home, EMBEDDED, behind), "mirror").text == "3 records waiting: no room"
     ill = only(look(home, EMBEDDED, {**NOW, "problem": "it ended: why"}))
     assert ill.level == "note" and "it ended: why" in ill.text and str(home.nats_path) in ill.hint
 
@@ -65,14 +65,14 @@ def test_embedded(home: Home, tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_used_and_a_port_that_is_taken(home: Home) -> None:
     home.nats_path.write_text("no directory")
     found = only(look(home, EMBEDDED))
-    assert found.level == "note" and "is not a directory" in found.text and "move it away" in found.hint
+    assert found.level == "note" and "is not a directory" in found.text and "move this directory away" in found.hint
     home.nats_path.unlink()
     home.nats_path.mkdir(mode=0o700)
     assert only(look(home, EMBEDDED)).level == "ok"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = only(look(home, f"{EMBEDDED}port = {port}\n"))
-        assert (found.level, found.text) == ("note", f"port {port} is taken by another program")
+        assert (found.level, found.text) == ("note", f"port {port} is in use by another program")
         assert only(look(home, f"{EMBEDDED}port = {port}\n", NOW)).level == "ok", "it is the server's own"
 
 

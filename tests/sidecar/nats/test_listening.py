@@ -98,7 +98,7 @@ def test_the_mirrors_commands_ask_the_sidecar(home: Home) -> None:
     found = level(home)
     assert found["problem"] == "" and found["position"] == found["head"] >= 5
     assert re.search(
-        r"^nats +embedded server .* running, port \d+.*\nmirror +all of the log, to position \d+$",
+        r"^nats +embedded server .* running, port \d+.*\nmirror +the whole log, up to position \d+$",
         run(home.path, "mirror", "status").out,
         re.M,
     )
@@ -239,7 +239,7 @@ def test_notices_on_a_terminal_are_broken_at_words(tmp_path: Path, width: int) -
     lines = ANSI.sub("", said.decode()).split("\r\n")
     options = ConnectOptions(("nats://127.0.0.1:1",))
     assert " ".join(" ".join(lines).split()) == (
-        f"{translated(ConnectionRefusedError(errno.ECONNREFUSED, ''), options)}. Waiting for it; end with Ctrl-C."
+        f"{translated(ConnectionRefusedError(errno.ECONNREFUSED, ''), options)}. Waiting for it; press Ctrl-C to stop."
     )
     assert max(map(len, lines)) <= width
 
