@@ -30,10 +30,10 @@ CHANNEL: Final = "public"
 """The channel of everything captured. A channel says who may see a message, not where it is stored."""
 
 NO_PROJECT: Final = "_"
-"""The project of records without one: the sidecar's own, and a session's until its project is known."""
+"""The project of records without one: the sidecar's own records, and a session's until its project is known."""
 
 MAX_TOKEN: Final = 255
-"""Most characters of one escaped name. This limit keeps subjects below ``MAX_SUBJECT``."""
+"""Maximum length of one escaped name, in characters. This limit keeps subjects below ``MAX_SUBJECT``."""
 
 MAX_SUFFIX_TOKENS: Final = 4
 
@@ -75,7 +75,7 @@ def escape(name: str) -> str:
 
 def _shorten(token: str, raw: bytes, limit: int) -> str:
     head = token[: limit - len(_SHORTENED) - _DIGEST]
-    cut = head.rfind("%", len(head) - 2)  # never half an escape
+    cut = head.rfind("%", len(head) - 2)  # never cut an escape in half
     return (head if cut < 0 else head[:cut]) + _SHORTENED + sha256(raw).hexdigest()[:_DIGEST]
 
 

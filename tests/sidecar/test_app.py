@@ -149,7 +149,7 @@ class TestLife:
         running(home)
         process.send_signal(signal.SIGSTOP)
         stopped = run(home, "stop")
-        assert stopped.returncode == 0 and "by SIGKILL" in stopped.stdout, stopped.stdout + stopped.stderr
+        assert stopped.returncode == 0 and "with SIGKILL" in stopped.stdout, stopped.stdout + stopped.stderr
         assert process.wait(HANG_SECONDS) == -signal.SIGKILL
 
     def test_serve_in_the_foreground_says_where_it_listens(self, home: Home, tmp_path: Path) -> None:

@@ -361,7 +361,7 @@ def test_fixing(home: Home) -> None:
     uninstall(Target.everywhere())
     assert run(home.path, "doctor").code == 1
     done = run(home.path, "doctor", "--fix")
-    assert done.code == 0 and done.out.endswith("\n1 finding fixed, no problem left\n") and "fixed: wrote" in done.out
+    assert done.code == 0 and done.out.endswith("\n1 finding fixed, no problems left\n") and "fixed: wrote" in done.out
     assert Target.everywhere().plugin.is_file()
 
 

@@ -29,7 +29,7 @@ NOTHING_LISTENS: Final = "nothing is listening there"
 
 
 class OtherServer(nats.errors.Error):
-    """A program that is not our server answered on our server's port."""
+    """Another program answered on our server's port."""
 
 
 def not_connected(options: ConnectOptions, error: Exception, problems: list[Exception]) -> NatsError:
@@ -75,12 +75,12 @@ def _login_refused(where: str) -> LoginRefused:
 
 
 def _why(error: Exception) -> str:
-    """Why there was no connection, without error numbers and addresses."""
+    """Why there was no connection, without error numbers or addresses."""
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return NO_ANSWER
     if isinstance(error, socket.gaierror):
         return UNKNOWN_HOST
-    # For a host with several addresses asyncio names the error number only in the text.
+    # For a host with several addresses, asyncio gives the error number only in the text.
     found = re.search(r"\[Errno (\d+)\]", str(error))
     number = getattr(error, "errno", None) or (int(found[1]) if found else 0)
     if number == errno.ECONNREFUSED:

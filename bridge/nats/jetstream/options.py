@@ -1,4 +1,4 @@
-"""How to reach a NATS server and how to fetch from it: settings, and checks of the files that they name.
+"""Settings for reaching a NATS server and fetching from it, and checks of the files that the settings name.
 
 TLS fails closed: with TLS on, a missing or unreadable file and a server
 without TLS are errors. There is no fallback to a plain connection.
@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 from bridge.nats.jetstream.errors import FileRefused
 
 CA: Final = "ca.pem"
-"""In the certificate directory: the authority that signs servers' certificates. Required."""
+"""In the certificate directory: the certificate of the authority that signs server certificates. Required."""
 
 CERTIFICATE: Final = "cert.pem"
 KEY: Final = "key.pem"
-"""In the same directory, both or neither: our own certificate, for servers that ask for one."""
+"""In the same directory, both or neither: our own certificate and its key, for servers that ask for them."""
 
 _SEED_MARK: Final = "BEGIN USER NKEY SEED"
 _JWT_MARK: Final = "BEGIN NATS USER JWT"
@@ -64,10 +64,9 @@ class ConnectOptions:
 class PullSettings:
     """How a pull consumer requests messages. Times in seconds.
 
-    After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the
-    pause before the second one, doubled each time up to ``longest_backoff_s``. A
-    message that is not answered within ``ack_wait_s`` is delivered again; while a
-    handler runs, the loop extends that time.
+    After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the pause before the second one, doubled
+    each time up to ``longest_backoff_s``. A message that is not answered within ``ack_wait_s`` is delivered again;
+    while a handler is running, the loop extends that time.
     """
 
     batch_size: int = 64
@@ -81,7 +80,7 @@ class PullSettings:
     ack_wait_s: float = 30.0
 
     def backoff(self, count: int) -> float:
-        """The pause after the ``count``-th delivery failed."""
+        """The pause after the ``count``-th failed delivery."""
         return min(self.backoff_s * float(1 << min(count - 1, 32)), self.longest_backoff_s)
 
 

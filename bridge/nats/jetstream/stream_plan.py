@@ -1,4 +1,4 @@
-"""The required streams, as data, and what to do about those on the server. Pure.
+"""The required streams, as data, and what to do about the streams on the server. Pure.
 
 ``wanted`` lists the required streams. ``plan`` compares them with the server's
 answer (its JSON, times in nanoseconds) and decides for each: create, update,
@@ -73,7 +73,7 @@ class StreamDefinition:
 
 
 _NEWER: Final[dict[str, tuple[tuple[int, int], str]]] = {"allow_atomic": ((2, 12), "atomic")}
-"""Settings of newer servers: the first version, and the field that asks for it. Read back, never assumed."""
+"""Settings of newer servers: the first version that has the setting, and its field. Read back, never assumed."""
 
 
 def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:

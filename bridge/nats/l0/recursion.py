@@ -1,10 +1,9 @@
 """Limits how deep a chain of calls may go: one decision table, no I/O.
 
-A user's task has depth 0, and each spawned task is one deeper. Only the spawner
-computes the depth (``next_depth``), and both sides of every hop verify it. A
-message without a depth is a violation, not depth 0. A chain's depth is recorded
-under its ``correlation_id``; if the message has another depth, it is refused. Depth alone
-does not limit cost. Budgets do that.
+A user's task has depth 0, and each spawned task is one deeper. Only the spawner computes the depth (``next_depth``),
+and both sides of every hop verify it. A message without a depth is a violation, not depth 0. A chain's depth is
+recorded under its ``correlation_id``; a message with another depth is refused. Depth alone does not limit cost; budgets
+do.
 
 ===============  ==================  ====================  =======================
 operation        header              recorded              then
@@ -42,7 +41,7 @@ Need = Literal["must", "may", "zero"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an operation requires of the header's depth and of the recorded one; ``zero`` is "absent or 0"."""
+    """What an operation requires of the header's depth and of the recorded depth; ``zero`` means "absent or 0"."""
 
     header: Need
     recorded: Need

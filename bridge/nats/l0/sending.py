@@ -21,7 +21,7 @@ from streams.bus.subjects import SubjectError
 from streams.hashing import canonical
 
 KEPT_WARNINGS: Final = 20
-"""How many of the last warnings a ``Sender`` keeps."""
+"""How many recent warnings a ``Sender`` keeps."""
 
 _CHECKED: Final = frozenset({"cmd", "evt"})
 
@@ -35,7 +35,9 @@ class Outgoing(NamedTuple):
 
 
 def is_checked(subject: str) -> bool:
-    """Whether the protocol's rules hold for a subject: for ``cmd`` and ``evt``, not for ``str`` and dead letters."""
+    """Whether the protocol's rules apply to a subject: they do for ``cmd`` and ``evt``, but not for ``str`` and dead
+    letters.
+    """
     tokens = subject.split(".")
     return tokens[0] in _CHECKED or (tokens[0] == "cg" and len(tokens) >= 8 and tokens[4] in _CHECKED)
 
@@ -117,7 +119,7 @@ class Sender:
         """Publish a payload with complete headers. The same ``message_id`` is kept once, with the same trace.
 
         Raises:
-            SubjectError: the subject is not that of a command or an event.
+            SubjectError: the subject is not a command or event subject.
             HeaderError, ProtocolViolation: see ``outgoing``; nothing was sent.
             BusError: see ``EventBus.publish``.
         """

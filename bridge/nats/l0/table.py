@@ -191,7 +191,7 @@ def decode(subject: str, body: bytes) -> tuple[L0Subject, L0Payload]:
     """Decode a message of the L0 protocol.
 
     Raises:
-        SubjectError: the subject is not of the protocol, or of no known family.
+        SubjectError: the subject does not belong to the protocol, or to no known family.
         PayloadError: the body does not match the subject.
     """
     parsed = L0Subject.parse(subject)

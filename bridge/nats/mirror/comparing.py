@@ -26,8 +26,8 @@ These are not differences:
 * A pointer or a stub where the record itself would fit, or the reverse: the
   server's size limit was different when the message was published.
 
-If the log has removed the beginning of a stream, or its payloads, the project,
-depth and turn of its later records are unknown. They are then not compared.
+If the log has removed the beginning of a stream, or its payloads, the project, depth and turn of the stream's later
+records are unknown and not compared.
 
 Memory: two bytes per record, and up to ``HELD_BYTES`` of records whose messages have not arrived yet.
 """
@@ -51,7 +51,7 @@ from streams.store import NOTHING, Record
 
 Kind = Literal["missing", "extra", "changed", "order", "unforgotten"]
 Family = Literal["records", "meanings"]
-"""Which messages of a record a stream stores: the record itself, or its L0 messages."""
+"""Which of a record's messages a stream stores: the record itself, or its L0 messages."""
 
 HELD_RECORDS: Final = 10_000
 HELD_BYTES: Final = 32 * 1024 * 1024
@@ -125,7 +125,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Comparison:
-    """Counts of one stream's messages.
+    """The counts for one stream's messages.
 
     ``first_position`` and ``first_sequence`` belong to the log's first message in the stream; ``None`` if it has none.
     """
@@ -244,7 +244,7 @@ class Comparer:
     def take(self, message: KeptMessage) -> list[Difference]:
         """Take the stream's next message; return its differences."""
         if self._family == "meanings" and message.headers.get(h.LOG) != h.header_text(self._mirror.log):
-            return []  # another home's: both use the same subjects
+            return []  # a message of another home, which uses the same subjects
         self.result.messages += 1
         position = self.position_of(message)
         if position is None:

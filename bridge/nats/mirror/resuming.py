@@ -1,9 +1,8 @@
 """Decides where a mirror resumes, from the stream and the log, even if its own state is lost. Pure.
 
-A mirror resumes after the stream's last record of the log only if that record
-equals the log's, none is missing before it, and none is there twice. Otherwise it
-purges the log's part of the stream and publishes it again under new message ids,
-so that the mirror equals the log again, without a person's help.
+A mirror resumes after the last record that the stream has of the log only if that record equals the log's, no earlier
+record is missing, and none is there twice. Otherwise the mirror purges the log's part of the stream and publishes it
+again under new message ids, so that the mirror equals the log again without human intervention.
 
 Records that the stream's limits (age, size, count) removed at its beginning are not missing.
 """
@@ -59,7 +58,8 @@ class LogSurvey:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Resume after the record at ``after``. ``purge``: purge this log's part first. ``rebuild``: number for ids.
+    """Resume after the record at ``after``. ``purge``: purge this log's part first. ``rebuild``: the rebuild number for
+    ids.
 
     ``why`` describes a fault for people, ``note`` names it for counting. Both are empty if there is none.
     """

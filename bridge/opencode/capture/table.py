@@ -1,4 +1,4 @@
-"""The table that says what each OpenCode hook and bus event becomes.
+"""The table that says what each OpenCode hook and bus event is recorded as.
 
 The translator dispatches on it and ``docs/events.md`` is generated from it, so
 code and documentation cannot disagree. Measured on OpenCode 1.18.33.
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["event", "state", "drop"]
-"""``event``: recorded. ``state``: not final, remembered only while it matters. ``drop``: has no lasting meaning."""
+"""``event``: recorded. ``state``: not final, so remembered only while it matters. ``drop``: without lasting meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row: a hook or bus event, what it becomes, and the key that prevents duplicates.
+    """One row: a hook or bus event, what it is recorded as, and the key that prevents duplicates.
 
     ``handle`` names the translator's method. ``makes`` lists the event types
     that it can lead to, ``key`` the last part of their ``{type}:{session}:{id}`` keys.
@@ -185,7 +185,7 @@ DROPPED: frozenset[str] = frozenset(
         "ide.installed",
     }
 )
-"""Catalog, plugin, terminal and toast noise. About 70 of these precede a process's first prompt."""
+"""Catalog, plugin, terminal and toast noise. About 70 such events precede a process's first prompt."""
 
 IGNORED_HOOKS: frozenset[str] = frozenset(
     {
@@ -205,7 +205,7 @@ IGNORED_HOOKS: frozenset[str] = frozenset(
         "experimental.text.complete",
     }
 )
-"""Hooks that only let a plugin change something; older recordings contain them."""
+"""Hooks that only let a plugin change something. Older recordings contain them."""
 
 FINAL_PARTS: frozenset[str] = frozenset({"tool", "text", "reasoning", "step-finish"})
 """Part types of ``message.part.updated`` that can become an event; the others are noise or already in the input."""

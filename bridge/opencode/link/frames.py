@@ -63,16 +63,16 @@ __all__ = [
 PROTOCOL: Final = 1
 
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
-"""Largest message that either side accepts; a larger one closes the connection with 1009."""
+"""Size of the largest message that either side accepts; a larger one closes the connection with code 1009."""
 
 BATCH_ITEMS: Final = 256
-"""Most items a sender puts in one ``hooks`` frame."""
+"""Maximum number of items that a sender puts in one ``hooks`` frame."""
 
 BATCH_BYTES: Final = 1024 * 1024
 """Bytes at which a sender closes a batch; a larger item goes alone."""
 
 MAX_ITEMS: Final = 200_000
-"""Most items accepted in one frame: twice the largest possible window."""
+"""Maximum number of items accepted in one frame: twice the largest possible window."""
 
 _LARGE_BYTES: Final = 256 * 1024
 
@@ -83,7 +83,7 @@ Role: TypeAlias = Literal["shim", "control"]
 ByeReason: TypeAlias = Literal[
     "draining", "idle", "disposed", "protocol", "auth", "upgrade", "unsupported", "replaced", "window"
 ]
-"""Why a link ends; ``docs/protocol.md`` says who sends which, and how the other side reacts."""
+"""Why a link ends; ``docs/protocol.md`` says which side sends which reason, and how the other side reacts."""
 
 
 # --- the hot path: plain dataclasses, checked by hand -----------------------------------------------
@@ -107,7 +107,7 @@ class Hooks:
     items: list[HookItem]
     type: Literal["hooks"] = "hooks"
     repaired: int = 0
-    """Number of values changed to make the frame readable. Not on the wire."""
+    """Number of values that were changed to make the frame readable. Not on the wire."""
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class _Frame(Struct, frozen=True, tag_field="type"):
 
 
 class Hello(_Frame, frozen=True, tag="hello"):
-    """First frame of a connection, from the shim or the command line."""
+    """The first frame of a connection, from the shim or the command line."""
 
     type: ClassVar[str] = "hello"
 
@@ -182,7 +182,9 @@ class ShimIdentity:
 
 
 class Identify(_Frame, frozen=True, tag="identify"):
-    """The peer's own proof. A shim fills every field but ``client_version``; control that, proof and pid."""
+    """The peer's own proof. A shim fills every field except ``client_version``; control fills only ``client_version``,
+    ``proof`` and ``pid``.
+    """
 
     type: ClassVar[str] = "identify"
 
@@ -291,7 +293,7 @@ class Request(_Frame, frozen=True, tag="request"):
 
 
 class Tool(_Frame, frozen=True, tag="tool"):
-    """A plugin's tool asks the sidecar. Reserved: no tool exists yet."""
+    """A plugin's tool asks the sidecar."""
 
     type: ClassVar[str] = "tool"
 
@@ -310,7 +312,7 @@ class Context(_Frame, frozen=True, tag="context"):
 
 
 class Bye(_Frame, frozen=True, tag="bye"):
-    """The last frame of a side that closes on purpose. ``detail`` explains ``reason`` in words."""
+    """The last frame from a side that closes on purpose. ``detail`` explains ``reason`` in words."""
 
     type: ClassVar[str] = "bye"
 
@@ -353,7 +355,7 @@ def decode(message: str | bytes) -> Frame:
     """
     if len(message) < _LARGE_BYTES or not gc.isenabled():
         return _decode(message)
-    # A large message may hold millions of values, which the garbage collector would scan again and again.
+    # A large message may hold millions of values, which the garbage collector would scan repeatedly.
     gc.disable()
     try:
         return _decode(message)

@@ -1,11 +1,9 @@
 """Link protocol 1 without I/O: data in, events out, messages to send.
 
-``SidecarLink`` is the sidecar's end of one connection, ``ClientLink`` the
-other end in either role: ``shim`` (``durable-stream play``, in place of the
-plugin) or ``control`` (the command line). Neither uses a clock, a socket or randomness.
-The caller supplies nonces and the token, and delivers what ``data_to_send`` returns, in
-order. After the event ``Closed`` the caller sends what is left and closes the
-connection.
+``SidecarLink`` is the sidecar's end of one connection, ``ClientLink`` the other end in either role: ``shim``
+(``durable-stream play``, in place of the plugin) or ``control`` (the command line). Neither uses a clock, a socket or
+randomness. The caller supplies nonces and the token, and delivers what ``data_to_send`` returns, in order. After the
+event ``Closed``, the caller sends the remaining messages and closes the connection.
 
 The states and their tables, the events and the errors are in ``protocol.py``.
 The client sends no user data before it has verified the sidecar's proof. If
@@ -166,7 +164,9 @@ class _Link:
 
     def _send(self, frame: Frame) -> None:
         text = encode(frame)
-        if len(text) > MAX_FRAME_BYTES:  # in characters, and bytes are no fewer: the peer would close with 1009
+        if (
+            len(text) > MAX_FRAME_BYTES
+        ):  # in characters, and there are at least as many bytes: the peer would close with 1009
             raise LocalProtocolError(f"a {frame.type} frame of {len(text)} characters exceeds the limit")
         self._out.append(text)
 
@@ -208,7 +208,7 @@ class SidecarLink(_Link):
         self._ack_sent = 0
 
     def welcome(self, *, acked_seq: int = 0, context: Mapping[str, Any] | None = None) -> None:
-        """Open the link. ``acked_seq``: this instance's highest seq known to be durable, 0 if unknown."""
+        """Open the link. ``acked_seq``: this instance's highest seq known to be durable; 0 if unknown."""
         self._need(State.AWAIT_WELCOME)
         assert self.role is not None
         self.acks = AckWindow(acked_seq, self.acks.window)
@@ -235,7 +235,7 @@ class SidecarLink(_Link):
         self._send(Context(context=dict(context)))
 
     def finish(self, seqs: Iterable[int]) -> bool:
-        """Mark items as finished; return true if ``acks.acked`` moved. Allowed after the link closed.
+        """Mark items as finished; return true if ``acks.acked`` moved. Allowed even after the link has closed.
 
         Raises:
             ValueError: one was never received.
@@ -255,9 +255,10 @@ class SidecarLink(_Link):
         super().bye(reason, detail)
 
     def leave(self, reason: ByeReason) -> None:
-        """Send ``bye`` to a shim, but still take the hooks on their way, without acks. For other peers as ``bye``.
+        """Send ``bye`` to a shim, but still take the hooks already on their way, without acks. For other peers, the
+        same as ``bye``.
 
-        Ends when the peer closes, or with ``bye``, which then sends nothing.
+        The link is closed once the peer closes it, or by ``bye``, which then sends nothing.
         """
         was = self.state
         self.bye(reason)

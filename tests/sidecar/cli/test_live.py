@@ -156,7 +156,7 @@ class TestSidecar:
             pid = int(hung.stdout.readline())
             Home(home).write_info(SidecarInfo(pid, 1, "b" * 32, "0.1.0", 1, 0))
             done = run(home, "stop")
-            assert done.code == 0 and "by SIGTERM" in done.out
+            assert done.code == 0 and "with SIGTERM" in done.out
             assert hung.wait(LIMIT_SECONDS) == -signal.SIGTERM
         finally:
             hung.kill()

@@ -146,7 +146,7 @@ def test_it_hears_on_when_the_server_was_killed(home: Home) -> None:
         os.kill(pid, signal.SIGKILL)
         assert "Waiting for the server" in process.err.get(timeout=HANG_SECONDS)
         lines = [process.err.get(timeout=HANG_SECONDS)]
-        while not lines[-1].startswith("Connected again"):
+        while not lines[-1].startswith("Reconnected"):
             lines.append(process.err.get(timeout=HANG_SECONDS))
         with_server(home, ("evt.p.l.s.note", {}, b"heard"))
         assert process.record()["text"] == "heard"
