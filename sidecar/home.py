@@ -26,8 +26,8 @@ from streams.files import write_durably
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
 _OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
-"""A directory with only these names is not foreign, because a plugin creates the spool
-first, and a kill may leave the others."""
+"""A directory with only these names is not foreign, because a plugin creates the spool first, and a kill may leave the
+other files."""
 
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_SECONDS: Final = 0.02
@@ -74,11 +74,12 @@ class SidecarInfo(NamedTuple):
     protocol: int
     started_ms: int
     process: str = ""
-    """Distinguishes the process from a later one with the same pid: ``mark_of``. Empty if the system does not say."""
+    """Distinguishes the process from a later one with the same pid (see ``mark_of``). Empty if the system does not
+    provide it."""
 
     @property
     def still_runs(self) -> bool:
-        """True if the very process that wrote this still runs, suspended or not; False if that is not certain."""
+        """True if the very process that wrote this is still running or suspended; False if that is not certain."""
         return self.process != "" and mark_of(self.pid) == self.process
 
 
@@ -178,7 +179,7 @@ class Home:
         return self.read_token()
 
     def read_token(self) -> str:
-        """Return the token, after checking that its file is regular, ours, and closed to others.
+        """Return the token, after checking that its file is regular, owned by us, and inaccessible to other users.
 
         Raises:
             HomeError: it is missing, or one of the checks fails.
@@ -254,7 +255,9 @@ class Home:
             raise _cannot("write", self.info_path, error) from None
 
     def read_info(self) -> SidecarInfo | None:
-        """Read ``sidecar.json``, which may be stale; None if it is missing, invalid, not ours or open to others."""
+        """Read ``sidecar.json``, which may be stale; None if it is missing, invalid, not ours or accessible to other
+        users.
+        """
         try:
             descriptor = os.open(self.info_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -283,7 +286,8 @@ class Home:
             self.info_path.unlink(missing_ok=True)
 
     def unlocked(self) -> SidecarInfo | None:
-        """A sidecar whose process provably runs although nobody holds the lock, because its lock file was deleted.
+        """A sidecar whose process is provably running although nobody holds the lock, because its lock file was
+        deleted.
 
         The lock's holder may call this too: any other running sidecar has then lost the lock.
         """
@@ -291,7 +295,7 @@ class Home:
         return info if info is not None and info.pid != os.getpid() and info.still_runs else None
 
     def running(self) -> SidecarInfo | None:
-        """The sidecar that serves this home: its process runs and the lock is held. None if no sidecar does."""
+        """The sidecar that serves this home: its process is running and the lock is held. None if there is none."""
         info = self.read_info()
         return info if info is not None and is_alive(info.pid) and self.is_locked() else None
 

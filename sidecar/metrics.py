@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text format: the counters of the parts, and the values that ``status`` has at each scrape.
+"""Metrics in the Prometheus text format: the counters of the parts, and the values in ``status`` at each scrape.
 
 The number of series is bounded: the only labels are ``agent`` and ``kind``, and a value that is not
 configured becomes ``other``. Nothing here is global: each sidecar has its own registry.
@@ -25,7 +25,7 @@ MIRROR_STATES: Final = ("waiting", "resuming", "forgetting", "publishing", "rebu
 
 
 class Fact(NamedTuple):
-    """A metric that is read from the value at ``path`` in ``status``. It is absent if there is no such value."""
+    """A metric that is read from the value at ``path`` in ``status``. The metric is absent if there is no value."""
 
     name: str
     path: tuple[str, ...]
@@ -73,7 +73,7 @@ MIRROR_STATE: Final = "durable_stream_mirror_state"
 class SidecarMetrics:
     """The metrics of one sidecar; implements ``runtime.metrics.Metrics``. Call it from its event loop.
 
-    ``agents`` and ``kinds`` are the loaded ones: the only values of these labels, next to ``other``.
+    ``agents`` and ``kinds`` are the loaded ones: the only values of these labels besides ``other``.
     """
 
     def __init__(self, agents: Collection[str] = (), kinds: Collection[str] = ()) -> None:
@@ -115,7 +115,7 @@ class SidecarMetrics:
         self.registry.register(_StatusCollector(status, self._agent))
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format 0.0.4."""
+        """All metrics, in the Prometheus text format 0.0.4."""
         return generate_latest(_WithoutCreationTimes(self.registry))
 
     def received(self, agent: str) -> None:

@@ -22,7 +22,9 @@ log = logging.getLogger("sidecar.registry")
 
 
 class Args(BaseModel):
-    """The base of every arguments model: unknown arguments are refused, because they may ask for less than is done."""
+    """The base of every arguments model: unknown arguments are refused, because they may be meant to limit what is
+    done.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

@@ -74,7 +74,7 @@ class SidecarRequests:
         return self._sidecar.status()
 
     async def metrics(self, args: NoArgs) -> dict[str, Any]:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         return {"text": self._metrics.text().decode()}
 
     async def stop(self, args: NoArgs) -> dict[str, Any]:
@@ -112,13 +112,13 @@ class LogRequests:
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:
         """Remove old streams."""
-        await self._spools.take()  # a session whose OpenCode died is finished then
+        await self._spools.take()  # this finishes a session whose OpenCode died
         plan, done = await self._upkeep.prune(args.request)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
     async def forget(self, args: ForgetArgs) -> dict[str, Any]:
         """Replace payloads by their digests."""
-        await self._spools.take()  # the spool of an OpenCode that died may belong to the session too
+        await self._spools.take()  # the spool of a dead OpenCode may also belong to the session
         touched = [*args.streams, *await self._upkeep.streams_beside(args.streams, args.sessions)]
         forgotten = await self._upkeep.forget(args.streams, args.sessions)
         self._nats.forgotten(touched)
@@ -142,7 +142,7 @@ class ImportRequests:
         requests.register("import_file", ImportArgs, self.file, counts)
 
     async def import_history(self, args: NoArgs) -> dict[str, int]:
-        """Record the old sessions of the services of OpenCode 2."""
+        """Record the old sessions of the OpenCode 2 services."""
         try:
             return await self._services.import_history()
         except ServiceGone:
@@ -151,7 +151,7 @@ class ImportRequests:
             ) from None
 
     async def file(self, args: ImportArgs) -> dict[str, int]:
-        """Record what an export holds."""
+        """Record the content of an export."""
         try:
             imported = await import_export(Path(args.path), self._ingest.add, self._clean)
         except ExportError as error:

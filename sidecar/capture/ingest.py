@@ -30,7 +30,7 @@ ASK_SECONDS: Final = 1.5
 """How long OpenCode may take to describe a session. A hook waits at most as long as the translator holds it."""
 
 MAX_MISSING_CHECKS: Final = 200
-"""Most sessions to look up, one by one, when a directory's first link delivers."""
+"""Maximum number of sessions to look up, one by one, when a directory's first link delivers."""
 
 
 class Link(Protocol):
@@ -100,7 +100,7 @@ class Ingest:
         self._links[Origin(link.boot_id, link.instance)] = link
 
     def closed(self, link: Link) -> None:
-        """Note the end of a link; the items it delivered are still written."""
+        """Note the end of a link; the items that it delivered are still written."""
         origin = Origin(link.boot_id, link.instance)
         if self._links.get(origin) is link:
             del self._links[origin]

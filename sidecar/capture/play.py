@@ -164,7 +164,7 @@ async def _played(
     give_up_seconds: float,
     words: LastWords,
 ) -> int:
-    """Send everything, over as many links as that takes; return by how many records the log grew."""
+    """Send everything, over as many links as needed; return how many records the log gained."""
     progress = player.progress
     loop = asyncio.get_running_loop()
     failures = explained = 0

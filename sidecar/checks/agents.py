@@ -13,7 +13,7 @@ LETTERS_HINT: Final = "see `durable-stream dlq list`"
 
 
 def check_agents(scene: Scene) -> list[Check]:
-    """What the running sidecar's agents wait for, and what they could not handle."""
+    """What the running sidecar's agents are waiting for, and what they could not handle."""
     notes = agent_notes(scene.answer) if scene.answer is not None else []
     return [Check("agents", "note", text, hint) for text, hint in notes]
 

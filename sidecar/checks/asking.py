@@ -18,7 +18,7 @@ class SidecarSilent(Exception):
 
 
 class NotAsked(SidecarSilent):
-    """The sidecar was not asked because this command cannot use the home; its token may be open to others."""
+    """The sidecar was not asked because this command cannot use the home, whose token others may know."""
 
 
 async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict[str, Any]:

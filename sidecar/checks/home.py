@@ -68,7 +68,7 @@ def _foreign(path: Path) -> Check | None:
 
 
 def check_token(scene: Scene) -> list[Check]:
-    """Whether the token is a regular file of this user, closed to others."""
+    """Whether the token is a regular file that this user owns and that other users cannot access."""
     home = scene.home
     if not home.path.is_dir():
         return []
@@ -139,7 +139,7 @@ def _times(home: Home) -> Iterator[tuple[Path, int]]:
 
 
 def check_spool(scene: Scene) -> list[Check]:
-    """How much the spool holds."""
+    """How much is in the spool."""
     waiting = spool_size(scene.home)
     text = f"{counted(waiting['files'], 'file')}, {waiting['bytes']} bytes"
     if scene.home.running() is not None or not waiting["files"]:

@@ -1,4 +1,6 @@
-"""Checks that OpenCode and the plugin are installed, complete, loaded and of one version, without a wait for npm."""
+"""Checks that OpenCode and the plugin are installed, complete, loaded and of one version, and that OpenCode does not
+wait for npm.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,15 @@ ANSWER_SECONDS = 20.0
 """How long a program may take to print its version; OpenCode takes seconds on a busy machine."""
 
 PROJECTS = 500
-"""Most projects from the log that are checked."""
+"""Maximum number of projects from the log that are checked."""
 
 _NO = frozenset({"", "0", "false", "no", "off", "n"})
 
 
 def check_opencode(scene: Scene) -> list[Check]:
-    """OpenCode 1 and 2 on the PATH, their versions, and what these and the linked ones lack for background work."""
+    """OpenCode 1 and 2 on the PATH, their versions, and what these versions and the linked ones lack for background
+    work.
+    """
     found = [(name, shutil.which(name, path=scene.environ.get("PATH"))) for name in ("opencode", "opencode2")]
     programs = [(name, path) for name, path in found if path is not None]
     said = {path: re.search(r"(\d+)\.(\d+)\.\d+\S*", output_of([path, "--version"]) or "") for _, path in programs}
@@ -78,7 +82,7 @@ def _check_version(name: str, path: str, numbers: re.Match[str] | None) -> Check
 
 
 def check_services(scene: Scene) -> list[Check]:
-    """Whether the sidecar reads the services of OpenCode 2 whose plugin is linked."""
+    """Whether the sidecar reads the OpenCode 2 services whose plugin is linked."""
     checks = []
     for service in (scene.answer or {}).get("services") or []:
         version, state, place = (str(service.get(name) or "") for name in ("version", "state", "registration"))
@@ -270,7 +274,8 @@ def check_service(scene: Scene) -> list[Check]:
 def output_of(command: Sequence[str]) -> str | None:
     """What a program prints; ``None`` if it cannot be run, fails, or takes too long."""
     try:
-        # Run it from the root directory, because the plugin starts it from any project, never from this checkout.
+        # Run the program from the root directory, because the plugin starts it from any project, never from this
+        # checkout.
         done = subprocess.run(  # noqa: S603 - the command is the one that was installed
             command,
             capture_output=True,

@@ -74,7 +74,7 @@ async def _sessions(reader: LogReader) -> AsyncIterator[Record]:
 
 
 def check_sidecar(scene: Scene) -> list[Check]:
-    """Whether the sidecar runs and answers."""
+    """Whether the sidecar is running and answers."""
     info = scene.home.running()
     if info is None:
         return [Check("sidecar", "ok", "not running; OpenCode starts it when needed")]
@@ -104,7 +104,7 @@ def check_start(scene: Scene) -> list[Check]:
 
 
 def check_links(scene: Scene) -> list[Check]:
-    """Whether an OpenCode ever linked. A plugin file alone records nothing."""
+    """Whether an OpenCode has ever linked. A plugin file alone records nothing."""
     links = (scene.answer or {}).get("links") or []
     if links:
         return [Check("links", "ok", counted(len(links), "OpenCode") + " linked now")]

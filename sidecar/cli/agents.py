@@ -18,7 +18,7 @@ _CUT_OFF = "run the same command with the same --key, which is safe"
 
 
 CHECKED_EVENTS = 1000
-"""With how many of the newest recorded events ``--check`` tries an agent."""
+"""How many of the newest recorded events ``--check`` tries an agent with."""
 
 
 async def agents(
@@ -37,11 +37,11 @@ async def agents(
 ) -> int:
     """List the agents that run in the sidecar, with health, lag and last error.
 
-    Starts a sidecar if none runs. Exits with 1 if an agent failed or could not be loaded.
+    Starts a sidecar if none is running. Exits with 1 if an agent failed or could not be loaded.
 
-    With --check, loads one agent in the command's process, not in the sidecar, and checks that it uses no
-    clock, randomness, file or socket, and that the same events give the same results. Uses the events of
-    the log that the agent receives, or those of --events. Exits with 1 if it finds something.
+    With --check, loads one agent in the command's process, not in the sidecar, and checks that the agent uses no clock,
+    randomness, file or socket and that the same events give the same results. Uses the events of the log that the agent
+    receives, or those of --events. Exits with 1 if the check finds something.
     """
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output

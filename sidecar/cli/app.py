@@ -131,7 +131,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Durable Stream for OpenCode: what your agents did, why, and with what result."""
+    """Durable Stream for OpenCode shows what your agents did, why, and with what result."""
     context.obj = home
 
 

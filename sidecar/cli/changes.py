@@ -38,8 +38,8 @@ async def changes(
 ) -> None:
     """Show the files that agents changed, and who approved what.
 
-    Groups the changes by session and turn. Also lists the commands that a person approved or
-    rejected, but not the files that those commands changed, because these are unknown.
+    Groups the changes by session and turn. Also lists the commands that a person approved or rejected, but not the
+    files that those commands changed, which are unknown.
     """
     from sidecar.cli.shared.changes_text import print_diffs, print_on_terminal, print_rows
     from sidecar.cli.shared.output import Output

@@ -1,4 +1,4 @@
-"""``checkpoints``: lists what waits for an answer, and answers it."""
+"""``checkpoints``: lists what is waiting for an answer, and answers it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def checkpoints(
     limit: LimitOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """List what waits for your answer, in any session, and answer it.
+    """List what is waiting for your answer in any session, or answer it.
 
     The first answer wins, wherever you give it. A late answer fails with the code already-answered.
     """

@@ -1,4 +1,4 @@
-"""``dlq list``, ``show``, ``redrive`` and ``drop``: what agents could not handle, and what to do about it."""
+"""``dlq list``, ``show``, ``redrive`` and ``drop``: the messages that agents could not handle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def list_(
     all_: Annotated[bool, typer.Option("--all", help="Also list redriven and dropped letters.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """List what agents could not handle, oldest first."""
+    """List the messages that agents could not handle, oldest first."""
     from sidecar.cli.shared.output import Column, Output
     from sidecar.views.wording import local_time
 
@@ -73,7 +73,7 @@ async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = 
 
 
 async def redrive(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
-    """Hand dead letters to their agents again.
+    """Redeliver dead letters to their agents.
 
     Starts a sidecar if none runs. If a letter fails again, it stays a dead letter, and the command exits with 1.
     """

@@ -1,4 +1,4 @@
-"""``import``: record the sessions that OpenCode had before, or that another home exported."""
+"""``import``: record the sessions that OpenCode had before ``install``, or that another home exported."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ async def import_(
 ) -> int:
     """Record the sessions from before `install`, or those in a file that `export` wrote.
 
-    Marks them as history, which reaches no agent. Adds only what the log does not have, so running it again is safe.
-    With --opencode, starts a server of OpenCode 1, without plugins, to read its sessions. For sessions of OpenCode 2,
-    start OpenCode first.
+    Marks them as history, which is not passed to agents. Adds only what the log lacks, so running it again is safe.
+    With --opencode, starts an OpenCode 1 server without plugins to read its sessions. For OpenCode 2 sessions, start
+    OpenCode first.
     """
     from sidecar.cli.shared.output import Output
 

@@ -65,9 +65,9 @@ def uninstall(
     service: Annotated[bool, typer.Option("--service", help="Remove only the service file.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Remove the plugin; what was recorded stays in the home.
+    """Remove the plugin; everything recorded stays in the home.
 
-    Also removes everything else that install made, and the service file if no project is named.
+    Also removes everything else that install created, and the service file if no project is named.
     """
     from sidecar.install import plugin as installer
 
@@ -196,7 +196,7 @@ def _warn_of_two(target: Target) -> None:
 
 
 def _other_copy(target: Target) -> Target | None:
-    """The plugin's other place (global, or this directory's project) if that has a copy of our plugin, too."""
+    """The plugin's other possible place (global, or this directory's project) if it also has a copy of our plugin."""
     from sidecar.install.plugin import Target, is_ours
 
     other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()

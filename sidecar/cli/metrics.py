@@ -19,7 +19,7 @@ async def metrics(
         typer.Option("--scrape-config", help="Print a scrape config for Prometheus and write its credentials file."),
     ] = False,
 ) -> None:
-    """Print the running sidecar's metrics, in Prometheus' text format."""
+    """Print the running sidecar's metrics in the Prometheus text format."""
     from sidecar.cli.shared.output import Output
 
     home = home_of(context)

@@ -29,9 +29,8 @@ async def migrate(
 ) -> int:
     """Migrate the log to another backend without interrupting recording.
 
-    Copies every record byte for byte, checks each hash chain, and then switches
-    to the copy in an instant. To continue an interrupted migration, run it again.
-    The old store stays until --discard-old deletes it. If there is nothing to do,
+    Copies every record byte for byte, checks each hash chain, and then switches to the copy instantly. To continue an
+    interrupted migration, run it again. The old store stays until --discard-old deletes it. If there is nothing to do,
     --to and --discard-old succeed, but --rollback fails.
     """
     from sidecar.cli.shared.output import Output
@@ -75,7 +74,8 @@ async def migrate(
 
 
 async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, Any]:
-    """Have the sidecar migrate the log and wait for the end; without ``begin``, only check that none to elsewhere runs.
+    """Have the sidecar migrate the log and wait for the end; without ``begin``, only check that no other migration is
+    running.
 
     Raises:
         Failure: the log was not moved.

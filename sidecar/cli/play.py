@@ -23,7 +23,7 @@ async def play(
 ) -> int:
     """Send a recording of hooks to the sidecar.
 
-    Sends the hooks as the plugin does. Starts a sidecar if none runs. Returns when everything is durable.
+    Sends the hooks as the plugin does. Starts a sidecar if none is running. Returns when everything is durable.
     """
     from sidecar.cli.shared.output import Output
 

@@ -41,9 +41,8 @@ async def prune(
 ) -> int:
     """Remove old sessions from the log.
 
-    Removes only whole, finished sessions. The rest of the log still verifies. If
-    an event of a removed session is sent again, it is still recognised as a
-    duplicate. Without --yes, prints a preview.
+    Removes only whole, finished sessions. The rest of the log still passes verification. If an event of a removed
+    session is sent again, it is still recognised as a duplicate. Without --yes, only prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_stream, open_reader

@@ -28,8 +28,8 @@ async def replay(
 ) -> int:
     """Run an agent again over its recorded inputs and compare.
 
-    Compares its outputs, its state after each input, and its snapshot with the log, and shows the first
-    difference. Runs no effect and changes nothing.
+    Compares the agent's outputs, its state after each input, and its snapshot with the log, and shows the first
+    difference. Runs no effects and changes nothing.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config

@@ -22,14 +22,14 @@ async def serve(
 ) -> int:
     """Run the sidecar until it is stopped.
 
-    The OpenCode plugin starts one automatically when none runs.
+    The OpenCode plugin starts a sidecar automatically when none is running.
     """
     if seed and not deterministic:
         raise typer.BadParameter("--seed needs --deterministic")
     home = home_of(context)
     home.check_owner()
     if idle_exit and home.running() is not None:
-        return 0  # several shims start one at once: those that come late should cost nothing
+        return 0  # several shims start a sidecar at once: the late ones should cost nothing
 
     from sidecar.app import serve as run
     from sidecar.config import load_config

@@ -1,4 +1,4 @@
-"""``signal``: raise a named signal that an agent waits for."""
+"""``signal``: raise a named signal that an agent is waiting for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def signal(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Raise a signal for agents that wait for it with the tool wait_for, now or later."""
+    """Raise a signal for agents that wait for it, now or later, with the tool wait_for."""
     import json as reading
 
     from sidecar.cli.shared.control import ask

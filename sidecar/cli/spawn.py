@@ -34,7 +34,7 @@ async def spawn(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Start background work that survives restarts of OpenCode and of the sidecar."""
+    """Start background work that keeps going after OpenCode or the sidecar restarts."""
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
 

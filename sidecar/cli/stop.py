@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sidecar.home import Home, SidecarInfo
 
 STOP_SECONDS = 20.0
-"""How long a sidecar may take to write what it received and release its home."""
+"""How long a sidecar may take to write everything it received and release its home."""
 
 TERM_SECONDS = 3.0
 """How long a sidecar that did not answer may take to exit after SIGTERM before it is killed."""
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.05
 async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     """Stop the running sidecar.
 
-    The sidecar first writes what it has received. If it hangs, it is killed.
+    The sidecar first writes everything it has received. If it hangs, it is killed.
     """
     from sidecar.cli.shared.output import Output
 

@@ -1,6 +1,7 @@
-"""The TUI plugin of OpenCode 1, ``/background`` as a native list: its file, and the ``tui.json`` that names it.
+"""The TUI plugin of OpenCode 1, which shows ``/background`` as a native list: its file, and the ``tui.json`` that names
+it.
 
-A ``tui.json`` that somebody else wrote is theirs: it stays as it is, and the server plugin's command is used.
+A ``tui.json`` that somebody else wrote stays unchanged, and the server plugin's command is used instead.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def state_of(config: Path, text: str) -> Literal["ready", "missing", "outdated",
 
 
 def install_tui(config: Path, text: str) -> str | None:
-    """Write both files into a config directory; return what was done, ``None`` if nothing had to be.
+    """Write both files into a config directory; return what was done, or ``None`` if there was nothing to do.
 
     Raises:
         OSError: a file cannot be written.

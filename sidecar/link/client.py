@@ -83,7 +83,7 @@ class LinkUnavailable(ClientError):
 
 
 class ImpostorError(LinkUnavailable):
-    """The listener could not prove that it holds the token. It received our hello and nothing else."""
+    """The listener could not prove that it holds the token. It received only our hello."""
 
     code: ClassVar[str] = "impostor"
 
@@ -114,7 +114,7 @@ class Address:
         """The address of the home's running sidecar.
 
         Raises:
-            LinkUnavailable: no sidecar runs.
+            LinkUnavailable: no sidecar is running.
             HomeError: the home's token is missing or cannot be trusted.
         """
         info = home.running()
@@ -145,7 +145,7 @@ class _Client:
         """Say bye and close. Unacknowledged items may or may not be durable. Idempotent."""
         self._end(reason)
         self._link.bye(reason)
-        with contextlib.suppress(LinkClosed):  # gone already, which is what was wanted
+        with contextlib.suppress(LinkClosed):  # already gone, which is what we want
             await self._flush()
         tasks = [self._reader, *self._answers]
         for task in tasks:

@@ -49,7 +49,7 @@ __all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "Sh
 log = logging.getLogger("sidecar.link")
 
 MAX_UNPROVED_BYTES: Final = 64 * 1024
-"""Largest frame accepted from an unauthenticated peer."""
+"""Size of the largest frame accepted from an unauthenticated peer."""
 
 PING_SECONDS: Final = 10.0
 """How often a silent peer is pinged, and how long its answer may take: a stopped process is
@@ -65,17 +65,17 @@ FAILED_PROOFS: Final = 10
 FAILED_PROOF_SECONDS: Final = 60.0
 """After this many wrong proofs in this many seconds, further wrong proofs get no answer.
 
-Right proofs are never slowed down, so a failing peer cannot lock anybody out.
+Correct proofs are never slowed down, so a failing peer cannot lock anybody out.
 """
 
 FLOOD_LOG_SECONDS: Final = 60.0
 """How often the log mentions unproved connections that were closed to make room."""
 
 MAX_REQUESTS: Final = 32
-"""Most requests of one control connection that run at a time."""
+"""Maximum number of one control connection's requests that run at a time."""
 
 WAITING_CONNECTIONS: Final = 1024
-"""Connections that the system may queue before we accept them. Further ones wait unseen."""
+"""How many connections the system may queue before we accept them. Further ones wait unseen."""
 
 _TRY_LATER: Final = 1013
 
@@ -111,7 +111,7 @@ class LinkServer:
         self._max_connections, self._handshake_seconds = max_connections, handshake_seconds
         self._metrics, self._bearer = metrics, bearer_of(token)
         self._server: Server | None = None
-        self._unproved: dict[ServerConnection, None] = {}  # in the order they came
+        self._unproved: dict[ServerConnection, None] = {}  # in order of arrival
         self._flood_told = -math.inf
         self._wires: set[SocketWire] = set()  # authenticated
         self._links: list[ShimConnection] = []

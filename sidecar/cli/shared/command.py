@@ -43,7 +43,7 @@ _OUR_ERRORS = (
 )
 
 UNEXPECTED = "unexpected"
-"""The code of an unforeseen error, which is our bug."""
+"""The code of an unforeseen error, which is a bug of ours."""
 
 SYSTEM = "system"
 """The code of an error of the operating system that ``_SYSTEM_CODES`` does not list."""
@@ -131,7 +131,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
             # Python flushes stdout once more when it exits, and that must not report an error either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
-        except Exception as error:  # the edge of the program: beyond it is only the user
+        except Exception as error:  # the edge of the program: only the user is beyond it
             if os.environ.get("DURABLE_STREAM_DEBUG"):
                 raise
             fail(explain(error), code_of(error))
@@ -176,7 +176,7 @@ def note(text: str) -> None:
 
 
 def _tell(line: str) -> None:
-    """Print it unchanged into a pipe; wrap it on a terminal, which would break words."""
+    """Print the sentence unchanged into a pipe; wrap it on a terminal, which would otherwise break words."""
     if sys.stderr.isatty():
         import textwrap
 

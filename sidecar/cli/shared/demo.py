@@ -133,10 +133,10 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
 
 
 async def _keys(home: Home) -> Counter[tuple[str, str]]:
-    """The recorded content without what differs in every play: ids and hashes.
+    """The recorded content without the parts that differ in every play: ids and hashes.
 
-    Titles are left out too, because updates of them are not final, and the end of a turn has the last title
-    that was seen.
+    Titles are also left out, because title updates are not final, and the end of a turn has the last title that was
+    seen.
     """
     found: Counter[tuple[str, str]] = Counter()
     async for record in LogReader(home.store_path).read_all():

@@ -45,7 +45,7 @@ def filter_of(
     """Build the filter from the options; ``more`` are further fields of it.
 
     Raises:
-        BadParameter: a moment cannot be read.
+        BadParameter: a time cannot be read.
     """
     from sidecar.cli.shared.identity import own_identity
     from streams.query import Filter, parse_moment

@@ -1,4 +1,4 @@
-"""What commands about NATS share: connecting to the server, and describing the state of server and mirror."""
+"""Shared by the NATS commands: connecting to the server, and describing the state of server and mirror."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
     """A connection to be made to the home's server; the caller closes it. ``waits``: waits for an embedded server, too.
 
     Raises:
-        Failure: NATS is off, the embedded server does not run, or the client library is missing.
+        Failure: NATS is off, the embedded server is not running, or the client library is missing.
     """
     if config.mode == "off":
         raise Failure("nats-off", f"NATS is off in {home.path}, so nothing is mirrored; {TURN_ON}")
@@ -57,7 +57,7 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
 
 
 def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
-    """The ``nats`` field of ``status`` while no sidecar runs: what is configured, and what the mirror noted last.
+    """The ``nats`` field of ``status`` while no sidecar runs: the configuration, and the mirror's last known position.
 
     Raises:
         StreamError: the store cannot be read.

@@ -1,4 +1,4 @@
-"""What ``status`` shows: the running sidecar's own report, or without a sidecar what the log and the spool say."""
+"""What ``status`` shows: the running sidecar's own report, or without a sidecar the state of log and spool."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"the log is damaged, but {kept}")
     for check in quick_checks(home, served=found.get("config_changed") is False):
         if check.name == "start" and problems:
-            continue  # what keeps it from starting is reported, and more exactly
+            continue  # the reason why it cannot start is already reported, more precisely
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
             (problems if check.level == "problem" else notes).append(told)
@@ -112,7 +112,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
 
 async def _asks(home: Home, found: Mapping[str, Any]) -> list[str]:
-    """What waits for a person, one line each. Empty if the log cannot be read, which is reported elsewhere."""
+    """What is waiting for a person, one line each. Empty if the log cannot be read, which is reported elsewhere."""
     if found["log"]["head"] is None or found["log"].get("damaged"):
         return []
     try:
@@ -145,7 +145,7 @@ def _nats_stopped(home: Home) -> dict[str, Any] | None:
 
 
 async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> dict[str, Any]:
-    """What the log says of itself. If it cannot be opened, nothing is counted, and nothing else is tried."""
+    """The state of the log. If the log cannot be opened, nothing is counted, and nothing else is tried."""
     torn = torn_files(home.store_path)
     log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
     gaps = 0
