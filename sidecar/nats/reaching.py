@@ -20,7 +20,7 @@ from sidecar.version import VERSION
 
 
 def sessions_of(home: Home, config: NatsConfig, nonce: Callable[[], str]) -> Sessions:
-    """Sessions to the server that ``config`` names; its mode must not be off. The caller closes them.
+    """Sessions to the server named in ``config``, whose mode must not be off. The caller closes them.
 
     Connecting raises ``NatsRefused`` if the settings cannot work, ``NatsUnavailable`` if no server answers.
     """

@@ -1,7 +1,7 @@
 """NATS in the sidecar: off, connected to configured servers, or connected to an embedded server.
 
-NATS never keeps the sidecar from recording. Every problem appears in ``status``
-and in the log, and is retried.
+NATS never keeps the sidecar from recording. Every problem appears in ``status`` and in the log, and the failed step is
+retried.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class NatsService:
         """How another process of this user reaches the embedded server now: ``port``, ``token`` and ``server_id``.
 
         Raises:
-            NatsUnavailable: it does not run, or there is none; the text says why.
+            NatsUnavailable: the server is not running, or there is none; the text says why.
         """
         if self._server is None:
             began = f"the running sidecar was started with NATS {self._config.mode}"

@@ -1,7 +1,7 @@
-"""The opt-in listener behind the links of ``answer_link.py``. It serves nothing to whoever has no signed link.
+"""The opt-in listener behind the links of ``answer_link.py``. It serves nothing without a signed link.
 
-It is HTTP/1.1 of the smallest size: one request for each connection, a short head, a short form. It logs no path,
-because a path is a key, and no text, because texts are the user's.
+It speaks minimal HTTP/1.1: one request for each connection, a short head, a short form. It logs no paths, because a
+path is a key, and no texts, because texts belong to the user.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEADERS: Final = (
 
 
 class _Refused(Exception):
-    """The request is not one of a browser's; answer with this status."""
+    """No browser sends such a request; answer with this status."""
 
 
 class _Request(NamedTuple):
@@ -71,7 +71,7 @@ class AnswerPage:
         """Why there is no page; empty while there is one."""
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``. Does nothing without a port; a port that is taken costs only the links."""
+        """See ``Component``. Does nothing without a port; if the port is in use, only the links are missing."""
         if not self.port:
             return
         try:
@@ -90,7 +90,7 @@ class AnswerPage:
         return self._key is not None
 
     def link(self, checkpoint: str) -> str | None:
-        """A link that answers a checkpoint; ``None`` if it waits no more, or there is no page."""
+        """A link that answers a checkpoint; ``None`` if the checkpoint is no longer waiting, or there is no page."""
         known = self._find(checkpoint)
         if self._key is None or known is None or known.state in CLOSED:
             return None
@@ -128,7 +128,7 @@ class AnswerPage:
             async with asyncio.timeout(SECONDS):
                 await writer.drain()
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            pass  # the browser went away, or is none
+            pass  # the browser went away, or it was not a browser
         finally:
             writer.close()
             with suppress(OSError):

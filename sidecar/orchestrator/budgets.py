@@ -8,7 +8,7 @@ from sidecar.orchestrator.intent_state import Intent, Limits, Spent, State
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
 
 STOPS_TREE: Final = frozenset({"budget", "cancelled", "timeout", "user-abort"})
-"""Ends of an intent that end everything that it started. After any other end the children continue."""
+"""Ends of an intent that also end everything it started. After any other end, the children continue."""
 
 
 class Doom(NamedTuple):
@@ -56,7 +56,7 @@ def used_share(limits: Limits, spent: Spent) -> tuple[float, str] | None:
 def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
     """Why an intent must stop: its parent intent was stopped, or its root has spent too much.
 
-    ``None`` if it may go on.
+    ``None`` if it may continue.
     """
     if intent.state in ENDED or intent.state in ("cancelling", "finishing"):
         return None

@@ -26,7 +26,7 @@ SECONDS: Final = 20.0
 
 
 class ChannelError(Exception):
-    """A channel did not take a message; the text says why and what to do, and holds no URL."""
+    """A channel did not accept a message; the text says why and what to do, and contains no URL."""
 
 
 class Channels:
@@ -38,7 +38,7 @@ class Channels:
         self.stages = [[DESKTOP] if config.desktop else [], list(self._urls)]
 
     async def send(self, channel: str, title: str, text: str) -> None:
-        """Send a message; it has left this machine when this returns, and may have left it more than once.
+        """Send a message. When this returns, the message has left this machine, perhaps more than once.
 
         Raises:
             ChannelError: the channel did not accept the message, or is no longer configured.
@@ -52,7 +52,7 @@ class Channels:
 
 
 def channel_name(url: str) -> str:
-    """The name of a channel: its scheme and a digest, which tells two of one scheme apart."""
+    """The name of a channel: its scheme and a digest, which distinguishes channels with the same scheme."""
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+-]{0,19}", url)
     return f"{scheme[0].lower() if scheme else 'url'}:{sha256(url.encode()).hexdigest()[:8]}"
 

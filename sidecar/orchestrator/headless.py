@@ -1,8 +1,7 @@
 """The sidecar's own headless OpenCode 1, in which phantoms run: ``opencode serve`` on loopback, behind a password.
 
-It is started on first need, with the environment of the OpenCode that asked, and outlives
-the sidecar: its plugin links back, and the next sidecar finds it by ``headless.json``.
-It is stopped when no intent is left.
+It is started when first needed, with the environment of the OpenCode that asked, and outlives the sidecar: its plugin
+links back, and the next sidecar finds it through ``headless.json``. It is stopped when no intent is left.
 """
 
 from __future__ import annotations
@@ -68,12 +67,13 @@ class Headless:
 
     @property
     def pid(self) -> int | None:
-        """Its process, if it runs."""
+        """Its process id, if the process is running."""
         info = self._running()
         return info["pid"] if info is not None else None
 
     async def link(self, directory: str, pid: int | None) -> Any:
-        """The link to it for a directory; starts it if needed. ``pid`` is the OpenCode whose environment it gets.
+        """The link to it for a directory; starts it if needed. ``pid`` is the OpenCode process whose environment it
+        gets.
 
         Raises:
             HeadlessError: it did not start, or did not link back.
@@ -89,7 +89,7 @@ class Headless:
         return found
 
     async def stop(self) -> None:
-        """End it, if it runs."""
+        """End the process, if it is running."""
         info = self._running()
         self._info = None
         if info is not None:
@@ -217,7 +217,7 @@ def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
 
 
 def _known(pid: int) -> Known:
-    """Read what is known of a process. Only Linux says it."""
+    """Read the program and environment of a process. Only Linux provides them."""
     try:
         executable = Path(f"/proc/{pid}/exe").readlink()
         raw = Path(f"/proc/{pid}/environ").read_bytes()

@@ -13,7 +13,7 @@ Status = Literal["idle", "busy", "absent"]
 
 
 class HostError(Exception):
-    """A host could not do what it was asked; ``permanent`` if trying again cannot help."""
+    """A host could not do what it was asked to do; ``permanent`` if trying again cannot help."""
 
     def __init__(self, reason: str, *, permanent: bool = False) -> None:
         super().__init__(reason)
@@ -32,18 +32,18 @@ class Part(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A look at a session that should be at work.
+    """The state of a session that should be at work.
 
-    ``busy``: it works, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
+    ``busy``: it is working, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
     ``unanswered``: it is idle in the middle of a turn, or before it. ``unprompted``: it is idle and has no prompt,
-    because its OpenCode took the prompt and ended before it kept it. ``loop``: it made more than ``most`` answers to
-    one prompt. ``gone``: there is no such session.
+    because its OpenCode accepted the prompt but ended before keeping it. ``loop``: it made more than ``most`` answers
+    to one prompt. ``gone``: there is no such session.
     """
 
     state: Literal["busy", "answered", "unanswered", "unprompted", "loop", "gone"]
     text: str = ""
     quiet_ms: int = 0
-    """How long a busy session has shown no activity; 0 while a tool runs, or a provider is tried again."""
+    """How long a busy session has shown no activity; 0 while a tool is running or a provider is being retried."""
 
 
 class Host(Protocol):
@@ -73,9 +73,9 @@ class Host(Protocol):
         reply: bool = True,
         pid: int | None = None,
     ) -> bool:
-        """Give a session a message. With ``reply`` the model answers it.
+        """Give a session a message. With ``reply``, the model answers the message.
 
-        Parts whose key the session's history has are left out. Return false if it had all of them.
+        Parts whose key is already in the session's history are left out. Return false if the history had all of them.
         """
         ...
 
@@ -84,11 +84,11 @@ class Host(Protocol):
         ...
 
     async def abort(self, session: str, *, directory: str) -> None:
-        """Stop what a session does. If nothing runs, this is not an error."""
+        """Stop whatever a session is doing. If nothing is running, this is not an error."""
         ...
 
     async def status(self, session: str) -> Status:
-        """What a session does in the process that hosts it."""
+        """What a session is doing in the process that hosts it."""
         ...
 
     async def look(self, session: str, *, directory: str, most: int) -> Look:
@@ -100,5 +100,5 @@ class Host(Protocol):
         ...
 
     def about(self, session: str) -> dict[str, Any]:
-        """What is known of a session: ``directory``, ``agent``, ``model``; empty if nothing."""
+        """What is known about a session: ``directory``, ``agent``, ``model``; empty if nothing is known."""
         ...

@@ -4,7 +4,7 @@ It decides; effects act (``effects.py``). Its inputs are commands (``intent.regi
 ``intent.cancel``, ``notify``, ``tick``, ``host.ready``), the results of its effects, and
 what capture records of the sessions that it knows.
 
-An intent's events have the intent's id as their ``payload.intent``; a notice's, ``payload.notice``.
+An intent's events have its id as ``payload.intent``; a notice's events have its id as ``payload.notice``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from streams.event import StreamEvent
 NAME: Final = "intents"
 
 MAX_RESULT: Final = 16 * 1024
-"""Most characters of a result that an intent keeps and sends to its parent. The phantom's session has all of it."""
+"""Maximum length of a result that an intent keeps and sends to its parent, in characters. The phantom's session has the
+whole result."""
 
 MAX_RESUMES: Final = 5
 """How often an intent whose OpenCode died is resumed before it fails."""
@@ -40,11 +41,11 @@ CHECK_MS: Final = 60_000
 silent."""
 
 MAX_STEPS: Final = 300
-"""A session that calls the model this often for one prompt is in an endless loop, as with a stream without a
-finish reason."""
+"""A session that calls the model this many times for one prompt is in an endless loop, as happens with a stream without
+a finish reason."""
 
 MAX_STOPS: Final = 20
-"""Most intents that one input stops. The next tick, which follows at once, stops more."""
+"""Maximum number of intents that one input stops. The next tick, which follows at once, stops more."""
 
 WARNING_SHARE: Final = 0.8
 """The share of a budget whose use is recorded as ``budget.warning``."""
@@ -57,7 +58,7 @@ _STATE: Final = TypeAdapter(State)
 
 
 class IntentAgent:
-    """An ``Agent``. First it decides what an input means, then what may start or must stop."""
+    """An ``Agent``. It first decides what an input means, then what may start or must stop."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
@@ -115,10 +116,10 @@ class IntentAgent:
         """See ``Agent``."""
         outputs = self._decide(event)
         if event.type == "execution.step" and event.payload.get("finish") in ANSWERED:
-            return outputs  # The end of the turn follows: work that is done is not stopped for what it cost.
+            return outputs  # The end of the turn follows, and finished work must not be stopped for its cost.
         if event.type not in ("tick", "resume") and not any(output.type in _CHANGES for output in outputs):
             return outputs
-        # What follows is decided on the state as the outputs will leave it.
+        # The rest is decided on the state as it will be after these outputs.
         ahead = IntentAgent(self._limits)
         ahead.data = deepcopy(self.data)
         for output in outputs:
@@ -126,7 +127,7 @@ class IntentAgent:
         return outputs + ahead._follow(outputs, event.ts)
 
     def _follow(self, outputs: list[Output], ts: int) -> list[Output]:
-        """Stop what must stop, deliver what was queued, start what may start.
+        """Stop whatever must stop, deliver whatever was queued, and start whatever may start.
 
         Folds each output into this copy's state.
         """
@@ -214,7 +215,7 @@ class IntentAgent:
         return [starting, self._create(intent, intent.directory)]
 
     def _isolated(self, intent: Intent, error: str, found: Any, ts: int) -> list[Output]:
-        """The worktree exists. Or it cannot exist, and then the intent edits the user's files if it may."""
+        """The worktree exists, or it cannot be created and the intent edits the user's files if it may."""
         if intent.state != "starting" or intent.session is not None:
             return []
         if not isinstance(found, dict) or (not found and intent.isolation == "worktree"):
@@ -242,7 +243,7 @@ class IntentAgent:
         return self._stop(intent, event.ts, Doom("intent.cancelled", reason, "cancelled"))
 
     def _applied(self, event: StreamEvent) -> list[Output]:
-        """A person took over what an intent changed in its worktree."""
+        """A person applied the changes in an intent's worktree."""
         intent = self.data.intents.get(event.payload.get("intent", ""))
         if intent is None or intent.applied is not None:
             return []
@@ -263,7 +264,7 @@ class IntentAgent:
         return [*outputs, *notices.unseen(self.data, now)]
 
     def _resume(self, event: StreamEvent) -> list[Output]:
-        """A sidecar has started. Check every session that was at work, and what waits for a host."""
+        """A sidecar has started. Check every session that was at work, and everything that is waiting for a host."""
         active = [intent.id for intent in self.data.intents.values() if intent.state not in ENDED]
         outputs = [Output("resume", {"intents": active})] if active else []
         for intent in self._checkable():
@@ -357,7 +358,7 @@ class IntentAgent:
             return [Output("intent.waiting", {"intent": intent.id})]
         if kind == PROMPT:
             type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
-            # A prompt that an earlier sidecar sent may have ended meanwhile, unseen.
+            # A prompt sent by an earlier sidecar may have ended unseen.
             is_old = isinstance(result, dict) and result.get("held")
             return [Output(type_, {"intent": intent.id}), *(self._check(intent, event.ts) if is_old else [])]
         if kind == ABORT and intent.state == "cancelling":
@@ -373,7 +374,7 @@ class IntentAgent:
             "agent": intent.agent,
             "model": model,
             "pid": intent.pid,
-            "waits": text == CONTINUE,  # for an OpenCode; the session has the prompt itself
+            "waits": text == CONTINUE,  # waiting for an OpenCode; the session itself already has the prompt
         }
         return _effect(PROMPT, intent.id, args)
 
@@ -409,7 +410,7 @@ class IntentAgent:
         return [Output("intent.interrupted", {"intent": intent.id}), self._prompt(intent, session, text)]
 
     def _spend(self, event: StreamEvent) -> list[Output]:
-        """A call of the model has ended. It counts at once, so that a budget also stops a long turn."""
+        """A model call has ended. It counts at once, so that a budget can also stop a long turn."""
         intent = self.data.working(str(event.payload.get("session")))
         tokens, cost = _tokens(event.payload.get("tokens")), event.payload.get("cost") or 0.0
         if intent is None or not (tokens or cost):
@@ -485,7 +486,7 @@ _CHANGES: Final = {
     "intent.failed",
     "intent.cancelled",
 } | {"intent.fallback", "notice.queued", "notice.held", "notice.observed"}
-"""After these something may start, must stop, or can be delivered."""
+"""Events after which something may start, must stop, or can be delivered."""
 
 
 def _effect(kind: str, node: str, args: dict[str, Any]) -> Output:

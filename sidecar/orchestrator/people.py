@@ -32,7 +32,7 @@ from sidecar.runtime.runtime import Runtime
 from streams.identity import Identity
 
 ANSWER_SECONDS: Final = 25.0
-"""How long an answer may take to reach OpenCode, with all its attempts."""
+"""How long an answer may take to reach OpenCode, including all attempts."""
 
 TOAST_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
@@ -79,7 +79,7 @@ class People:
         self.kinds: Mapping[str, EffectKind] = notify_kinds(host, self.channels, self.page.link)
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
-        """Checkpoints for which a call in this process waits."""
+        """Checkpoints that a call in this process is waiting for."""
 
     @property
     def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
@@ -95,12 +95,12 @@ class People:
         await self.page.start(stack)
 
     def owes(self) -> bool:
-        """Whether a person should get a message, or may still use a link that one had."""
+        """Whether a person should get a message, or may still use the link in an earlier one."""
         waits = self.page.is_on and any(c.state not in CLOSED for c in self.checkpoints.data.checkpoints.values())
         return waits or self.alerts.deadline() is not None
 
     async def keep_time(self) -> None:
-        """Send the agents a tick whose deadline has passed, and note which calls no longer wait."""
+        """Send a tick to the agents whose deadline has passed, and note which calls no longer wait."""
         for agent in (self.checkpoints, self.alerts):
             deadline = agent.deadline()
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
@@ -137,7 +137,8 @@ class People:
         identifier, number = "", 0
         known: Checkpoint | None = None
         while not identifier or (known is not None and known.told):
-            # A question that was answered and heard may be asked anew; else the same one is the same checkpoint.
+            # A question whose answer was received may be asked anew; otherwise the same question is the same
+            # checkpoint.
             identifier, number = checkpoint_id(session, f"{args.question}#{number}"), number + 1
             known = self.checkpoints.data.checkpoints.get(identifier)
         payload = {
@@ -175,7 +176,7 @@ class People:
             await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
 
             def is_over() -> bool:
-                # It waits no more if its turn was stopped; then the answer goes another way.
+                # The call no longer waits if its turn was stopped; then the answer is sent another way.
                 now = self.checkpoints.data.checkpoints.get(identifier)
                 return now is not None and (now.state in CLOSED or not now.waiting)
 
@@ -221,7 +222,7 @@ class People:
         return {"checkpoints": [as_row(each) for each in listed]}
 
     async def waiting(self) -> list[Checkpoint]:
-        """What waits for a person in any session, oldest first."""
+        """What is waiting for a person in any session, oldest first."""
         listed = await read_checkpoints(open_reader(self._home.store_path))
         return [each for each in listed if each.state not in CLOSED]
 
@@ -232,7 +233,7 @@ class People:
         await self.answer(AnswerArgs(checkpoint=checkpoint, answer=answer), by="link")
 
     async def answer(self, args: AnswerArgs, *, by: str = "user") -> dict[str, Any]:
-        """Answer a checkpoint as a person; returns when OpenCode took the answer.
+        """Answer a checkpoint as a person; returns when OpenCode has accepted the answer.
 
         Raises:
             RequestError: there is none, it has an answer, the answer is not acceptable, or OpenCode cannot be reached.

@@ -67,7 +67,7 @@ log = logging.getLogger("sidecar.orchestrator")
 
 DEFAULT_MINUTES: Final = 60.0
 IDLE_STOP_SECONDS: Final = 120.0
-"""How long the headless OpenCode stays without work."""
+"""How long the headless OpenCode keeps running without work."""
 
 KNOWN_SECONDS: Final = 15.0
 """How long a tool call of OpenCode 2 waits for the record of its session."""
@@ -104,7 +104,7 @@ class IntentArgs(Args):
 def write_tools(home: Home, wanted: bool) -> None:
     """Tell plugins that load from now on which tools to register.
 
-    If the disk refuses the file, only the tools are missing.
+    If the file cannot be written, only the tools are missing.
     """
     path = home.path / "tools.json"
     text = json.dumps(tools_json() if wanted else {}, indent=1).encode()
@@ -185,7 +185,7 @@ class DurableStream:
             await self._tell("resume", f"resume:{self._identity.ulid()}", {})
 
     def owes(self) -> bool:
-        """See ``Component``: an intent that is not ended, or a notice that can be delivered."""
+        """See ``Component``: true for an intent that has not ended, or a notice that can be delivered."""
         running = any(intent.state not in ENDED for intent in self.data.intents.values())
         return running or self.people.owes() or any(notice.state == "sending" for notice in self.data.notices.values())
 
@@ -197,7 +197,7 @@ class DurableStream:
             await asyncio.sleep(_TICK_SECONDS)
             await self._draw_card()
             deadline = self.agent.deadline()
-            # Without a deadline it does not read the clock, which a deterministic run advances with each reading.
+            # Without a deadline, do not read the clock, because in a deterministic run each reading advances it.
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
                 await self._tell("tick", f"tick:{now}", {"now": now})
             try:
@@ -227,7 +227,7 @@ class DurableStream:
     # --- seed 004: observe, register_intent, resume ---
 
     async def observe(self, link: Any) -> None:
-        """An OpenCode linked: deliver what waits for its sessions, and see whether work in them has stopped."""
+        """An OpenCode has linked: deliver what waits for its sessions, and check whether work in them has stopped."""
         if not link.identity.service:
             await asyncio.to_thread(self.headless.know, link.pid)
         sessions = self.host.waiting_for(link)
@@ -292,7 +292,8 @@ class DurableStream:
                 return await self._background(str(args.get("text") or ""))
             checked = check(name, args)
             session = str(context.get("sessionID") or "")
-            # OpenCode 2 calls as soon as it starts; where the session lives is known when its log was read.
+            # OpenCode 2 calls as soon as the call starts, but where the session lives is known only once its log has
+            # been read.
             if link.identity.service and not await until(lambda: session in self._state.sessions, KNOWN_SECONDS):
                 raise RequestError("not-recorded", "this session is not recorded yet; try again")
             match checked:

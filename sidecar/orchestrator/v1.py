@@ -1,8 +1,7 @@
 """``Host`` on OpenCode 1: through the links of its plugin, each to the one process that hosts the session.
 
-A user's session is touched only through the OpenCode that hosts it, because processes share
-no lock, and a message from another one would not be shown. A phantom is hosted by the
-sidecar's own headless OpenCode.
+A user's session is touched only through the OpenCode that hosts it, because OpenCode processes share no lock, and a
+message from another process would not be shown. A phantom is hosted by the sidecar's own headless OpenCode.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SETTLE_MS: Final = 30_000
 """A prompt younger than this may not have begun its turn."""
 
 _KEPT_SECONDS: Final = 3.0
-"""How long OpenCode may take to keep a prompt that it took."""
+"""How long OpenCode may take to keep a prompt that it accepted."""
 
 HISTORY: Final = 60
 """How many of a session's newest messages are searched for a key."""
@@ -157,7 +156,7 @@ class V1Host:
     async def look(self, session: str, *, directory: str, most: int) -> Look:
         """See ``Host``."""
         look = await self._look(session, directory=directory, most=most)
-        if look.state == "unprompted":  # OpenCode takes a prompt a moment before it keeps it.
+        if look.state == "unprompted":  # OpenCode accepts a prompt a moment before keeping it.
             await asyncio.sleep(_KEPT_SECONDS)
             look = await self._look(session, directory=directory, most=most)
         return look
@@ -254,7 +253,7 @@ class V1Host:
     def _would_host(self, session: str, link: Link) -> bool:
         hosting = self._hosting(session)
         if hosting is None and self._is_phantom(session) and isinstance(self._headless, Borrowed):
-            return True  # Any OpenCode of the user may go on with it.
+            return True  # Any OpenCode of the user may continue the session.
         return hosting is link
 
     # --- who hosts what ---
@@ -262,15 +261,15 @@ class V1Host:
     def _hosting(self, session: str) -> Link | None:
         """The link to the process that hosts a session; ``None`` while no process may act on it.
 
-        The process that last ran a turn of it, or sent its first hook. If that one is gone, the user's newest
-        OpenCode in the same directory, because no other process can host the session.
+        This is the process that last ran a turn of the session, or sent its first hook. If that process is gone, the
+        user's newest OpenCode in the same directory, because no other process can host the session.
         """
         known = self._state.sessions.get(session)
         if known is None:
             return None
         opened = [link for link in self._links() if link.is_open]
         alone = Counter((link.pid, link.directory) for link in opened)
-        # Of two instances in one process only one delivers, and only that one may be asked to act.
+        # If there are two instances in one process, only one delivers, and only that one may be asked to act.
         links = [link for link in opened if self._delivers(link) or alone[link.pid, link.directory] == 1]
         turn = known.turn or known.last_turn
         boots = {turn.boot} if turn is not None else set(known.boots)

@@ -56,7 +56,7 @@ class EmbeddedServer:
         self._timing: Final = timing or Timing()
         self.state = State.STOPPED
         self.problem = ""
-        """Why it does not run, or last failed; empty while it works."""
+        """Why the server is not running or last failed; empty while it works."""
         self.restarts = 0
         self._process: ServerProcess | None = None
         self._options: ConnectOptions | None = None
@@ -86,7 +86,7 @@ class EmbeddedServer:
         """The options to connect to it now.
 
         Raises:
-            NatsUnavailable: it does not run.
+            NatsUnavailable: the server is not running.
         """
         if self._options is None:
             reason = f"the embedded NATS server is {self.state}"
@@ -100,7 +100,7 @@ class EmbeddedServer:
             await self._changed.wait()
 
     def status(self) -> dict[str, Any]:
-        """For ``status``. ``pid``, ``port`` and ``version`` are null while it does not run."""
+        """For ``status``. ``pid``, ``port`` and ``version`` are null while the server is not running."""
         facts, options = self._facts, self._options
         return {
             "state": self.state.value,

@@ -204,7 +204,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     sidecar: subprocess.Popen[bytes] | None = None
     try:
         said = process.err.get(timeout=HANG_SECONDS)
-        assert "no sidecar runs" in said and "Waiting for it" in said and said.count("\n") == 1
+        assert "no sidecar is running" in said and "Waiting for it" in said and said.count("\n") == 1
         sidecar = start(home)
         running(home)
         while not said.startswith("Listening to "):
@@ -231,7 +231,7 @@ def test_notices_on_a_terminal_are_broken_at_words(tmp_path: Path, width: int) -
     )
     os.close(theirs)
     said = b""
-    while b"Ctrl-C." not in said:
+    while b"stop." not in said:
         said += os.read(ours, 65536)
     process.send_signal(signal.SIGINT)
     assert process.wait(HANG_SECONDS) == 0
