@@ -1,6 +1,7 @@
-"""The runtime in the sidecar: built-in agents, the user's agents and effects from ``[worker]``, and its requests.
+"""The runtime in the sidecar: built-in agents, the user's agents and effects from ``[worker]``, and the runtime's
+requests.
 
-An agent that cannot be loaded does not stop the others. It is listed as FAILED, with the reason.
+An agent that cannot be loaded does not stop the others. The failed agent is listed as FAILED, with the reason.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Worker:
         requests.register("dlq_drop", LetterArgs, self.drop, "`letter`, `outcome`: `dropped`")
 
     async def redrive(self, args: LetterArgs) -> dict[str, Any]:
-        """Hand a dead letter to its agent again. It stays a dead letter if it fails again."""
+        """Hand a dead letter to its agent again. The letter stays a dead letter if it fails again."""
         await self.runtime.until_level()
         try:
             outcome = await self.runtime.redrive(args.letter)

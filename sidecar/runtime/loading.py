@@ -1,8 +1,9 @@
-"""Loads agents and effects that a user names as ``module:attr`` or ``path.py:attr``, and checks their contract.
+"""Loads agents and effects that a user names as ``module:attr`` or ``path.py:attr``, and checks that they meet the
+contract.
 
-A user's agent is a class without arguments, or a function that returns an object. It needs
-``receive(event)``, and imports nothing of ours: events are plain dictionaries. ``apply``,
-``health``, ``state``, ``load``, ``name`` and ``events`` are optional.
+A user's agent is a class without arguments, or a function that returns an object. The object needs ``receive(event)``
+and need not import anything of ours, because events are plain dictionaries. ``apply``, ``health``, ``state``, ``load``,
+``name`` and ``events`` are optional.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def load_object(spec: str, base: Path) -> Any:
     """The object that ``module:attr`` or ``path.py:attr`` names; a path is relative to ``base``.
 
     Raises:
-        LoadError: it cannot be imported, or is not there.
+        LoadError: the object cannot be imported or does not exist.
     """
     where, colon, attr = spec.rpartition(":")
     if not colon or not where or not attr:
@@ -94,7 +95,7 @@ class UserAgent:
 
     @property
     def begins_anywhere(self) -> bool:
-        """See ``Agent``: a user's agent never sees what was before it."""
+        """See ``Agent``: a user's agent never sees events from before its start."""
         return False
 
     def receive(self, event: StreamEvent) -> list[Output]:
@@ -222,7 +223,7 @@ def load_agents(specs: Sequence[str], base: Path) -> list[UserAgent]:
 
 
 def _plain(event: StreamEvent) -> dict[str, Any]:
-    """An event as a dictionary of its own, so that an agent that changes it changes nothing else."""
+    """An event as a separate dictionary, so that an agent that changes it changes nothing else."""
     plain: dict[str, Any] = json.loads(canonical(event.fields()))
     return plain
 

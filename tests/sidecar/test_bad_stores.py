@@ -292,7 +292,7 @@ def test_a_store_that_another_process_writes(
     with home.lock():
         for name in registered(WRITING):
             done = run(home.path, *arguments(name, sound[backend]))
-            assert is_sentence(done, r"another sidecar.* serves this home.*`durable-stream stop`"), (name, done)
+            assert is_sentence(done, r"another sidecar.* serving this home.*`durable-stream stop`"), (name, done)
         life.end_sidecars(home)  # they wait for the lock
     assert without_shared_memory(snapshot(store)) == before
 

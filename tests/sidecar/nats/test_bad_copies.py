@@ -67,7 +67,7 @@ def test_a_home_that_a_sidecar_has_or_that_has_no_log(
     copy.make("chat")
     with copy.home.lock():
         done = run(copy.home.path, "mirror", "rebuild", "--yes")
-        assert is_sentence(done, r"another sidecar.* serves this home.*`durable-stream stop`"), done
+        assert is_sentence(done, r"another sidecar.* serving this home.*`durable-stream stop`"), done
     assert run(copy.home.path, "mirror", "status").code == 0
     end_sidecars(copy.home)  # the one that waited for the home has it now
 

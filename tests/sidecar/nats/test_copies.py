@@ -91,7 +91,7 @@ def test_what_waits_is_no_fault(copy: Copy) -> None:
     copy.make()
     assert clean(copy)["waiting"] == clean(copy)["records"]
     assert "not mirrored yet" in told(copy, "verify")
-    assert "behind the log; published when a sidecar runs last none yet" in told(copy, "status")
+    assert "behind the log; published when a sidecar is running last none yet" in told(copy, "status")
     copy.publish()
     records = clean(copy)["records"]
     assert clean(copy)["waiting"] == 0 and f"mirror the whole log, up to position {records - 1}" in told(copy, "status")
