@@ -148,7 +148,7 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
 
 
 def log_input(agent: str, event: StreamEvent, position: int, identity: Identity, *, key: str | None = None) -> Input:
-    """An event of the log as an input: the agent's stream only points to that event. ``key`` replaces the event's id."""
+    """An event of the log as an input: the agent's stream only points to it. ``key`` replaces the event's id."""
     key = scoped("inbox", agent, key or event.id)
 
     def record() -> StreamEvent:
