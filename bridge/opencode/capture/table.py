@@ -68,8 +68,8 @@ RULES: tuple[Rule, ...] = (
         "message_updated",
         ("agent.handoff", "turn.started", "turn.ended", "agent.error"),
         "user message; assistant message for errors",
-        "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that another "
-        "of OpenCode's agents answers than before, as from `plan` to `build`. Other updates are not final.",
+        "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
+        "different OpenCode agent answers than before, for example `build` after `plan`. Other updates are not final.",
     ),
     Rule(
         "message.removed",
@@ -77,7 +77,8 @@ RULES: tuple[Rule, ...] = (
         "message_removed",
         ("opencode.message.removed",),
         "bus event",
-        "As by `/undo`; `prompt` holds the first words of a prompt. OpenCode says so when the next one is sent.",
+        "For example by `/undo`; `prompt` holds the first words of the prompt. OpenCode reports the removal when the "
+        "next prompt is sent.",
     ),
     Rule(
         "session.idle",
@@ -104,8 +105,8 @@ RULES: tuple[Rule, ...] = (
         "",
         ("human.input", "turn.started"),
         "user message",
-        "No `chat.message` comes for these. Both events are held until the `bash` part arrives, because only that "
-        "names the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
+        "No `chat.message` is sent for these. Both events are held until the `bash` part arrives, because only that "
+        "part names the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
     ),
     Rule(
         "tool.execute.after",
@@ -113,7 +114,8 @@ RULES: tuple[Rule, ...] = (
         "tool_after",
         ("execution.step",),
         "part",
-        "Waits for its part's last update and completes that step; if none comes within 2 s, it becomes the step.",
+        "Waits for the last update of its part and completes that step; if no update comes within 2 s, it becomes "
+        "the step.",
     ),
     Rule(
         "session.error",
@@ -212,12 +214,12 @@ FINAL_PARTS: frozenset[str] = frozenset({"tool", "text", "reasoning", "step-fini
 
 BY_SOURCE: dict[str, Rule] = {rule.source: rule for rule in RULES if rule.handle}
 UNKNOWN = Rule(
-    "any other hook or bus event, or one above whose shape is unknown",
+    "any other hook or bus event, or one of the above with an unknown shape",
     "event",
     "unknown_event",
     ("opencode.{type}",),
     "bus event; for a hook boot, instance and sequence number",
-    "Kept whole and counted: a newer OpenCode loses nothing.",
+    "Kept whole and counted, so that nothing from a newer OpenCode is lost.",
 )
 
 

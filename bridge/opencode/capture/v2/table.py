@@ -15,8 +15,9 @@ RULES: tuple[Rule, ...] = (
         "created",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
-        "The durable log begins after it, so the session's description is read as well. A child names its parent, and "
-        "`tool.progress` or the call's end its child; else the call is the open one with its description and agent.",
+        "The durable log begins after this event, so the session's description is also read. A child names its "
+        "parent; `tool.progress` or the end of the call names the child. Otherwise the call is the open one with the "
+        "same description and agent.",
     ),
     Rule("forked", "event", "forked", ("lifecycle.session.created",), "the session", "A root session of its own."),
     Rule(
@@ -40,8 +41,8 @@ RULES: tuple[Rule, ...] = (
         "admitted",
         ("human.input", "agent.input"),
         "user message",
-        "`human.input` only for a `user` input of a root session that Durable Stream did not inject. "
-        "The release says `inbox.enqueued`.",
+        "`human.input` only for a `user` input of a root session that Durable Stream did not inject. The release "
+        "calls it `inbox.enqueued`.",
     ),
     Rule(
         "step.started",
@@ -78,11 +79,18 @@ RULES: tuple[Rule, ...] = (
         "step_failed",
         ("agent.error", "execution.step"),
         "assistant message; event",
-        "Without the provider's response. An interruption is no error; tokens that it cost make a step.",
+        "Without the provider's response. An interruption is not an error; the tokens that it cost make a step.",
     ),
     Rule("text.ended", "event", "output_ended", ("execution.output",), "event"),
     Rule("reasoning.ended", "event", "output_ended", ("execution.output",), "event"),
-    Rule("tool.success", "event", "tool_ended", ("execution.step",), "event", "Its name is in `tool.input.started`."),
+    Rule(
+        "tool.success",
+        "event",
+        "tool_ended",
+        ("execution.step",),
+        "event",
+        "The tool's name is in `tool.input.started`.",
+    ),
     Rule("tool.failed", "event", "tool_ended", ("execution.step",), "event"),
     Rule(
         "shell.ended", "event", "shell_ended", ("human.input", "turn.started", "execution.step", "turn.ended"), "event"
@@ -93,7 +101,7 @@ RULES: tuple[Rule, ...] = (
         "compaction_started",
         ("turn.started",),
         "input, or the event",
-        "An automatic compaction before the first step belongs to the prompt's turn. One in a turn begins none.",
+        "An automatic compaction before the first step belongs to the prompt's turn. One inside a turn begins no turn.",
     ),
     Rule("compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "event"),
     Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "event"),
@@ -103,7 +111,7 @@ RULES: tuple[Rule, ...] = (
         "retried",
         ("opencode.session.retry.scheduled",),
         "event",
-        "Which attempt comes when, and why; without the provider's response.",
+        "Which attempt comes next, when, and why; without the provider's response.",
     ),
     Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "The session's title."),
     Rule(
@@ -112,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         "reverted",
         ("opencode.message.removed",),
         "event and message",
-        "One for each input from the named message on.",
+        "One for each input, starting with the named message.",
     ),
     Rule(
         "permission.asked",
@@ -120,7 +128,7 @@ RULES: tuple[Rule, ...] = (
         "checkpoint",
         ("workflow.checkpoint",),
         "ask and state",
-        "Announced only; open asks are listed after each connect.",
+        "Only announced; open asks are listed after each connect.",
     ),
     Rule("permission.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("question.asked", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
@@ -138,7 +146,7 @@ RULES: tuple[Rule, ...] = (
     Rule("tool.called", "state", "nothing", note="The tool's input, and when it began."),
     Rule("shell.started", "state", "nothing"),
     Rule("instructions.updated", "state", "nothing", note="Digests of the instructions."),
-    Rule("usage.recorded", "state", "nothing", note="What titles and compactions cost."),
+    Rule("usage.recorded", "state", "nothing", note="The cost of titles and compactions."),
     Rule("viewed", "state", "nothing", note="In the release: a person looked at the session."),
     Rule("step.streamed", "state", "nothing", note="In the release."),
     Rule("revert.staged", "state", "nothing"),
@@ -153,5 +161,5 @@ UNKNOWN = Rule(
     "unknown",
     ("opencode.{type}",),
     "event",
-    "Kept whole and counted: a newer OpenCode loses nothing.",
+    "Kept whole and counted, so that nothing from a newer OpenCode is lost.",
 )
