@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sidecar.home import Home
     from sidecar.runtime.letters import Letter
 
-_CUT_OFF: Final = "run the same command again, which is safe"
+_CUT_OFF: Final = "it is safe to run the same command again"
 _LONGEST: Final = 120
 
 LetterArgument = Annotated[str, typer.Argument(metavar="LETTER", help="The letter's id, or a unique end of it.")]

@@ -39,7 +39,7 @@ async def intents(
     if apply:
         from sidecar.cli.shared.control import ask
 
-        found = await ask(home, "intent_apply", {"intent": intent}, "run the same command again, which is safe")
+        found = await ask(home, "intent_apply", {"intent": intent}, "it is safe to run the same command again")
         if json:
             out.object(found)
         else:

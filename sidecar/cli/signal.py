@@ -31,6 +31,6 @@ async def signal(
         except ValueError as error:
             raise Failure("bad-json", f"the payload is not JSON ({error}); quote it: '{{\"by\": 1}}'") from None
     asked = {"name": name, "payload": given, "key": key}
-    found = await ask(home_of(context), "signal", asked, "run the same command with the same --key, which is safe")
+    found = await ask(home_of(context), "signal", asked, "it is safe to run the same command with the same --key")
     out = Output(json)
     out.object(found) if json else out.text(f"{found['name']} was raised; {found['count']} so far")

@@ -51,7 +51,7 @@ async def spawn(
         "isolation": isolation,
         "key": key,
     }
-    found = await ask(home_of(context), "spawn", given, "run the same command with the same --key, which is safe")
+    found = await ask(home_of(context), "spawn", given, "it is safe to run the same command with the same --key")
     if json:
         out.object(found)
     else:
