@@ -299,10 +299,10 @@ def test_only_a_wal_that_is_there_is_to_be_copied(home: Path, sound: dict[Backen
     store = put(home, sound["sqlite"])
     wal_gone(store)
     done = run(home, "repair", "--dry-run")
-    assert done.code == 1 and "without one: move sqlite-head away" in done.out, done
+    assert done.code == 1 and "without a backup: move sqlite-head away" in done.out, done
     (store / "log.db-wal").write_bytes(b"half a WAL" * 10)
     done = run(home, "repair", "--dry-run")
-    assert done.code == 1 and "without one: copy log.db-wal, then move sqlite-head away" in done.out, done
+    assert done.code == 1 and "without a backup: copy log.db-wal, then move sqlite-head away" in done.out, done
 
 
 def test_a_dry_run_at_a_lock_names_the_process(home: Path, sound: dict[Backend, Path]) -> None:
