@@ -39,7 +39,7 @@ _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 @dataclass(slots=True)
 class Repairs:
-    """How often ``normalise`` had to change a value to make it canonical."""
+    """How many times ``normalise`` had to change a value to make it canonical."""
 
     surrogates: int = 0
     big_integers: int = 0

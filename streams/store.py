@@ -27,7 +27,7 @@ from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, StreamSize
 
 MAX_BATCH = 512
-"""Most events per ``append``; limits how long it holds the writer."""
+"""Maximum number of events per ``append``; limits how long one append holds the writer."""
 
 NOTHING = -1
 """The head of an empty log, and the cursor of a reader that has read nothing."""

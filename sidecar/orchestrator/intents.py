@@ -29,7 +29,7 @@ MAX_RESULT: Final = 16 * 1024
 whole result."""
 
 MAX_RESUMES: Final = 5
-"""How often an intent whose OpenCode died is resumed before it fails."""
+"""How many times an intent whose OpenCode died is resumed before it fails."""
 
 ANSWERED: Final = ("stop", "length")
 """The finish reasons of a turn's last call of the model."""

@@ -94,7 +94,7 @@ class Poison(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Redelivery:
-    """How often to try a failing message, and the seconds before each next attempt.
+    """How many times to try a failing message, and the seconds before each further attempt.
 
     The last back-off repeats; without any it is 0.
     """

@@ -60,7 +60,7 @@ FILES: Final[dict[Backend, tuple[str, ...]]] = {
 """A backend's files in the store's directory, in the order of setting them aside."""
 
 MOST_TOLD: Final = 20
-"""Most faults to list one by one; ``verify`` lists them all."""
+"""Maximum number of faults to list one by one; ``verify`` lists them all."""
 
 
 @dataclass(frozen=True, slots=True)
