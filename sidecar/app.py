@@ -1,7 +1,7 @@
 """The sidecar's composition root: one home, one log, one listening port.
 
-Starts every part in order, waits for a reason to stop, and stops the parts in
-the opposite order. Makes no decision about hooks or events.
+Starts every part in order, waits for a reason to stop, and stops the parts in reverse order. Makes no decision about
+hooks or events.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ TAKE_OVER_SECONDS: Final = 30.0
 """How long a sidecar that a shim started waits for another one that is starting or stopping."""
 
 KILL_SECONDS: Final = 10.0
-"""How long a killed process may take to end; longer only if the system holds it."""
+"""How long a killed process may take to end. It takes longer only if the system holds it."""
 
 CHECK_LOCK_SECONDS: Final = 1.0
-"""How often a sidecar that writes nothing checks that it still holds the home. Every commit checks this too."""
+"""How often a sidecar that writes nothing checks that it still holds the home. Every commit also checks this."""
 
 _LOOK_SECONDS: Final = 0.05
 
@@ -68,13 +68,11 @@ async def serve(
 ) -> int:
     """Run a sidecar until it is stopped; returns the exit code.
 
-    SIGTERM, SIGINT and the request ``stop`` drain it, or cancel its start; it then returns 0. If
-    the log can no longer be written, it returns 1, so that a shim starts another
-    sidecar, which verifies the tail. Shims pass ``idle_exit``: it exits when idle,
-    returns 0 if another sidecar serves the home, and waits for one that is
-    stopping. With ``seed``, clock and ids are reproducible, and the log must be
-    empty. ``announce`` gets the port once everything is ready; ``complain`` gets
-    the reason for a 1.
+    SIGTERM, SIGINT and the request ``stop`` drain the sidecar or cancel its start; it then returns 0. If the log can no
+    longer be written, it returns 1, so that a shim starts another sidecar, which verifies the tail. Shims pass
+    ``idle_exit``: it exits when idle, returns 0 if another sidecar serves the home, and waits for one that is stopping.
+    With ``seed``, clock and ids are reproducible, and the log must be empty. ``announce`` gets the port once everything
+    is ready; ``complain`` gets the reason for a 1.
 
     Raises:
         HomeError, StreamError, OSError: it could not start; nothing was changed.
@@ -113,8 +111,8 @@ class Identities:
     """The sources of time, ids and randomness in this process. Every part gets one of them.
 
     ``log`` is for what capture records. ``agents`` is for what agents record. Agents handle events while capture
-    records others, so the two must not share a source. ``outside`` is for what never reaches the log, such as the
-    token and the nonces of the links. These must stay secret from those who know the seed.
+    records others, so agents and capture must not share a source. ``outside`` is for what never reaches the log, such
+    as the token and the nonces of the links. These values must stay secret from anybody who knows the seed.
     """
 
     log: Identity
@@ -149,7 +147,9 @@ class _Running:
 async def _start(
     home: Home, config: Config, identities: Identities, told: asyncio.Event, idle_exit: bool, stack: AsyncExitStack
 ) -> _Running | None:
-    """Lock the home, open its log and serve it; None if another sidecar does. ``stack`` stops all that was started."""
+    """Lock the home, open its log and serve it; None if another sidecar serves it. ``stack`` stops everything that was
+    started.
+    """
     lock = await _lock(home, wait=idle_exit)
     if lock is None:
         return None
@@ -169,7 +169,7 @@ async def _start(
 async def _end_unlocked(home: Home) -> None:
     """Kill an older sidecar that lost the home's lock.
 
-    If it is only suspended, it could continue later, beside this one.
+    If it is only suspended, it could later continue alongside this one.
 
     Killing is safe: what was acknowledged is durable, and the shims send the rest again.
 
@@ -179,7 +179,7 @@ async def _end_unlocked(home: Home) -> None:
     older = await asyncio.to_thread(home.unlocked)
     if older is None:
         return
-    log.warning("an older sidecar (pid %d) still runs, but its lock file was deleted: killing it", older.pid)
+    log.warning("an older sidecar (pid %d) is still running, but its lock file was deleted: killing it", older.pid)
     deadline = asyncio.get_running_loop().time() + KILL_SECONDS
     await asyncio.to_thread(kill, older.pid, older.process)
     while await asyncio.to_thread(lambda: older.still_runs):
@@ -197,12 +197,12 @@ async def _open(home: Home, config: Config, identity: Identity, stack: AsyncExit
     stack.push_async_callback(_close, opening)
     store = await asyncio.shield(opening)
     if store.torn is not None:
-        log.warning("an incomplete tail was cut off the log and kept in %s", store.torn)
+        log.warning("an incomplete tail was cut off the log and saved in %s", store.torn)
     if store.head_warning is not None:
         log.warning("%s", store.head_warning)
     for lost in store.lost:
         log.warning(
-            "records %d to %d were written before and are lost: hints/%s", lost.after + 1, lost.until, lost.name
+            "records %d to %d were once written and are lost: see hints/%s", lost.after + 1, lost.until, lost.name
         )
     return store
 
@@ -243,7 +243,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     redact = Redactor(
         wanted.patterns,
         wanted.keys,
-        # A model that reads config.toml sees these URLs. The log must not contain them.
+        # A model that reads config.toml sees these URLs, but the log must not contain them.
         literals={**wanted.literals, **{f"notify-{n}": url for n, url in enumerate(config.notify.urls, 1)}},
         disable=wanted.disable,
         allow=wanted.allow,
@@ -303,7 +303,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         metrics=metrics.text,
     )
     durable.links = lambda: server.links
-    # They stop in the opposite order: serve no peer, read no spool, make all accepted items durable, save a snapshot.
+    # They stop in reverse order: serve no peer, read no spool, make all accepted items durable, save a snapshot.
     door = _Door(home, sidecar, server)
     components = (nats, upkeep, ingest, back_fill, services, spools, worker, _Consumers(nats, worker), door, durable)
     return _Running(sidecar, ingest, spools, server, store, components)

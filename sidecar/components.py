@@ -1,4 +1,4 @@
-"""What the parts of a running sidecar have in common, so that ``app.py`` can start and stop a list of them."""
+"""The interface of a running sidecar's parts, so that ``app.py`` can start and stop a list of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Component(Protocol):
     """A part of a running sidecar."""
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Start it; ``stack`` stops it, after everything that was started later."""
+        """Start the component; ``stack`` stops it, after everything that was started later."""
         ...
 
     def owes(self) -> bool:
-        """True while it has work that keeps an idle sidecar running."""
+        """True while the component has work that keeps an idle sidecar running."""
         ...
 
 
@@ -39,7 +39,7 @@ async def wait_idle(
 ) -> None:
     """Return after ``idle_seconds`` in which no component owed anything.
 
-    ``last_look`` is called before it returns; if it finds work, it returns how much, and the time begins again.
+    ``last_look`` is called before that; if it finds work, it returns how much, and the time starts again.
     """
     loop = asyncio.get_running_loop()
     idle_since = loop.time()

@@ -31,7 +31,7 @@ MIB = 1024 * 1024
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the text names the file or variable, the key and the reason."""
+    """The configuration cannot be used. The text names the file or variable, the key and the reason."""
 
     code: ClassVar[str] = "bad-config"
 
@@ -47,45 +47,46 @@ class StoreConfig(_Section):
     """Size at which a segment file is closed and the next one is started."""
 
     backend: Backend = "jsonl"
-    """Backend of a new log. An existing log keeps its own."""
+    """Backend of a new log. An existing log keeps its backend."""
 
     migrate_at_bytes: Annotated[int, Field(ge=0)] = 256 * MIB
     """Size at which a jsonl log migrates to sqlite automatically, without a pause in recording; 0: never."""
 
     max_bytes: Annotated[int, Field(ge=0)] = 0
-    """Size on the disk above which the sidecar prunes the oldest streams; 0: no cap."""
+    """Size on disk above which the sidecar prunes the oldest streams; 0: no limit."""
 
     max_age_days: Annotated[float, Field(ge=0)] = 0
-    """The sidecar prunes a stream when its last record is this old; 0: streams are kept forever."""
+    """Age of a stream's last record at which the sidecar prunes the stream; 0: streams are kept forever."""
 
 
 class LinkConfig(_Section):
     """``[link]``: the websocket between shims, command line and sidecar."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port on 127.0.0.1; 0 takes a free one."""
+    """Port on 127.0.0.1; 0 takes any free port."""
 
     window: Annotated[int, Field(ge=1, le=100_000)] = 512
-    """Most unacknowledged items a shim keeps in flight."""
+    """Maximum number of unacknowledged items that a shim keeps in flight."""
 
     max_frame_bytes: Annotated[int, Field(ge=64 * 1024, le=64 * MIB)] = 16 * MIB
-    """Largest frame accepted; a larger one closes its link."""
+    """Size of the largest frame accepted; a larger one closes its link."""
 
     max_connections: Annotated[int, Field(ge=1, le=10_000)] = 256
-    """Most authenticated connections. The same number of unauthenticated connections may exist in addition."""
+    """Maximum number of authenticated connections. The same number of unauthenticated connections may exist in
+    addition."""
 
     handshake_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
-    """How long a peer may take to open a connection, and then again to prove itself."""
+    """How long a peer may take to open a connection, and again to authenticate."""
 
     idle_exit_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """How long a sidecar started by a shim keeps running without a link and without work."""
+    """How long a sidecar started by a shim keeps running without links and without work."""
 
     hold_seconds: Annotated[float, Field(ge=0, le=60)] = 2.0
-    """How long a hook waits for its pair or its parent. After that it is written alone."""
+    """How long a hook waits for its pair or its parent before it is written alone."""
 
 
 class RedactConfig(_Section):
-    """``[redact]``: what is removed before anything is written."""
+    """``[redact]``: which secrets are removed before anything is written."""
 
     enabled: bool = True
     patterns: dict[str, str] = Field(default_factory=dict)
@@ -101,7 +102,7 @@ class RedactConfig(_Section):
     """Ids of built-in rules to turn off."""
 
     allow: tuple[str, ...] = ()
-    """Regular expressions for texts that are not secrets; each must match a whole finding of a rule."""
+    """Regular expressions for texts that are not secrets; each must match the whole text that a rule found."""
 
     @field_validator("patterns")
     @classmethod
@@ -142,14 +143,14 @@ class LogConfig(_Section):
     """Size at which the file is renamed to ``sidecar.log.1`` and a new one is started."""
 
     older_files: Annotated[int, Field(ge=1, le=100)] = 2
-    """How many such older files are kept."""
+    """How many older files (``sidecar.log.1`` and so on) are kept."""
 
 
 class CaptureConfig(_Section):
     """``[capture]``: what is recorded."""
 
     exclude: tuple[Path, ...] = ()
-    """Project directories, absolute or from ``~``, that are not recorded."""
+    """Project directories that are not recorded, absolute or beginning with ``~``."""
 
     @field_validator("exclude")
     @classmethod
@@ -160,7 +161,7 @@ class CaptureConfig(_Section):
 def _absolute(path: Path) -> Path:
     expanded = path.expanduser()
     if not expanded.is_absolute():
-        raise ValueError(f"{expanded} must be absolute, or begin with ~")
+        raise ValueError(f"{expanded} must be absolute or begin with ~")
     return expanded
 
 
@@ -170,10 +171,10 @@ class PullConfig(_Section):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     batch_size: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """Most commands in one request."""
+    """Maximum number of commands in one request."""
 
     max_inflight: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """Most commands of one agent that are fetched and not yet acknowledged."""
+    """Maximum number of commands that one agent has fetched and not yet acknowledged."""
 
     fetch_timeout_seconds: Annotated[float, Field(ge=0.5, le=300)] = 5.0
     """How long a request waits for commands."""
@@ -182,10 +183,10 @@ class PullConfig(_Section):
     """How long the first answer to a request may take after connecting."""
 
     heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
-    """How often the server shows that a request is alive; after three missing signs a new request is made."""
+    """Interval at which the server shows that a request is alive; after three missed signs, a new request is made."""
 
     ack_wait_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 30.0
-    """After this long without a sign from this sidecar, the server delivers a command again."""
+    """Time without a sign from this sidecar after which the server redelivers a command."""
 
 
 class NatsConfig(_Section):
@@ -198,10 +199,10 @@ class NatsConfig(_Section):
     """External: addresses such as ``tls://nats.example.org:4222``, all in one cluster."""
 
     credentials: Path | None = None
-    """External: a credentials file (``.creds``), absolute or from ``~``."""
+    """External: a credentials file (``.creds``), absolute or beginning with ``~``."""
 
     tls_enabled: bool = False
-    """External: never connect without TLS. An address with ``tls://`` means the same."""
+    """External: never connect without TLS. An address that begins with ``tls://`` means the same."""
 
     cert_dir: Path | None = None
     """External: a directory with ``ca.pem`` and, if the server asks for them, ``cert.pem`` and ``key.pem``."""
@@ -210,7 +211,7 @@ class NatsConfig(_Section):
     """External: the name in the server's certificate, if it differs from the one in ``servers``."""
 
     tls_handshake_first: bool = False
-    """External: start TLS before the server's first message; the server must be configured for this too."""
+    """External: start TLS before the server's first message; the server must also be configured for this."""
 
     inbox_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")] = "_INBOX"
     """Prefix of the reply subjects, for accounts that allow only one prefix."""
@@ -222,7 +223,7 @@ class NatsConfig(_Section):
     """How long a server may take to answer."""
 
     ping_interval_seconds: Annotated[float, Field(ge=0.1, le=300)] = 10.0
-    """How often a connection is tested; it is closed after two missing answers."""
+    """Interval at which a connection is tested; it is closed after two missed answers."""
 
     executable: Path | None = None
     """Embedded: the server's executable. Default: ``nats-server`` on the PATH, then the one from the extra ``nats``."""
@@ -231,15 +232,15 @@ class NatsConfig(_Section):
     """Embedded: port on 127.0.0.1; 0 takes a free one."""
 
     max_store_bytes: Annotated[int, Field(ge=16 * MIB)] = 8192 * MIB
-    """Embedded: most bytes the server keeps on disk."""
+    """Embedded: maximum number of bytes that the server keeps on disk."""
 
     max_mirror_bytes: Annotated[int, Field(ge=0)] = 0
     """Maximum size in bytes of the log's copy on the server; the oldest messages are removed first.
 
-    0: no limit, but on an embedded server three quarters of ``max_store_bytes``."""
+    0: no limit, or on an embedded server three quarters of ``max_store_bytes``."""
 
     deltas: bool = True
-    """Whether token deltas are published on core NATS, to current subscribers only."""
+    """Whether token deltas are published on core NATS, where only current subscribers receive them."""
 
     pull: PullConfig = PullConfig()
 
@@ -269,52 +270,53 @@ class NatsConfig(_Section):
         secure = self.tls_enabled or any(server.startswith("tls://") for server in self.servers)
         for name in ("cert_dir", "tls_hostname", "tls_handshake_first"):
             if getattr(self, name) and not secure:
-                raise ValueError(f"{name} is set, but it has no effect without tls_enabled")
+                raise ValueError(f"{name} is set but has no effect without tls_enabled")
         return self
 
 
 class WorkerConfig(_Section):
-    """``[worker]``: the agents that run in the sidecar, and what they may do."""
+    """``[worker]``: the agents that run in the sidecar, and what the agents may do."""
 
     agents: tuple[str, ...] = ()
     """Agents as ``module:attribute`` or ``path/to/file.py:attribute``; a path is relative to the home."""
 
     effects: dict[str, str] = Field(default_factory=dict)
-    """What agents may do to the outside world: kind = the function that does it, in the form used for agents."""
+    """The effects that agents may have on the outside world: kind = the function that carries it out, in the form used
+    for agents."""
 
     max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
-    """How many steps from a user's action a command or event still reaches agents."""
+    """Maximum number of steps from a user's action at which a command or event still reaches agents."""
 
     policy: str | None = None
     """How effects are retried: an object or class with the methods of ``EffectPolicy``, in the form used for agents."""
 
 
 class PhantomConfig(_Section):
-    """``[phantom]``: background work, and the tools that start it."""
+    """``[phantom]``: background work and the tools that start it."""
 
     tools: bool = True
-    """Whether the model gets the tools ``agent_spawn`` and so on."""
+    """Whether the model gets ``agent_spawn`` and the related tools."""
 
     max_running: Annotated[int, Field(ge=1, le=100)] = 4
-    """How many background sessions run at a time; others wait in a durable queue."""
+    """Maximum number of background sessions that run at a time; others wait in a durable queue."""
 
     per_model: dict[str, Annotated[int, Field(ge=1, le=100)]] = {}
-    """The same for one provider or model: ``"anthropic" = 2``, ``"anthropic/claude-x" = 1``."""
+    """The same limit for one provider or model: ``"anthropic" = 2``, ``"anthropic/claude-x" = 1``."""
 
     max_depth: Annotated[int, Field(ge=0, le=1000)] = 20
-    """The longest chain of background agents, each started by the one before it; 0: no limit."""
+    """Maximum length of a chain of background agents, each started by the one before it; 0: no limit."""
 
     max_children: Annotated[int, Field(ge=0, le=10_000)] = 50
-    """How many unfinished background agents one session may have; 0: any number."""
+    """Maximum number of unfinished background agents of one session; 0: no limit."""
 
     max_sessions: Annotated[int, Field(ge=0, le=100_000)] = 200
-    """How many background agents one session may start in all, with those that these start; 0: any number."""
+    """Maximum number of background agents that one session may start in all, directly or indirectly; 0: no limit."""
 
     max_tokens: Annotated[int, Field(ge=0)] = 0
-    """How many tokens these agents may use together; 0: any number."""
+    """Maximum number of tokens that these agents may use together; 0: no limit."""
 
     max_cost: Annotated[float, Field(ge=0)] = 0.0
-    """How many dollars these agents may cost together, by OpenCode's prices; 0: any amount."""
+    """Maximum cost of these agents together, in dollars at OpenCode's prices; 0: no limit."""
 
     max_minutes: Annotated[float, Field(ge=0)] = 0.0
     """How many minutes these agents may work, added up; 0: any number."""
@@ -323,22 +325,22 @@ class PhantomConfig(_Section):
     """How often a background session may call the model for one prompt. More is an endless loop; 0: any number."""
 
     silence_minutes: Annotated[float, Field(ge=0, le=1440)] = 20.0
-    """A background session that does nothing for this long, and runs no tool, is stopped; 0: never."""
+    """A background session that does nothing and runs no tool for this long is stopped; 0: never."""
 
     isolation: Literal["auto", "worktree", "shared"] = "auto"
-    """Where background work edits: in a git worktree of its own, or in your files.
-    ``auto``: in a worktree if the project is a git repository and the agent is not one
-    of ``readers``."""
+    """Where background work edits: in its own git worktree, or in your files. ``auto``: in a worktree if the project is
+    a git repository and the agent is not one of ``readers``."""
 
     readers: tuple[str, ...] = ("plan", "explore")
     """OpenCode's agents that change no files."""
 
     host: Literal["headless", "shim"] = "headless"
-    """Which OpenCode 1 runs background work: one of its own, without a terminal, or yours (``shim``), where it stops
-    when you close it, and goes on when one is open again."""
+    """Which OpenCode 1 runs background work: a separate one without a terminal, or yours (``shim``), where the work
+    stops when you close OpenCode and continues when one is open again."""
 
     executable: Path | None = None
-    """The OpenCode that runs background work; default: the one that asked, else ``opencode`` on the PATH."""
+    """The OpenCode executable that runs background work; default: that of the OpenCode that asked, else ``opencode`` on
+    the PATH."""
 
     @field_validator("executable")
     @classmethod
@@ -449,13 +451,13 @@ _EXPECTED = {
     "float": "a number",
     "finite_number": "a number",
     "bool": "true or false",
-    "string": "a text",
-    "path": "a path as a text",
+    "string": "a string",
+    "path": "a path as a string",
     "tuple": 'a list, such as ["a", "b"]',
     "dict": 'a table, such as { name = "value" }',
     "model": "a section of keys and values",
 }
-"""What a value must be, by the first word of pydantic's error type."""
+"""The expected kind of value, by the first word of pydantic's error type."""
 
 
 def _reason(problem: Mapping[str, Any]) -> str:
@@ -479,7 +481,7 @@ def _reason(problem: Mapping[str, Any]) -> str:
 
 
 def _holds(tree: Any, keys: list[str]) -> bool:
-    """Whether ``tree`` holds the path ``keys``; for an item of a list, whether it holds the list."""
+    """Whether ``tree`` has the path ``keys``; for an item of a list, whether it has the list."""
     for key in keys:
         if isinstance(tree, list):
             return True

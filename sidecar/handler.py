@@ -33,7 +33,7 @@ log = logging.getLogger("sidecar")
 _VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
 
 MAX_VERSIONS: Final = 16
-"""Most OpenCode versions to remember. The version seen longest ago is dropped first."""
+"""Maximum number of OpenCode versions to remember. The one seen longest ago is dropped first."""
 
 
 class Sidecar:
@@ -64,7 +64,7 @@ class Sidecar:
         self._home, self._store, self._now_ms = home, store, identity.now_ms
         self._translator, self._ingest = translator, ingest
         self._upkeep, self._spools, self._nats, self._services = upkeep, spools, nats, services
-        self._versions: dict[str, int] = {}  # OpenCode's, with when it was last seen, in that order
+        self._versions: dict[str, int] = {}  # OpenCode's versions with the time each was last seen, in that order
         self._refused: dict[str, Any] | None = None
         self._config_text = _content(home.config_path)
 
@@ -114,7 +114,7 @@ class Sidecar:
         """See ``links.Handler``. If the plugin is newer, this sidecar stops so that the plugin can start its own."""
         who = "plugin" if peer.role == "shim" else "command"
         log.warning(
-            "refused a %s (%s, pid %d): it speaks link protocol %d, this sidecar %d",
+            "refused a %s (%s, pid %d): it speaks link protocol %d, but this sidecar speaks %d",
             who,
             _shown(peer.version),
             peer.pid,
@@ -135,12 +135,12 @@ class Sidecar:
 
     def _make_room(self, version: str, pid: int) -> None:
         if not self.stopping.is_set():
-            log.info("leaving: a newer plugin (%s, pid %d) starts its own sidecar", _shown(version), pid)
+            log.info("exiting so that a newer plugin (%s, pid %d) can start its own sidecar", _shown(version), pid)
             self.leaving = "upgrade"
             self.stopping.set()
 
     def _learn_version(self, link: ShimConnection, items: list[HookItem]) -> None:
-        """Read OpenCode's version from a session, because the plugin learns it late."""
+        """Read OpenCode's version from a session, because the plugin learns the version late."""
         for item in items:
             try:
                 version = item.input["event"]["properties"]["info"]["version"]

@@ -1,4 +1,4 @@
-"""Reads old sessions of OpenCode 1 from an OpenCode server that is started for this and records nothing."""
+"""Reads old sessions of OpenCode 1 from an OpenCode server that is started for this purpose and records nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def import_opencode_1(
     nonce: Callable[[], str],
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[int, PlayResult | None]:
-    """Record the sessions of OpenCode 1 that are not ``known``; return how many, and what the log gained.
+    """Record the sessions of OpenCode 1 that are not ``known``; return how many there were, and what the log gained.
 
     The sessions pass through a file that only this user can read, and that is deleted at the end.
 
@@ -63,7 +63,7 @@ async def import_opencode_1(
             try:
                 count = await _write(client, recording, known, excludes)
             except (ServiceError, ServiceGone) as error:
-                raise HistoryError(f"{program} does not answer while its sessions are read: {error}") from None
+                raise HistoryError(f"{program} stopped answering while its sessions were being read: {error}") from None
         if not count:
             return 0, None
         return count, await play(home, recording, nonce=nonce, instance=HISTORY_INSTANCE)
@@ -93,7 +93,7 @@ async def _write(
 async def _server(
     program: str, directory: Path, password: str, environ: Mapping[str, str]
 ) -> AsyncIterator[ServiceClient]:
-    """A server of OpenCode without plugins, in an empty directory, that only we can log in to."""
+    """An OpenCode server without plugins, in an empty directory, that only we can log in to."""
     empty = directory / "empty"
     empty.mkdir()
     process = await asyncio.create_subprocess_exec(
@@ -122,7 +122,7 @@ async def _port(process: asyncio.subprocess.Process, program: str) -> int:
                     return int(found[1])
     except (TimeoutError, ValueError):
         pass
-    raise HistoryError(f"`{program} serve` does not start: run it by hand to see why")
+    raise HistoryError(f"`{program} serve` does not start: run it yourself to see why")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -26,8 +26,8 @@ from streams.files import write_durably
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
 _OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
-"""A directory with only these names is not foreign, because a plugin creates the spool
-first, and a kill may leave the others."""
+"""A directory with only these names is not foreign, because a plugin creates the spool first, and a kill may leave the
+other files."""
 
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_SECONDS: Final = 0.02
@@ -74,11 +74,12 @@ class SidecarInfo(NamedTuple):
     protocol: int
     started_ms: int
     process: str = ""
-    """Distinguishes the process from a later one with the same pid: ``mark_of``. Empty if the system does not say."""
+    """Distinguishes the process from a later one with the same pid (see ``mark_of``). Empty if the system does not
+    provide it."""
 
     @property
     def still_runs(self) -> bool:
-        """True if the very process that wrote this still runs, suspended or not; False if that is not certain."""
+        """True if the very process that wrote this is still running or suspended; False if that is not certain."""
         return self.process != "" and mark_of(self.pid) == self.process
 
 
@@ -127,7 +128,7 @@ class Home:
         except OSError:
             return  # missing or not accessible: the next operation reports it
         if owner != os.geteuid():
-            raise HomeError(self.path, f"the directory belongs to user {owner}, not to you", "choose another --home")
+            raise HomeError(self.path, f"the directory is owned by user {owner}, not by you", "choose another --home")
 
     def check_kind(self) -> None:
         """Refuse a path that is not a home, before it is used as one.
@@ -146,7 +147,7 @@ class Home:
             raise HomeError(self.path, "it is a file, not a directory", "choose another --home, or move the file away")
         if is_foreign:
             raise HomeError(
-                self.path, "it contains other files and is not a home of Durable Stream", "name another --home"
+                self.path, "it contains other files and is not a Durable Stream home", "name another --home"
             )
 
     # --- the token ---
@@ -178,7 +179,7 @@ class Home:
         return self.read_token()
 
     def read_token(self) -> str:
-        """Return the token, after checking that its file is regular, ours, and closed to others.
+        """Return the token, after checking that its file is regular, owned by us, and inaccessible to other users.
 
         Raises:
             HomeError: it is missing, or one of the checks fails.
@@ -199,10 +200,10 @@ class Home:
             if not stat.S_ISREG(found.st_mode):
                 raise HomeError(path, "the token is not a regular file", renew)
             if found.st_uid != os.geteuid():
-                raise HomeError(path, f"the token belongs to user {found.st_uid}, not to you", renew)
+                raise HomeError(path, f"the token is owned by user {found.st_uid}, not by you", renew)
             if found.st_mode & 0o077:
                 mode = stat.S_IMODE(found.st_mode)
-                raise HomeError(path, f"the token is open to others (mode {mode:o})", renew)
+                raise HomeError(path, f"the token is accessible to other users (mode {mode:o})", renew)
             text = os.read(descriptor, 256).decode("ascii", "replace").strip()
         finally:
             os.close(descriptor)
@@ -238,10 +239,10 @@ class Home:
         other = self.read_info()
         if other is not None and is_alive(other.pid):
             hint = "use it, or stop it with `durable-stream stop`"
-            return HomeLocked(self.path, f"another sidecar (pid {other.pid}) serves this home", hint)
+            return HomeLocked(self.path, f"another sidecar (pid {other.pid}) is already serving this home", hint)
         # The holder is unknown: `repair`, or a sidecar that is starting or stopping.
-        reason = "another sidecar serves this home, or `repair` is at work"
-        hint = "wait until it ends, or stop the sidecar with `durable-stream stop`; then try again"
+        reason = "another sidecar is serving this home, or `repair` is running"
+        hint = "wait until it finishes, or stop the sidecar with `durable-stream stop`; then try again"
         return HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:
@@ -254,7 +255,9 @@ class Home:
             raise _cannot("write", self.info_path, error) from None
 
     def read_info(self) -> SidecarInfo | None:
-        """Read ``sidecar.json``, which may be stale; None if it is missing, invalid, not ours or open to others."""
+        """Read ``sidecar.json``, which may be stale; None if it is missing, invalid, not ours or accessible to other
+        users.
+        """
         try:
             descriptor = os.open(self.info_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -283,7 +286,8 @@ class Home:
             self.info_path.unlink(missing_ok=True)
 
     def unlocked(self) -> SidecarInfo | None:
-        """A sidecar whose process provably runs although nobody holds the lock, because its lock file was deleted.
+        """A sidecar whose process is provably running although nobody holds the lock, because its lock file was
+        deleted.
 
         The lock's holder may call this too: any other running sidecar has then lost the lock.
         """
@@ -291,7 +295,7 @@ class Home:
         return info if info is not None and info.pid != os.getpid() and info.still_runs else None
 
     def running(self) -> SidecarInfo | None:
-        """The sidecar that serves this home: its process runs and the lock is held. None if no sidecar does."""
+        """The sidecar that serves this home: its process is running and the lock is held. None if there is none."""
         info = self.read_info()
         return info if info is not None and is_alive(info.pid) and self.is_locked() else None
 
@@ -463,15 +467,15 @@ def open_file(path: Path) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
         return descriptor
     os.close(descriptor)
-    raise PermissionError(errno.EPERM, "it is not a regular file of yours", str(path))
+    raise PermissionError(errno.EPERM, "it is not a regular file that you own", str(path))
 
 
 def _refuse_foreign(path: Path, found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
-        hint = "replace the link with what it points to, or choose another --home"
-        raise HomeError(path, "it is a symbolic link, which is not followed", hint)
+        hint = "replace the link with its target, or choose another --home"
+        raise HomeError(path, "it is a symbolic link, and links are not followed", hint)
     if found.st_uid != os.geteuid():
-        raise HomeError(path, f"it belongs to user {found.st_uid}, not to you", "choose another --home")
+        raise HomeError(path, f"it is owned by user {found.st_uid}, not by you", "choose another --home")
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> HomeError:

@@ -62,7 +62,7 @@ class LastWords:
 
 
 def spawn(home: Home, words: LastWords) -> subprocess.Popen[bytes]:
-    """Start a sidecar that outlives this process. It exits when idle, or at once if another one runs."""
+    """Start a sidecar that outlives this process. It exits when idle, or at once if another one is running."""
     return subprocess.Popen(  # noqa: S603 - our own command, no shell
         command(home),
         stdin=subprocess.DEVNULL,
@@ -103,7 +103,7 @@ async def _up(home: Home, seconds: float, words: LastWords) -> SidecarInfo:
             return info
         if process is None or process.poll() not in (None, 0):
             if process is not None:
-                raise LinkUnavailable(*ended(home, f"right after its start (exit code {process.returncode})", words))
+                raise LinkUnavailable(*ended(home, f"right after it started (exit code {process.returncode})", words))
             process = spawn(home, words)
         if loop.time() > deadline:
             _let_live(process)

@@ -48,7 +48,7 @@ _OUTCOME: Final = re.compile(
     r"^(\S+ [\d:]+)\S* (?:ERROR sidecar: could not serve: (.*)|INFO sidecar: serving on port .*)$", re.MULTILINE
 )
 _LOOKED_AT: Final = 256 * 1024
-"""How many bytes at the end of the log are searched for the last start; few lines follow a failed one."""
+"""How many bytes at the end of the log are searched for the last start; few lines follow a failed start."""
 
 
 def failed_start(home: Home) -> FailedStart | None:
@@ -74,7 +74,7 @@ class _Private:
         return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=_private)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        """Print no traceback if a line cannot be written; a sidecar that ends says why on stderr."""
+        """Print no traceback if a line cannot be written; a sidecar that ends gives the reason on stderr."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)  # type: ignore[misc] # of the handler that this is mixed into
 

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text format: the counters of the parts, and the values that ``status`` has at each scrape.
+"""Metrics in the Prometheus text format: the counters of the parts, and the values in ``status`` at each scrape.
 
 The number of series is bounded: the only labels are ``agent`` and ``kind``, and a value that is not
 configured becomes ``other``. Nothing here is global: each sidecar has its own registry.
@@ -25,7 +25,7 @@ MIRROR_STATES: Final = ("waiting", "resuming", "forgetting", "publishing", "rebu
 
 
 class Fact(NamedTuple):
-    """A metric that is read from the value at ``path`` in ``status``. It is absent if there is no such value."""
+    """A metric that is read from the value at ``path`` in ``status``. The metric is absent if there is no value."""
 
     name: str
     path: tuple[str, ...]
@@ -42,24 +42,26 @@ FACTS: Final = (
     Fact("durable_stream_links", ("links",), "Linked plugins"),
     Fact("durable_stream_ingest_held", ("held",), "Accepted hooks that are not durable yet"),
     Fact("durable_stream_spool_files", ("spool", "files"), "Spools that are not recorded yet"),
-    Fact("durable_stream_spool_bytes", ("spool", "bytes"), "Size of those spools"),
-    Fact("durable_stream_capture_events_total", ("counts", "appended"), "Captured events that were written"),
+    Fact("durable_stream_spool_bytes", ("spool", "bytes"), "Size of the spools that are not recorded yet, in bytes"),
+    Fact("durable_stream_capture_events_total", ("counts", "appended"), "Captured events that were recorded"),
     Fact(
         "durable_stream_capture_duplicates_total",
         ("counts", "duplicates"),
-        "Captured events that were already recorded",
+        "Captured events that had already been recorded",
     ),
-    Fact("durable_stream_capture_gaps_total", ("gaps",), "Gaps in the capture: hooks that were lost"),
+    Fact("durable_stream_capture_gaps_total", ("gaps",), "Gaps in the capture, where hooks were lost"),
     Fact("durable_stream_nats_connected", ("nats", "connected"), "1 while NATS is connected"),
     Fact("durable_stream_mirror_lag", ("nats", "mirror", "lag"), "Records that the mirror has not published yet"),
     Fact(
-        "durable_stream_scrapes_refused_total", ("door", "refused_scrapes"), "Requests for metrics without the bearer"
+        "durable_stream_scrapes_refused_total",
+        ("door", "refused_scrapes"),
+        "Requests for metrics without the bearer token",
     ),
 )
 AGENT_FACTS: Final = (
-    Fact("durable_stream_agent_waiting", ("waiting",), "Commands and events that wait for the agent"),
-    Fact("durable_stream_agent_lag", ("lag",), "Records of the log that the agent has not seen"),
-    Fact("durable_stream_agent_dead_letters", ("dead",), "Dead letters that are kept"),
+    Fact("durable_stream_agent_waiting", ("waiting",), "Commands and events waiting for the agent"),
+    Fact("durable_stream_agent_lag", ("lag",), "Records in the log that the agent has not seen"),
+    Fact("durable_stream_agent_dead_letters", ("dead",), "Dead letters that are open"),
     Fact("durable_stream_agent_effects", ("effects",), "Effects that are not finished"),
     Fact("durable_stream_agent_effects_in_doubt", ("in_doubt",), "Effects that may or may not have happened"),
 )
@@ -71,7 +73,7 @@ MIRROR_STATE: Final = "durable_stream_mirror_state"
 class SidecarMetrics:
     """The metrics of one sidecar; implements ``runtime.metrics.Metrics``. Call it from its event loop.
 
-    ``agents`` and ``kinds`` are the loaded ones: the only values of these labels, next to ``other``.
+    ``agents`` and ``kinds`` are the loaded ones: the only values of these labels besides ``other``.
     """
 
     def __init__(self, agents: Collection[str] = (), kinds: Collection[str] = ()) -> None:
@@ -86,7 +88,7 @@ class SidecarMetrics:
         self._duplicates = counter("durable_stream_agent_duplicates", "Deliveries whose key was already known", "agent")
         self._failures = counter("durable_stream_agent_failures", "Deliveries that failed", "agent")
         self._dead = counter("durable_stream_dead_letters", "Deliveries that became dead letters", "agent")
-        self._retries = counter("durable_stream_effect_retries", "Effects that were tried again", "kind")
+        self._retries = counter("durable_stream_effect_retries", "Retried effects", "kind")
         self._processing = Histogram(
             "event_processing_duration_ms",
             "Time from pulling a message to recording its outcome, in milliseconds",
@@ -113,7 +115,7 @@ class SidecarMetrics:
         self.registry.register(_StatusCollector(status, self._agent))
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text format 0.0.4."""
+        """All metrics, in the Prometheus text format 0.0.4."""
         return generate_latest(_WithoutCreationTimes(self.registry))
 
     def received(self, agent: str) -> None:
@@ -179,7 +181,7 @@ class _StatusCollector(Collector):
             for name, value in sums.items():
                 gauge.add_metric([name], value)
             yield gauge
-        states = GaugeMetricFamily(MIRROR_STATE, "1 for what the mirror is doing", labels=["kind"])
+        states = GaugeMetricFamily(MIRROR_STATE, "1 for the mirror's current state", labels=["kind"])
         doing = _at(status, ("nats", "mirror", "state"))
         if doing is not None:
             shown = doing if doing in MIRROR_STATES else OTHER

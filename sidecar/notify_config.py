@@ -8,35 +8,35 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class NotifyConfig(BaseModel):
-    """``[notify]``: how a person learns what waits or has ended."""
+    """``[notify]``: how a person learns what is waiting or has ended."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     urls: tuple[str, ...] = ()
-    """Addresses of apprise, such as ``ntfy://topic``: a phone, a chat, a mail. Needs the extra ``notify``."""
+    """Apprise addresses, such as ``ntfy://topic``: a phone, a chat, an email address. Needs the extra ``notify``."""
 
     desktop: bool = False
-    """Whether this machine's desktop shows a notification, before ``urls`` are used."""
+    """Whether this machine's desktop shows a notification before ``urls`` are used."""
 
     command: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """A program of yours that takes a message, used together with ``urls``: it reads the text from its standard input,
     and the title from the variable ``TITLE``. It must end with code 0 within 20 seconds."""
 
     quiet_hours: Annotated[str, Field(pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$")] = ""
-    """When neither the desktop nor ``urls`` are used, in local time: ``22:00-07:00``. Messages from that
-    time are sent afterwards."""
+    """Quiet hours in local time, such as ``22:00-07:00``, when neither the desktop nor ``urls`` are used. Messages from
+    that time are sent afterwards."""
 
     min_seconds: Annotated[float, Field(ge=0)] = 60.0
-    """Background work that took less time tells only the model."""
+    """Background work that took less time is reported only to the model."""
 
     children: bool = False
-    """Whether a person also gets a message when work ends that background work started."""
+    """Whether a person also gets a message when work that was started by background work ends."""
 
     escalate_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 120.0
     """If nobody has seen a message for this long, the next channel is used."""
 
     answer_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of the page on which a link in a message answers a checkpoint; 0: no page, and no links."""
+    """Port of the page on which a link in a message answers a checkpoint; 0: no page and no links."""
 
     answer_host: Annotated[str, Field(pattern=r"^[0-9A-Fa-f.:]{2,45}$")] = "127.0.0.1"
     """The address of this machine on which the page listens. Its HTTP is not encrypted."""

@@ -1,4 +1,4 @@
-"""Find out whether a process that wrote to us still runs, and end it."""
+"""Find out whether a process that wrote to us is still running, and end it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SLACK_MS: Final = 2000
 
 
 def still_runs(pid: int, told_ms: int) -> bool:
-    """True if the process that had this pid at ``told_ms`` (ms since 1970) still runs.
+    """True if the process that had this pid at ``told_ms`` (ms since 1970) is still running.
 
-    A process of another user, or one that started later, only has the same pid. A zombie does not run.
-    If the system reports neither (macOS), any process with the pid counts.
+    A process of another user, or one that started later, merely has the same pid. A zombie is not running. If the
+    system reports neither (macOS), any process with the pid counts.
     """
     try:
         os.kill(pid, 0)
@@ -36,8 +36,8 @@ def still_runs(pid: int, told_ms: int) -> bool:
 def mark_of(pid: int) -> str:
     """What distinguishes this run of a process from every other: no other process ever has the same pid and mark.
 
-    It holds the process's user and the moment of its start, which a later change of the clock does not move.
-    Empty if no process has the pid, if all of it has ended, or if the system does not say. May start a program.
+    It holds the process's user and the moment of its start, which a later change of the clock does not move. Empty if
+    no process has the pid, if the whole process has ended, or if the system does not say. May start a program.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -22,7 +22,9 @@ log = logging.getLogger("sidecar.registry")
 
 
 class Args(BaseModel):
-    """The base of every arguments model: unknown arguments are refused, because they may ask for less than is done."""
+    """The base of every arguments model: unknown arguments are refused, because they may be meant to limit what is
+    done.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -92,7 +94,7 @@ class Requests:
             faults = "; ".join(
                 f"{'.'.join(map(str, each['loc']))[:80]}: {each['msg'][:200]}" for each in error.errors()
             )
-            raise RequestError("bad-arguments", f"invalid arguments of {method}: {faults[:1000]}") from None
+            raise RequestError("bad-arguments", f"invalid arguments for {method}: {faults[:1000]}") from None
         try:
             return await request.handler(checked)
         except (StreamError, NatsUnavailable) as error:

@@ -40,16 +40,16 @@ class PruneArgs(Args):
 class ForgetArgs(Args):
     """See ``LogRequests.forget``."""
 
-    streams: list[str] = Field(description="full names of streams to forget entirely")
+    streams: list[str] = Field(description="full names of the streams to forget entirely")
     sessions: list[str] = Field(
-        default=[], description="ids of sessions whose records are forgotten in every other stream"
+        default=[], description="ids of the sessions whose records are forgotten in every other stream"
     )
 
 
 class ImportArgs(Args):
     """See ``ImportRequests.file``."""
 
-    path: str = Field(description="the whole path of a file that `export` wrote")
+    path: str = Field(description="the absolute path of a file written by `export`")
 
 
 class SidecarRequests:
@@ -61,8 +61,8 @@ class SidecarRequests:
     def register(self, requests: Requests) -> None:
         """Add them to the table."""
         requests.register("ping", NoArgs, self.ping, "`boot`")
-        requests.register("status", NoArgs, self.status, "everything that `durable-stream status --json` prints")
-        requests.register("metrics", NoArgs, self.metrics, "`text`: what `GET /metrics` answers")
+        requests.register("status", NoArgs, self.status, "everything printed by `durable-stream status --json`")
+        requests.register("metrics", NoArgs, self.metrics, "`text`: the response to `GET /metrics`")
         requests.register("stop", NoArgs, self.stop, "`stopping`, `pid`; the sidecar drains and exits")
 
     async def ping(self, args: NoArgs) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class SidecarRequests:
         return self._sidecar.status()
 
     async def metrics(self, args: NoArgs) -> dict[str, Any]:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         return {"text": self._metrics.text().decode()}
 
     async def stop(self, args: NoArgs) -> dict[str, Any]:
@@ -112,13 +112,13 @@ class LogRequests:
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:
         """Remove old streams."""
-        await self._spools.take()  # a session whose OpenCode died is finished then
+        await self._spools.take()  # this finishes a session whose OpenCode died
         plan, done = await self._upkeep.prune(args.request)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
     async def forget(self, args: ForgetArgs) -> dict[str, Any]:
         """Replace payloads by their digests."""
-        await self._spools.take()  # the spool of an OpenCode that died may belong to the session too
+        await self._spools.take()  # the spool of a dead OpenCode may also belong to the session
         touched = [*args.streams, *await self._upkeep.streams_beside(args.streams, args.sessions)]
         forgotten = await self._upkeep.forget(args.streams, args.sessions)
         self._nats.forgotten(touched)
@@ -133,25 +133,25 @@ class ImportRequests:
 
     def register(self, requests: Requests) -> None:
         """Add them to the table."""
-        imported = (
-            "`services`: how many services of OpenCode 2 are read; `sessions`: how many old sessions were recorded"
-        )
+        imported = "`services`: how many OpenCode 2 services were read; `sessions`: how many old sessions were recorded"
         requests.register("import_history", NoArgs, self.import_history, imported)
         counts = (
-            "`added`, `known`, `forgotten`: how many records the log gained, had before, and did not take because "
-            "their content was forgotten"
+            "`added`, `known`, `forgotten`: how many records were new, already in the log, and skipped because their "
+            "content was forgotten"
         )
         requests.register("import_file", ImportArgs, self.file, counts)
 
     async def import_history(self, args: NoArgs) -> dict[str, int]:
-        """Record the old sessions of the services of OpenCode 2."""
+        """Record the old sessions of the OpenCode 2 services."""
         try:
             return await self._services.import_history()
         except ServiceGone:
-            raise RequestError("opencode-failed", "the service of OpenCode 2 ended meanwhile: run it again") from None
+            raise RequestError(
+                "opencode-failed", "the OpenCode 2 service stopped during the request; run the command again"
+            ) from None
 
     async def file(self, args: ImportArgs) -> dict[str, int]:
-        """Record what an export holds."""
+        """Record the content of an export."""
         try:
             imported = await import_export(Path(args.path), self._ingest.add, self._clean)
         except ExportError as error:

@@ -1,6 +1,7 @@
-"""The runtime in the sidecar: built-in agents, the user's agents and effects from ``[worker]``, and its requests.
+"""The runtime in the sidecar: built-in agents, the user's agents and effects from ``[worker]``, and the runtime's
+requests.
 
-An agent that cannot be loaded does not stop the others. It is listed as FAILED, with the reason.
+An agent that cannot be loaded does not stop the others. The failed agent is listed as FAILED, with the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class SendArgs(Args):
     agent: str = Field(max_length=100, description="the agent's name")
     type: str = Field(max_length=160, description="the command's type")
     payload: dict[str, Any] = Field(default={}, description="the command's payload")
-    key: str | None = Field(default=None, max_length=300, description="names the command: the same key is handled once")
+    key: str | None = Field(default=None, max_length=300, description="idempotency key: the same key is handled once")
 
 
 class LetterArgs(Args):
@@ -85,7 +86,9 @@ class Worker:
             try:
                 (agent,) = load_agents([spec], home.path)
                 if agent.name in taken or agent.name in loaded:
-                    raise LoadError(spec, f"another agent is named {agent.name}; both would take the same commands")
+                    raise LoadError(
+                        spec, f"another agent is already named {agent.name}; both would take the same commands"
+                    )
             except LoadError as error:
                 self._complain(spec, error)
                 continue
@@ -115,7 +118,7 @@ class Worker:
             self._complain(spec, error)
             return DEFAULT_POLICY
         except Exception as error:  # noqa: BLE001 - a policy is foreign code
-            self._complain(spec, LoadError(spec, f"cannot be made ({type(error).__name__})"))
+            self._complain(spec, LoadError(spec, f"cannot be created ({type(error).__name__})"))
             return DEFAULT_POLICY
         return policy  # type: ignore[no-any-return]  # checked above
 
@@ -141,11 +144,11 @@ class Worker:
         requests.register("agents", NoArgs, self.agents, "`agents`: each agent's health, lag and counts; `problems`")
         requests.register("send", SendArgs, self.send, "`outcome`, `key`, `records`: what the command led to")
 
-        requests.register("dlq_redrive", LetterArgs, self.redrive, "`letter`, `outcome`: what became of it")
+        requests.register("dlq_redrive", LetterArgs, self.redrive, "`letter`, `outcome`: the result")
         requests.register("dlq_drop", LetterArgs, self.drop, "`letter`, `outcome`: `dropped`")
 
     async def redrive(self, args: LetterArgs) -> dict[str, Any]:
-        """Hand a dead letter to its agent again. It stays a dead letter if it fails again."""
+        """Hand a dead letter to its agent again. The letter stays a dead letter if it fails again."""
         await self.runtime.until_level()
         try:
             outcome = await self.runtime.redrive(args.letter)

@@ -33,7 +33,7 @@ class StreamError(Exception):
     code: ClassVar[str] = "log-error"
 
     hint: str = ""
-    """What the reader of the message can do next; empty if nothing helps."""
+    """What the reader of the message can do next; empty if there is nothing to do."""
 
 
 class InvalidEvent(StreamError, ValueError):
@@ -49,7 +49,7 @@ class Conflict(StreamError):
 
 
 class OffsetConflict(Conflict):
-    """``expected`` named offset ``expected`` for the next record of ``stream_id``, but it is ``actual``."""
+    """The caller expected the next record of ``stream_id`` at offset ``expected``, but it would be at ``actual``."""
 
     code: ClassVar[str] = "offset-conflict"
 
@@ -59,13 +59,13 @@ class OffsetConflict(Conflict):
 
     def __str__(self) -> str:
         return (
-            f"stream {self.stream_id} is at offset {self.actual}, not {self.expected}: "
-            "another writer was first; read what it wrote and decide again"
+            f"stream {self.stream_id} is at offset {self.actual}, not {self.expected}: another writer appended first; "
+            "read its records and decide again"
         )
 
 
 class IdempotencyConflict(Conflict):
-    """``key`` is already stored, and this batch does not just repeat the first; ``reason`` says why."""
+    """``key`` is already stored, and this batch does not simply repeat the first one; ``reason`` says why."""
 
     code: ClassVar[str] = "key-conflict"
 
@@ -105,9 +105,8 @@ class StoreClosed(StoreUnavailable):
 class StoreFailed(StoreUnavailable):
     """A write or sync failed, so this store stopped for good.
 
-    A failed fsync is never retried, because the kernel may have dropped the dirty
-    pages, and a second call would report a success that never happened.
-    Reopening verifies the tail and cuts what was never acknowledged.
+    A failed fsync is never retried, because the kernel may have dropped the dirty pages, and a second call would report
+    a success that never happened. Reopening verifies the tail and cuts off whatever was never acknowledged.
     """
 
     code: ClassVar[str] = "log-failed"
@@ -120,7 +119,7 @@ class StoreFenced(StoreFailed):
 
 
 class BadStore(StreamError):
-    """The files on disk are not as written; nothing was changed."""
+    """The files on disk are not as they were written; nothing was changed."""
 
     code: ClassVar[str] = "log-bad"
 
@@ -177,5 +176,5 @@ class ForeignStore(BadStore):
 
     @property
     def is_not_ours(self) -> bool:
-        """True if another program wrote it. Then it is not damaged, and nothing can be repaired."""
+        """True if another program wrote the store, so that it is not damaged and nothing can be repaired."""
         return self.reason == NOT_OURS

@@ -1,8 +1,7 @@
 """The one event envelope, ``StreamEvent``.
 
-It unites the EventEnvelope V1 of seed 003 with the envelope of seed 004, 2.1.
-Unknown fields survive a round trip, so an event of a newer writer is readable
-and keeps its bytes. This module does no I/O and reads no clock.
+It unites the EventEnvelope V1 of seed 003 with the envelope of seed 004, 2.1. Unknown fields survive a round trip, so
+an event from a newer writer is readable and keeps its bytes. This module does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any, NoReturn, Self
 from streams.upcast import UPCASTERS, upcast
 
 SCHEMA_VERSION = 1
-"""The version of new events. When it rises, add a function to ``streams/upcast.py``
-that converts events of the version before."""
+"""The version of new events. When you increase it, add a function to ``streams/upcast.py`` that converts events of the
+previous version."""
 
 _STREAM_PART = r"[A-Za-z0-9](\.?[A-Za-z0-9_~-])*\.?"
 STREAM_ID = re.compile(f"{_STREAM_PART}(/{_STREAM_PART})*")
-"""Stream ids name histories in messages and files' contents, never paths (no ``..``), subjects or SQL."""
+"""Stream ids appear in messages and file contents, never in paths (no ``..``), subjects or SQL."""
 
 EVENT_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 ULID_TEXT = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
@@ -67,10 +66,9 @@ class Source(_Value):
 class StreamEvent(_Value):
     """One thing that happened, as it is stored.
 
-    ``id`` is a ULID and sorts by creation within one process. ``ts`` is the time in
-    milliseconds UTC when the thing happened, if the source knows it. ``causation_id`` is
-    the id of the event that caused this one. It is ``None`` on a root and if the cause is
-    unknown, and never guessed. ``idempotency_key`` is scoped, ``scope:key``, and unique
+    ``id`` is a ULID and sorts by creation within one process. ``ts`` is the time in milliseconds UTC when the thing
+    happened, if the source knows it. ``causation_id`` is the id of the event that caused this one. It is ``None`` for a
+    root event or if the cause is unknown; it is never guessed. ``idempotency_key`` is scoped, ``scope:key``, and unique
     in the whole log.
     """
 
@@ -101,7 +99,8 @@ class StreamEvent(_Value):
 
     @classmethod
     def trusted(cls, fields: dict[str, Any]) -> Self:
-        """Build an event from stored ``fields``, validated when they were first written; no checks.
+        """Build an event from stored ``fields`` without checks, because they were validated when they were first
+        written.
 
         The fields of an older version are upcast. ``fields`` becomes the event's own, so the caller must not use it
         afterwards.

@@ -1,4 +1,4 @@
-"""What a valid event is. Only writers import it, because a reader trusts what was validated when it was written."""
+"""Defines a valid event. Only writers import this module; readers trust what was validated when it was written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _is_key(value: str) -> str:
 
 
 def _whole(pattern: str) -> str:
-    """The pattern for pydantic's own matcher, which is several times faster than a validator in Python."""
+    """The pattern, for pydantic's own matcher, which is several times faster than a validator in Python."""
     return f"^(?:{pattern})$"
 
 
@@ -70,6 +70,6 @@ _EXPECTED = {"id": "not a ULID", "stream_id": "not a stream id", "type": "not a 
 
 
 def _fault(name: str, error: Mapping[str, Any]) -> str:
-    """One field at fault, in words that say what it should be, instead of its pattern."""
+    """One field at fault: says in words what the field should be, instead of showing its pattern."""
     said = _EXPECTED.get(name) if error["type"] == "string_pattern_mismatch" else None
     return f"{name or 'event'}: {said or error['msg']}"

@@ -1,7 +1,7 @@
 """Files of a store and of the home: opened without following links, and kept intact across a power loss.
 
-No file of a store is ever reached through a symbolic link. A program that can put
-a link there must not choose what is read or written.
+No file of a store is ever reached through a symbolic link. A program that can put a link there must not be able to
+choose which file is read or written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def open_to_read(path: str | Path, flags: int = 0) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise ForeignStore(str(path), "it is a symbolic link, which is not followed: put the file there") from None
+            raise ForeignStore(
+                str(path), "it is a symbolic link, and links are not followed: replace it with the file itself"
+            ) from None
         raise
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         # A directory opens like a file; only the first read fails, without its name.
@@ -36,16 +38,20 @@ def open_to_read(path: str | Path, flags: int = 0) -> int:
 
 
 def check_file(path: str | Path, found: os.stat_result) -> None:
-    """Refuse a store file that somebody else could have changed.
+    """Refuse a store file that another user could have changed.
 
     Raises:
-        ForeignStore: it belongs to another user, or others may write it.
+        ForeignStore: another user owns it, or other users may write to it.
     """
     if found.st_uid != os.geteuid():
-        raise ForeignStore(str(path), f"it belongs to user {found.st_uid}, not to you: give it back to its owner")
+        raise ForeignStore(
+            str(path), f"it is owned by user {found.st_uid}, not by you: change its owner to your user (chown)"
+        )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(found.st_mode)
-        raise ForeignStore(str(path), f"others may write it (mode {mode:o}): if you trust it, run `chmod 600` on it")
+        raise ForeignStore(
+            str(path), f"other users may write to it (mode {mode:o}): if you trust it, run `chmod 600` on it"
+        )
 
 
 def checked(path: str | Path, fd: int) -> int:
@@ -120,7 +126,7 @@ def make_directory(path: Path) -> None:
 def refuse_link(path: Path) -> None:
     """Raise ``ForeignStore`` if ``path`` is a symbolic link."""
     if path.is_symlink():
-        raise ForeignStore(str(path), "it is a symbolic link, which is not followed: replace it with its target")
+        raise ForeignStore(str(path), "it is a symbolic link, and links are not followed: replace it with its target")
 
 
 def sync_directory(path: Path) -> None:

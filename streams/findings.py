@@ -4,10 +4,10 @@ There are four kinds of fault:
 
 * ``corrupt``  - a record is damaged: a wrong checksum, bytes that are not a record, or an incomplete batch.
 * ``missing``  - records that were durable are gone.
-* ``tampered`` - a record's checksum is right, but it is not what the writer wrote there: it breaks its
-  stream's hash chain, is in another place, or is not in canonical form.
-* ``torn``     - what a killed writer left above head. It was never acknowledged. The next opening cuts
-it off and keeps a copy.
+* ``tampered`` - a record's checksum is right, but it is not what the writer wrote there: it breaks its stream's hash
+  chain, is is in the wrong place, or is not in canonical form.
+* ``torn``     - data that a killed writer left above head. It was never acknowledged. The next opening cuts it off and
+  keeps a copy.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Summary:
 
 
 class Found:
-    """Findings that wait to be reported, in order. Its length is the number of waiting findings."""
+    """Findings waiting to be reported, in order. The length is the number of waiting findings."""
 
     def __init__(self, summary: Summary) -> None:
         """``summary`` counts each finding as it is added."""
@@ -87,7 +87,7 @@ class Found:
         return len(self._waiting)
 
     def add(self, finding: Finding | None) -> None:
-        """Add a finding; ignore ``None``, from a check that found nothing."""
+        """Add a finding; ignore ``None``, which a check returns if it found nothing."""
         if finding is not None:
             self._waiting.append(finding)
             self._summary.findings += 1

@@ -27,7 +27,8 @@ GENESIS = bytes(32)
 """The hash before a stream's first record."""
 
 MAX_DEPTH = 200
-"""Most levels of nested objects and lists in an event, itself included. Deeper ones become a marker, and are counted.
+"""Maximum nesting depth of objects and lists in an event, including the event itself. Deeper values are replaced by a
+marker and counted.
 
 orjson writes 254 and reads 1024, so an event still fits into a line, an answer, or a message.
 """
@@ -38,7 +39,7 @@ _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 @dataclass(slots=True)
 class Repairs:
-    """How often ``normalise`` had to change a value to make it canonical."""
+    """How many times ``normalise`` had to change a value to make it canonical."""
 
     surrogates: int = 0
     big_integers: int = 0
@@ -51,7 +52,7 @@ class Repairs:
 
 
 NO_REPAIRS: Final = Repairs()
-"""The value for nearly every event. It is shared and never changed."""
+"""The value for nearly every event. The object is shared and never changed."""
 
 
 def canonical(value: Any) -> bytes:
@@ -63,10 +64,10 @@ def canonical(value: Any) -> bytes:
 
 
 def normalise(value: Any, repairs: Repairs, depth: int = 0) -> Any:
-    """Copy ``value`` so that every JSON reader accepts it; never refuses, counts in ``repairs``.
+    """Copy ``value`` so that every JSON reader accepts it; never refuses, and counts changes in ``repairs``.
 
-    Lone surrogates become U+FFFD, integers beyond 64 bits floats (or null if
-    beyond a float), NaN and infinities null, non-string keys strings.
+    Lone surrogates become U+FFFD; integers beyond 64 bits become floats, or null if too large for a float; NaN and
+    infinities become null; non-string keys become strings.
     """
     if isinstance(value, str):
         return _text(value, repairs)
@@ -84,7 +85,7 @@ def normalise(value: Any, repairs: Repairs, depth: int = 0) -> Any:
             repairs.too_deep += 1
             return {_TOO_DEEP: type(value).__name__}
         if isinstance(value, dict):
-            # Sort the keys: if two keys become equal, the same one always stays.
+            # Sort the keys, so that if two keys become equal, the same one always wins.
             entries = sorted(value.items(), key=lambda entry: str(entry[0]))
             return {_text(str(k), repairs): normalise(v, repairs, depth + 1) for k, v in entries}
         return [normalise(item, repairs, depth + 1) for item in value]
@@ -96,7 +97,7 @@ _TOO_DEEP = "$too_deep"
 
 
 def _is_marker(value: Any) -> bool:
-    """True if ``value`` is such a marker already, so that a stored event encodes to the same bytes again."""
+    """True if ``value`` is already such a marker, so that a stored event encodes to the same bytes again."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_TOO_DEEP), str)
 
 
@@ -105,7 +106,7 @@ def _text(value: str, repairs: Repairs) -> str:
         value.encode()
     except UnicodeEncodeError:
         repairs.surrogates += 1
-        # A surrogate pair is one character, split by a careless encoder.
+        # A surrogate pair is one character that a careless encoder has split.
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return value
 
@@ -129,7 +130,7 @@ class Encoded(NamedTuple):
     repairs: Repairs = NO_REPAIRS
 
     def body(self) -> tuple[str, str, str, str]:
-        """What makes two events with one key the same: type, stream, actor and payload."""
+        """What must be equal for two events with the same key to be the same: type, stream, actor and payload."""
         return (self.event.type, self.event.stream_id, self.event.actor, self.payload_sha256)
 
 
@@ -151,7 +152,7 @@ def encode(event: StreamEvent) -> Encoded:
 
 
 def _encode(event: StreamEvent, fields: dict[str, Any], repairs: Repairs | None) -> Encoded | None:
-    """``None`` if nothing was repaired yet but must be."""
+    """``None`` if something must be repaired first."""
     payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
     digest = sha256(payload).hexdigest()
     fields["payload"] = orjson.Fragment(payload)
@@ -188,7 +189,7 @@ def digest_form_of(fields: dict[str, Any], forgotten: bool = False) -> tuple[str
 
 
 def is_digest(payload: Any) -> bool:
-    """True if a payload is the digest of a forgotten one; ``append`` refuses any other that looks like it."""
+    """True if a payload is the digest of a forgotten one; ``append`` refuses any payload that looks like one."""
     if not isinstance(payload, dict) or len(payload) != 1:
         return False
     digest = payload.get("$sha256")

@@ -1,7 +1,7 @@
 """The only source of wall clock, randomness and ULIDs (seed 003, "Deterministic Execution").
 
-Everything else asks an ``Identity``; a test or a deterministic run injects a
-seeded one and gets the same ids and times every time.
+All other code asks an ``Identity``. A test or a deterministic run injects a seeded one and gets the same ids and times
+every time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Identity:
         return self._random_bytes(32).hex()
 
     def stamp(self, fields: Mapping[str, Any]) -> StreamEvent:
-        """Complete ``fields`` into an event. Keeps what upstream gave, and fills in what is missing or ``None``.
+        """Complete ``fields`` into an event: keep the given values, and fill in those that are missing or ``None``.
 
         ``id``, ``ts`` and ``schema_version`` are filled in; an event without an
         idempotency key gets one of its own, ``event:{id}``.
@@ -81,7 +81,9 @@ def system_identity() -> Identity:
 
 
 class _Randomness:
-    """Random bytes of the operating system; a system call for every id would cost more than the id."""
+    """Random bytes from the operating system, fetched in pages because a system call for every id would cost more than
+    the id.
+    """
 
     def __init__(self) -> None:
         self._page, self._at = b"", 0
@@ -101,7 +103,7 @@ class _Randomness:
 
 
 def seeded_identity(seed: int, start_ms: int = 1_700_000_000_000, step_ms: int = 1) -> Identity:
-    """A reproducible identity: the clock starts at ``start_ms`` and advances ``step_ms`` a reading."""
+    """A reproducible identity: the clock starts at ``start_ms`` and advances by ``step_ms`` at each reading."""
     random = Random(seed)  # noqa: S311 - reproducibility is the purpose
     ticks = iter(range(start_ms, 2**48, step_ms)) if step_ms else None
     clock: Callable[[], int] = (lambda: next(ticks)) if ticks is not None else (lambda: start_ms)

@@ -30,7 +30,7 @@ ENDED = "lifecycle.session.ended"
 LINKED = "lineage.linked"
 
 LINEAGE_VERSION: Final = 1
-"""Version of the dumped family tree and of the fold. A greater version invalidates older snapshots."""
+"""Version of the dumped family tree and of the fold. Increasing it invalidates older snapshots."""
 
 
 def trace_id(root: str) -> str:
@@ -79,7 +79,7 @@ class Lineage:
 
     @classmethod
     def load(cls, dumped: bytes) -> Lineage:
-        """Load the family tree that ``dump`` gave. Raises ``ValueError`` for anything else."""
+        """Load the family tree that ``dump`` returned. Raises ``ValueError`` for anything else."""
         lineage = cls()
         lineage.sessions = {session.id: session for session in _DECODER.decode(dumped)}
         return lineage
@@ -116,7 +116,7 @@ class Lineage:
                 session.parent, session.known = _text(event.payload.get("parent")), True
 
     def root(self, session_id: str) -> str:
-        """The root session above ``session_id``, following links; itself if none is known above.
+        """The root session above ``session_id``, following links; the session itself if none is known above it.
 
         Sessions that wrongly descend from each other still have one root: the first of them in the log.
         """
@@ -145,11 +145,11 @@ class Lineage:
         return [s for s in self.sessions.values() if self.root(s.id) == s.id]
 
     def streams_of(self, session_id: str) -> list[str]:
-        """Every stream that holds records of this session's whole family, the root's first."""
+        """Every stream that holds records of this session's whole family, the root's stream first."""
         streams: dict[str, None] = {}
         family = [self.root(session_id)]
         seen = set(family)
-        for current in family:  # grows during the loop
+        for current in family:  # the list grows during the loop
             session = self.sessions.get(current)
             streams[session.stream if session is not None else current] = None
             children = [child.id for child in self.children(current) if child.id not in seen]

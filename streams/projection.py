@@ -1,7 +1,6 @@
 """A projection is a pure fold over records: state in, record in, state out.
 
-Its state is plain JSON, so its canonical bytes, and with them its state
-hash, are the same wherever the same records are replayed.
+Its state is plain JSON, so the state's canonical bytes and hash are the same wherever the same records are replayed.
 
 Source: seed 004, 1 ("Projection-Based State"); seed 003, "Replay Determinism".
 """
@@ -20,7 +19,7 @@ T = TypeVar("T")
 
 
 class Projection(Protocol):
-    """Something folded from records that never does I/O."""
+    """A fold over records that never does I/O."""
 
     def apply(self, record: Record) -> None:
         """Apply one record. Records arrive in position order, each once."""

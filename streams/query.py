@@ -1,4 +1,4 @@
-"""Filters across streams. Pure: a filter takes an event and says yes or no.
+"""Filters across streams. Pure: a filter decides whether an event matches.
 
 Source: seed 004, 2.2 (``query(filter)``).
 """
@@ -117,7 +117,8 @@ def _value_in(values: Iterable[Any], folded: str) -> str | None:
 
 
 def parse_moment(text: str, now_ms: int) -> int:
-    """A moment in milliseconds: ``2h``, ``7d`` before now, ``today``, ``yesterday``, ISO (local if unzoned), or ms.
+    """A time in milliseconds, from ``2h`` or ``7d`` (before now), ``today``, ``yesterday``, ISO (local if it has no
+    zone), or ms.
 
     Raises:
         ValueError: it lists the forms understood.

@@ -1,4 +1,4 @@
-"""What pruning and forgetting remove from a log, and what stays known. Pure.
+"""What pruning and forgetting remove from a log, and what the log keeps about it. Pure.
 
 *Pruning* removes the oldest records of a stream, a prefix and nothing else.
 *Forgetting* replaces payloads by their digests; the records stay in place.
@@ -84,8 +84,8 @@ class Forgotten(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """What a stream has lost: records below ``first_offset`` were pruned; payloads below ``forgotten_to`` were
-    forgotten, all or single ones.
+    """What a stream has lost: records below ``first_offset`` were pruned; all or some payloads below ``forgotten_to``
+    were forgotten.
 
     Offsets are dense from 0, so ``first_offset`` is also how many records were removed. Times in ms UTC
     are those of the last such operation; ``None`` if there was none.
@@ -285,7 +285,7 @@ class Removal:
 
 
 NOTHING_REMOVED: Final = Removal(Ranges(), MappingProxyType({}), MappingProxyType({}))
-"""The value for nearly every log at first. It is shared and never changed."""
+"""The initial value for nearly every log. The object is shared and never changed."""
 
 
 def payload_fault(removal: Removal, stream_id: str, offset: int, position: int, payload: dict[str, Any]) -> str | None:
@@ -293,5 +293,5 @@ def payload_fault(removal: Removal, stream_id: str, offset: int, position: int, 
     if is_digest(payload) == removal.is_forgotten(stream_id, offset, position):
         return None
     if not is_digest(payload):
-        return None if removal.pending else "its payload was forgotten and is there all the same"
-    return "its payload is only a digest, and nothing says that it was forgotten"
+        return None if removal.pending else "its payload was forgotten but is still there"
+    return "its payload is only a digest, but the log has no record that it was forgotten"

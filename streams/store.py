@@ -5,7 +5,8 @@ Two numbers locate a record, and they are never interchangeable:
 * ``offset``   - place within one stream: 0, 1, 2, ...
 * ``position`` - place within the whole log: 0, 1, 2, ...
 
-Both are assigned without gaps. Pruning leaves gaps and never renumbers, so compare numbers, but never subtract them.
+Both are assigned without gaps. Pruning leaves gaps and never renumbers, so you may compare numbers but must not
+subtract them.
 
 ``StreamReader`` is the interface for readers, also in a process next to a
 running sidecar; ``StreamStore`` adds the one write and the live tail.
@@ -26,13 +27,13 @@ from streams.query import Filter
 from streams.retention import Forgotten, Gone, Pruned, StreamSize
 
 MAX_BATCH = 512
-"""Most events per ``append``; limits how long it holds the writer."""
+"""Maximum number of events per ``append``; limits how long one append holds the writer."""
 
 NOTHING = -1
 """The head of an empty log, and the cursor of a reader that has read nothing."""
 
 OnKnown = Literal["conflict", "keep_first"]
-"""What ``append`` does with an already stored key: refuse differences, or keep the first."""
+"""What ``append`` does with an already stored key: refuse a different event, or keep the first one."""
 
 
 class Record(NamedTuple):
@@ -119,10 +120,9 @@ class StreamStore(StreamReader, Protocol):
     ) -> list[Record]:
         """Write all of ``events`` or none, across their streams. Return one record each, in order.
 
-        When this returns, the batch survives ``kill -9`` and power loss.
-        After cancelling, the batch is wholly written or wholly absent. Retry with the
-        same keys to find out. ``expected`` maps a stream id to the offset its first new
-        record must take.
+        When this returns, the batch survives ``kill -9`` and power loss. After a cancellation, the batch is wholly
+        written or wholly absent. Retry with the same keys to find out. ``expected`` maps a stream id to the offset its
+        first new record must take.
 
         Keys are checked before ``expected``. A batch whose keys are all
         known, with the same bodies (type, stream, actor, payload), returns the
@@ -132,7 +132,7 @@ class StreamStore(StreamReader, Protocol):
 
         Raises:
             ValueError: the batch is empty or over ``MAX_BATCH``.
-            InvalidEvent: a payload is only a digest, like a forgotten one.
+            InvalidEvent: a payload is only a digest, as in a forgotten event.
             OffsetConflict: another writer moved a stream past its expected offset.
             IdempotencyConflict: ``on_known="conflict"`` and a key is stored with
                 another body or is twice in the batch, or only part of the batch is known.
@@ -141,10 +141,10 @@ class StreamStore(StreamReader, Protocol):
         ...
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """Yield every record after ``after``, then each new one once durable, without end.
+        """Yield every record after ``after``, then each new one once it is durable, without end.
 
-        Skips nothing, and buffers a bounded amount, because a slow subscriber reads from
-        the log at its own pace. Ends when the store closes; safe to cancel.
+        Skips nothing and buffers a bounded amount, because a slow subscriber reads from the log at its own pace. Ends
+        when the store closes; safe to cancel.
         """
         ...
 
@@ -164,7 +164,7 @@ class StreamStore(StreamReader, Protocol):
         ...
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        """Keep a projection's state, replacing the last one. A hint, like a cursor."""
+        """Keep a projection's state, replacing the previous one. A hint, like a cursor."""
         ...
 
     async def sizes(self) -> list[StreamSize]:

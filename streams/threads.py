@@ -1,4 +1,4 @@
-"""Runs long work on a store on threads: one piece at a time, or each to its end."""
+"""Runs long work on a store on threads: one piece at a time, or each piece to its end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class InTurn:
     def check(self) -> None:
         """Raise ``StoreClosed`` if the store is closing. Work calls this between steps that may be the last."""
         if self._closing.is_set():
-            raise StoreClosed("the store is closed", "open it again, which finishes what was begun")
+            raise StoreClosed("the store is closed", "open it again to finish what was begun")
 
     async def close(self) -> None:
         """Stop running work at its next step, and wait for that. Idempotent."""
@@ -63,8 +63,8 @@ class InTurn:
 async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable[[], None] | None = None) -> Result:
     """Like ``asyncio.to_thread``, but a cancelled caller waits for the work to end, and may then close what it used.
 
-    Closing a file or a database connection under a thread that uses it ends the process, or worse, writes into
-    another file. ``interrupt`` makes long work end soon.
+    Closing a file or a database connection while a thread is using it ends the process or, worse, writes to another
+    file. ``interrupt`` makes long work end soon.
     """
     # Use a future, not a task: ending the loop cancels every task, and the thread would keep running.
     call = partial(copy_context().run, work, *args)

@@ -1,4 +1,4 @@
-"""Parses W3C trace contexts, derives child spans, and makes a context if none came. Pure.
+"""Parses W3C trace contexts, derives child spans, and makes a context if none was received. Pure.
 
 ``streams.lineage`` derives spans from names, never at random, so a message that is published again, or
 by another home, has the same trace. A causal chain keeps its trace id; each hop has its own span.
@@ -48,8 +48,8 @@ class TraceContext:
 def parse_traceparent(text: str) -> TraceContext | None:
     """Parse a ``traceparent``; ``None`` if ``text`` is invalid and a new trace must start.
 
-    Of versions after 00, only the first four fields are read; they are forwarded as 00.
-    Text longer than ``MAX_TRACESTATE`` is invalid, because it is foreign input and results are cached.
+    For versions after 00, only the first four fields are read, and they are forwarded as version 00. Text longer than
+    ``MAX_TRACESTATE`` is invalid, because it is external input and results are cached.
     """
     return _parse(text) if len(text) <= MAX_TRACESTATE else None
 

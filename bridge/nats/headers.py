@@ -35,7 +35,7 @@ USER_ID: Final = "CG-User-ID"
 CHANNEL_ID: Final = "CG-Channel-ID"
 CONTEXT_ID: Final = "CG-Context-ID"
 TRACE_MADE: Final = "CG-Trace-Generated"
-"""``true`` if the publisher made the ``traceparent``, because it was missing or invalid."""
+"""``true`` if the publisher generated the ``traceparent`` because it was missing or invalid."""
 
 LOG: Final = "DS-Log"
 POSITION: Final = "DS-Position"
@@ -53,7 +53,7 @@ _DEPTH = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DEPTH_DIGITS - 1}}}")
 class HeaderLines(Mapping[str, str]):
     """Headers as sent: ``text`` is ``count`` lines of ``Name: value``, each ending in CR LF.
 
-    Used for the many messages whose headers are only sent. The text is parsed on first access.
+    Used for the many messages whose headers are only sent, never read. The text is parsed on first access.
     """
 
     __slots__ = ("_count", "_read", "text")
@@ -89,7 +89,7 @@ def header_lines(headers: Mapping[str, str]) -> str:
 
 
 def are_lines(text: str, count: int) -> bool:
-    """True if header text is ASCII and has exactly ``count`` lines, because one more would be a forged header."""
+    """True if header text is ASCII and has exactly ``count`` lines; an additional line would be a forged header."""
     return text.count("\n") == text.count("\r") == count and text.isascii()
 
 
@@ -129,10 +129,10 @@ def header_text(text: str) -> str:
 
 
 class Filled(NamedTuple):
-    """Complete headers, and notes on the changes that they needed, for counting.
+    """Complete headers, with notes on the changes they needed, for counting.
 
-    Notes: ``trace_made`` (no trace came), ``trace_invalid`` (an invalid one was
-    replaced), ``tracestate_dropped``, ``reserved_keys`` (``CG-*`` in the payload).
+    Notes: ``trace_made`` (no trace was given), ``trace_invalid`` (an invalid trace was replaced),
+    ``tracestate_dropped``, ``reserved_keys`` (``CG-*`` in the payload).
     """
 
     headers: dict[str, str]
@@ -154,9 +154,8 @@ def fill_headers(
 ) -> Filled:
     """Complete the headers of a ``cmd`` or ``evt`` message; ``str`` messages have none.
 
-    Given headers are kept, except for a bad ``traceparent`` or ``tracestate``.
-    ``origin`` determines the trace if none came; ``message_type`` and ``sender``
-    may be any text. ``CG-Recursion-Depth`` is never invented (see
+    Given headers are kept, except for a bad ``traceparent`` or ``tracestate``. ``origin`` determines the trace if none
+    was given; ``message_type`` and ``sender`` may be any text. ``CG-Recursion-Depth`` is never invented (see
     ``bridge/nats/l0/recursion.py``); a given one must be well formed.
 
     Raises:
@@ -177,7 +176,7 @@ def fill_headers(
         headers[TRACESTATE] = state
     headers[TRACEPARENT] = str(trace)
     if state is not None and TRACESTATE not in headers:
-        # The tracestate is malformed, or belongs to a trace that is not continued.
+        # The tracestate is malformed or belongs to a trace that is not continued.
         notes.append("tracestate_dropped")
     warnings: list[str] = []
     if RECURSION_DEPTH in headers:
@@ -191,7 +190,7 @@ def fill_headers(
     found = reserved_keys(payload) if payload is not None else ()
     if found:
         notes.append("reserved_keys")
-        warnings.append(f"the payload has keys that are reserved for headers: {', '.join(map(ascii, found))}")
+        warnings.append(f"the payload uses keys reserved for headers: {', '.join(map(ascii, found))}")
     return Filled(headers, trace, tuple(notes), tuple(warnings))
 
 
@@ -203,14 +202,14 @@ def read_depth(headers: Mapping[str, str]) -> int:
     """The recursion depth in a message's headers.
 
     Raises:
-        ProtocolViolation: there is none, or it is not a plain decimal number (no sign,
+        ProtocolViolation: the depth is missing or is not a plain decimal number (no sign,
             space, leading zero or non-ASCII digit) of at most ``MAX_DEPTH_DIGITS`` digits.
     """
     value = headers.get(RECURSION_DEPTH)
     if value is None:
-        raise ProtocolViolation(f"{RECURSION_DEPTH} is missing; every command and event carries its depth")
+        raise ProtocolViolation(f"{RECURSION_DEPTH} is missing; every command and event must carry its depth")
     if _DEPTH.fullmatch(value) is None:
-        raise ProtocolViolation(f"{RECURSION_DEPTH} is {value[:40]!a}, not a whole number of 0 or more")
+        raise ProtocolViolation(f"{RECURSION_DEPTH} is {value[:40]!a}; expected a whole number, 0 or more")
     return int(value)
 
 
@@ -236,8 +235,8 @@ def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
 def message_id(event_id: str, *, rebuild: int = 0, part: str = "") -> str:
     """The ``Nats-Msg-Id`` of a message made from an event.
 
-    The record itself has the event's id, its L0 message ``{event}:l0`` and a
-    second one ``{event}:l0:{part}``. A rebuild appends its number, ``{event}:{rebuild}``,
-    because after a purge the server still treats the old ids as duplicates.
+    The record itself has the event's id, its L0 message has ``{event}:l0``, and a second L0 message has
+    ``{event}:l0:{part}``. A rebuild appends its number, ``{event}:{rebuild}``, because after a purge the server still
+    treats the old ids as duplicates.
     """
     return ":".join([event_id, *([part] if part else []), *([str(rebuild)] if rebuild else [])])

@@ -30,10 +30,10 @@ CHANNEL: Final = "public"
 """The channel of everything captured. A channel says who may see a message, not where it is stored."""
 
 NO_PROJECT: Final = "_"
-"""The project of records without one: the sidecar's own, and a session's until its project is known."""
+"""The project of records without one: the sidecar's own records, and a session's until its project is known."""
 
 MAX_TOKEN: Final = 255
-"""Most characters of one escaped name. This limit keeps subjects below ``MAX_SUBJECT``."""
+"""Maximum length of one escaped name, in characters. This limit keeps subjects below ``MAX_SUBJECT``."""
 
 MAX_SUFFIX_TOKENS: Final = 4
 
@@ -75,7 +75,7 @@ def escape(name: str) -> str:
 
 def _shorten(token: str, raw: bytes, limit: int) -> str:
     head = token[: limit - len(_SHORTENED) - _DIGEST]
-    cut = head.rfind("%", len(head) - 2)  # never half an escape
+    cut = head.rfind("%", len(head) - 2)  # never cut an escape in half
     return (head if cut < 0 else head[:cut]) + _SHORTENED + sha256(raw).hexdigest()[:_DIGEST]
 
 
@@ -89,7 +89,7 @@ def unescape(token: str) -> str:
     if token == _EMPTY:
         return ""
     if _SHORTENED in token:
-        raise SubjectError(token, "this token was shortened; the name is in the message, not in the subject")
+        raise SubjectError(token, "this token was shortened; only the message has the full name")
     raw, at = bytearray(), 0
     while at < len(token):
         found = _READ.match(token, at)
@@ -100,9 +100,9 @@ def unescape(token: str) -> str:
     try:
         name = raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        raise SubjectError(token, "not an escaped name: its bytes are not UTF-8") from None
+        raise SubjectError(token, "not an escaped name: its decoded bytes are not UTF-8") from None
     if escape(name) != token:
-        raise SubjectError(token, "not the form in which `escape` writes this name")
+        raise SubjectError(token, "not the form that `escape` gives this name")
     return name
 
 
@@ -139,7 +139,7 @@ class RecordSubject:
         """The names in a record's subject. Raises ``SubjectError`` for any other subject."""
         head, project, log, stream, type_ = _split(subject, 5, "evt.{project}.{log}.{stream}.{type}")
         if head != "evt":
-            raise SubjectError(subject, "not the subject of a record, which begins with `evt`")
+            raise SubjectError(subject, "not a record's subject, which must begin with `evt`")
         return cls(unescape(project), unescape(log), unescape(stream), unescape_dotted(type_))
 
 
@@ -162,7 +162,7 @@ class CommandSubject:
         """The names in a command's subject. Raises ``SubjectError`` for any other subject."""
         head, project, workspace, agent, type_ = _split(subject, 5, "cmd.{project}.{workspace}.{agent}.{type}")
         if head != "cmd":
-            raise SubjectError(subject, "not the subject of a command, which begins with `cmd`")
+            raise SubjectError(subject, "not a command's subject, which must begin with `cmd`")
         return cls(unescape(project), unescape(workspace), unescape(agent), unescape_dotted(type_))
 
 
@@ -230,7 +230,7 @@ class L0Subject:
         form = "cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}"
         head, ver, project, channel, category, component, target, suffix = _split(subject, 8, form)
         if head != "cg":
-            raise SubjectError(subject, "not a subject of the L0 protocol, which begins with `cg`")
+            raise SubjectError(subject, "not a subject of the L0 protocol, which must begin with `cg`")
         suffix = unescape_dotted(suffix)
         check_kind(category, component, suffix)
         return cls(
@@ -278,11 +278,11 @@ def is_lossy(subject: str) -> bool:
 def check_kind(category: str, component: str, suffix: str) -> None:
     """Raise ``SubjectError`` if category or component is unknown, or the suffix has too many parts."""
     if category not in CATEGORIES:
-        raise SubjectError(category, f"not a category of the L0 protocol: use one of {', '.join(CATEGORIES)}")
+        raise SubjectError(category, f"the L0 protocol has no such category: use one of {', '.join(CATEGORIES)}")
     if component not in COMPONENTS:
-        raise SubjectError(component, f"not a component of the L0 protocol: use one of {', '.join(COMPONENTS)}")
+        raise SubjectError(component, f"the L0 protocol has no such component: use one of {', '.join(COMPONENTS)}")
     if suffix.count(".") >= MAX_SUFFIX_TOKENS:
-        raise SubjectError(suffix, f"a suffix has at most {MAX_SUFFIX_TOKENS} parts")
+        raise SubjectError(suffix, f"a suffix must have at most {MAX_SUFFIX_TOKENS} parts")
 
 
 def _pattern_of(dotted: str) -> str:

@@ -1,16 +1,16 @@
 /**
- * `/background` in OpenCode 1's terminal: what runs, waits and costs, without a call of the model.
+ * `/background` in OpenCode 1's terminal: what is running and waiting, and its cost, without a model call.
  *
  * A command is a prompt to OpenCode. The hook that runs before it shows the list as a text that
  * only the person sees, and ends the command with an error, which the terminal does not show.
- * The TUI plugin (`tui.js`) has the same as a native list; where it is installed, this is left out.
+ * The TUI plugin (`tui.js`) shows the same as a native list; where it is installed, this command is left out.
  */
 
 import fs from "node:fs";
 
 /** The command, and the name of the call to the sidecar. */
 export const COMMAND = "background";
-/** How long the sidecar may take to answer, ms. An answer to a checkpoint waits for OpenCode to take it. */
+/** How long the sidecar may take to answer, ms. An answer to a checkpoint waits until OpenCode accepts it. */
 const ANSWER_MS = 15_000;
 const TOAST_MS = 10_000;
 
@@ -19,7 +19,7 @@ function isOurs(input) {
   try {
     return input?.command === COMMAND;
   } catch {
-    // A getter that throws: somebody else's command, which must not fail because of us.
+    // A getter threw: this is somebody else's command, which must not fail because of us.
     return false;
   }
 }
@@ -33,7 +33,7 @@ export function hasList(file) {
   try {
     return fs.readFileSync(new URL("../tui.json", file), "utf8").includes("durable-stream-tui.js");
   } catch {
-    // It is not there, or cannot be read by OpenCode either.
+    // The file does not exist, or OpenCode cannot read it either.
     return false;
   }
 }
@@ -46,7 +46,7 @@ export class Background {
   /**
    * @param {any} client OpenCode's
    * @param {(name: string, args: any, context: any, ms: number) => Promise<string>} ask calls the sidecar
-   * @param {boolean} [hasList] true where the TUI plugin has the command already
+   * @param {boolean} [hasList] true where the TUI plugin already has the command
    */
   constructor(client, ask, hasList = false) {
     this.#client = client;
@@ -57,17 +57,17 @@ export class Background {
   /** @returns {Record<string, any>} */
   hooks() {
     return {
-      /** A command of the user's with this name stays. @param {any} config OpenCode's, which this changes */
+      /** The user's own command with this name stays. @param {any} config OpenCode's, which this changes */
       config: async (config) => {
         if (this.#hasList) return;
         try {
           config.command ??= {};
           config.command[COMMAND] ??= {
             template: "Say that Durable Stream is not running; `durable-stream doctor` says why.",
-            description: "Background work: what runs, waits and costs (Durable Stream)",
+            description: "Background work: what is running and waiting, and its cost (Durable Stream)",
           };
         } catch {
-          // A config that cannot be changed: the command is missing, `durable-stream top` shows the same.
+          // The config cannot be changed, so the command is missing; `durable-stream top` shows the same.
         }
       },
       /** @param {any} input */
@@ -77,7 +77,7 @@ export class Background {
           const session = String(input.sessionID ?? "");
           await this.#show(session, await this.#text(session, String(input.arguments ?? "")));
         } catch {
-          // OpenCode did not take the text; the command still must not become a prompt.
+          // OpenCode did not accept the text, but the command must still not become a prompt.
         }
         throw new Error("shown by Durable Stream");
       },
@@ -93,7 +93,7 @@ export class Background {
     }
   }
 
-  /** A message to a busy session would start a turn, so that one gets a toast. @param {string} id @param {string} text */
+  /** A message to a busy session would start a turn, so it gets a toast. @param {string} id @param {string} text */
   async #show(id, text) {
     const { data } = await this.#client.session.status();
     if (data?.[id] && data[id].type !== "idle") {

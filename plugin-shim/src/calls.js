@@ -1,8 +1,8 @@
 /**
  * Answers `call` frames: the sidecar calls a method of OpenCode's in-process client.
  *
- * Under the TUI OpenCode listens on no port, so this is the only way in. Methods
- * that are not in the table are refused: a link is not a shell.
+ * Under the TUI, OpenCode listens on no port, so this is the only way in. Methods
+ * that are not in the table are refused, because a link is not a shell.
  */
 
 /** @typedef {import("./counters.js").Counters} Counters */
@@ -10,7 +10,7 @@
 
 /** A result frame may have 16 MiB with its envelope. Checked in bytes, because length counts UTF-16 units. */
 const MAX_RESULT_BYTES = 15 * 1024 * 1024;
-/** Most calls in progress at once. */
+/** Maximum number of calls in progress at once. */
 const MAX_CALLS = 64;
 
 /** @type {Record<string, (client: any, args: any) => Promise<any>>} */
@@ -23,7 +23,7 @@ const METHODS = {
   "session.abort": (client, args) => client.session.abort(args),
   "session.delete": (client, args) => client.session.delete(args),
   "session.status": (client, args) => client.session.status(args),
-  // The model reads a `message` with a rejection; the client's own method has no place for one.
+  // The model reads a `message` with a rejection; the client's own method has no parameter for it.
   "permission.reply": (client, { session_id, permission_id, response, message }) =>
     message
       ? post(client, "/permission/{requestID}/reply", permission_id, { reply: response, message })
@@ -104,7 +104,7 @@ export class Calls {
       });
       const response = await Promise.race([METHODS[method](this.#client, args), late]);
       if (response === LATE) {
-        return { error: { code: "timeout", message: `${method} took over ${this.#timeoutMs} ms` } };
+        return { error: { code: "timeout", message: `${method} took more than ${this.#timeoutMs} ms` } };
       }
       const status = response?.response?.status;
       if (response?.error !== undefined) {
@@ -128,7 +128,7 @@ function resultFrame(id, outcome) {
   try {
     const text = JSON.stringify({ type: "result", id, ...outcome });
     if (Buffer.byteLength(text) <= MAX_RESULT_BYTES) return text;
-    return resultFrame(id, { error: { code: "opencode", message: "the result is too big for a frame" } });
+    return resultFrame(id, { error: { code: "opencode", message: "the result is too large for a frame" } });
   } catch (error) {
     return JSON.stringify({ type: "result", id, error: { code: "opencode", message: messageOf(error) } });
   }

@@ -12,7 +12,7 @@ import { Window } from "./window.js";
 /** @typedef {import("./spool.js").Line} Line */
 /** @typedef {import("./queue.js").Run} Run */
 
-/** Most items and bytes in one `hooks` frame; a bigger item goes alone. */
+/** Maximum number of items and bytes in one `hooks` frame; a bigger item goes alone. */
 const FRAME_ITEMS = 256;
 const FRAME_BYTES = 1024 * 1024;
 
@@ -29,7 +29,7 @@ const KERNEL_HOLDS_BYTES = 128 * 1024;
  * @typedef {object} Sender
  * @property {boolean} live true if items may be sent
  * @property {(text: string) => boolean} send returns false if that lost the link
- * @property {() => void} watch drop the link if the ack of what is in flight is late
+ * @property {() => void} watch drop the link if the ack of the items in flight is late
  * @property {() => void} fail drop this link and open another
  */
 
@@ -69,7 +69,7 @@ export class Capture {
     return this.#queue.last;
   }
 
-  /** True if nothing waits for an acknowledgement. */
+  /** True if nothing is waiting for an acknowledgement. */
   get settled() {
     return this.#acked >= this.#queue.last && !this.#queue.hasGap;
   }
@@ -96,7 +96,7 @@ export class Capture {
   }
 
   /**
-   * The link is up. Resend what the sidecar does not have, then continue live.
+   * The link is up. Resend the items that the sidecar lacks, then continue live.
    *
    * @param {number} ackedSeq as the sidecar reports it; ignored if lower than ours
    * @param {unknown} windowSize
@@ -119,7 +119,7 @@ export class Capture {
     this.#pump();
   }
 
-  /** The link is gone: move what is only in memory to the spool. */
+  /** The link is gone: move items that are only in memory to the spool. */
   lost() {
     this.#life += 1;
     this.#window.reset(undefined);
@@ -130,7 +130,7 @@ export class Capture {
     if (this.#closed) this.#spool.leave();
   }
 
-  /** The instance ends: send what fits. Once no more acks can come, leave the spool with the rest to the sidecar. */
+  /** The instance is ending: send what fits. Once no more acks can come, leave the spool with the rest to the sidecar. */
   close() {
     this.#closed = true;
     this.#tellGaps(true);
@@ -157,7 +157,7 @@ export class Capture {
     }
   }
 
-  /** @param {boolean} atOnce even over the memory limit, because this is the last chance */
+  /** @param {boolean} atOnce even beyond the memory limit, because this is the last chance */
   #tellGaps(atOnce) {
     if (!this.#queue.hasGap) return;
     if (!this.#queue.room(0)) this.#spill();
@@ -172,7 +172,7 @@ export class Capture {
   /**
    * After this the item survives a kill -9 of this process. For one item in
    * flight the socket alone suffices. With more, an ack that the sidecar writes
-   * to the dead socket can make it close and drop what it has not read yet
+   * to the dead socket can make the socket close and drop frames it has not read yet
    * (measured: 418 of 500 frames), so those also go to the spool.
    */
   #handOn() {
@@ -229,13 +229,13 @@ export class Capture {
         if (!this.#send(run, lines[lines.length - 1].end)) break;
       }
     } catch {
-      // The lines are still in the file: the next link tries again, or the sidecar imports them.
+      // The lines are still in the file, so the next link tries again, or the sidecar imports them.
       this.#counters.spool_read_failures += 1;
       if (life === this.#life) this.#link.fail();
     } finally {
       this.#draining = false;
     }
-    // Either a new link came while this drain still ran, or the spool is sent and memory is next.
+    // Either a new link came while this drain was still running, or the spool is sent and memory is next.
     if (life !== this.#life || this.#spool.lastSeq <= this.#sent) this.#pump();
   }
 
@@ -260,7 +260,7 @@ export class Capture {
       last = seq;
     };
     for (const line of lines) {
-      // Skip lines in flight: they were spilled too.
+      // Skip lines in flight, because they were also written to the spool.
       if (line.seq <= last || line.seq > lastSeq) continue;
       tellUpTo(line.seq - 1, line.start);
       whole.push(line);

@@ -1,8 +1,8 @@
 /**
- * The status card of OpenCode 1's terminal: the background work of the session that is shown.
+ * The status card in OpenCode 1's terminal: the background work of the session on screen.
  *
- * It is drawn beside the conversation, not in it: a message in a session that is busy would start a turn of the model,
- * and any message would be what `/undo` takes back first. The sidecar writes the file that this reads.
+ * It is drawn beside the conversation, not in it: a message in a busy session would start a turn of the model,
+ * and `/undo` would take back such a message first. The sidecar writes the file that this module reads.
  */
 import { readFile, stat } from "node:fs/promises";
 import path from "node:path";
@@ -21,7 +21,7 @@ const ORDER = 150;
  */
 
 /**
- * Draw the card from now on. Where this OpenCode cannot draw it, nothing happens.
+ * Draw the card from now on. If this OpenCode cannot draw it, nothing happens.
  *
  * @param {any} api OpenCode's
  * @param {string} home
@@ -39,7 +39,7 @@ export async function showCard(api, home, drawing = terminal) {
         if (found) setAgents(found);
         if (agents().length > 0) setNow(Date.now());
       } catch {
-        clearInterval(timer); // it cannot be drawn: no card is better than an error in each second
+        clearInterval(timer); // the card cannot be drawn; no card is better than an error every second
       }
     }, LOOK_MS);
     timer.unref?.();
@@ -63,18 +63,18 @@ export async function showCard(api, home, drawing = terminal) {
       },
     });
   } catch {
-    // Another OpenCode, whose terminal draws otherwise: `/background` and `durable-stream top` show the same.
+    // This OpenCode's terminal draws differently: `/background` and `durable-stream top` show the same.
   }
 }
 
-/** OpenCode gives a TUI plugin the modules that its terminal is drawn with. @returns {Promise<Drawing>} */
+/** OpenCode gives TUI plugins the modules that draw its terminal. @returns {Promise<Drawing>} */
 async function terminal() {
   // @ts-ignore: they exist only there
   const [{ jsx }, { createSignal }] = await Promise.all([import("@opentui/solid/jsx-runtime"), import("solid-js")]);
   return { jsx, createSignal };
 }
 
-/** The file of the sidecar; reads it only when it changed. */
+/** The sidecar's file; read only when it has changed. */
 export class CardFile {
   #path;
   #seen = "";
@@ -84,7 +84,7 @@ export class CardFile {
     this.#path = path;
   }
 
-  /** @returns {Promise<Agent[] | null>} what it says; `null` if it is as before, or cannot be read now */
+  /** @returns {Promise<Agent[] | null>} the file's content; `null` if it is unchanged, or cannot be read now */
   async changed() {
     try {
       const { mtimeMs, ino, size } = await stat(this.#path);
@@ -92,7 +92,7 @@ export class CardFile {
       if (seen === this.#seen) return null;
       const { agents } = JSON.parse(await readFile(this.#path, "utf8"));
       this.#seen = seen;
-      // An error while the terminal draws would end OpenCode: what is not as expected is left out before.
+      // An error while the terminal draws would end OpenCode, so malformed entries are left out first.
       return Array.isArray(agents) ? agents.filter(isWhole) : [];
     } catch {
       return null;
@@ -123,7 +123,7 @@ export function lines(agents, now) {
   const rows = agents.slice(-MAX_SHOWN).flatMap((agent) => {
     const ran = agent.since === null ? "" : span(now - agent.since);
     const cost = agent.cost >= 0.005 ? `$${agent.cost.toFixed(2)}` : "";
-    const state = agent.asks > 0 ? "waits for you" : agent.state;
+    const state = agent.asks > 0 ? "waiting for you" : agent.state;
     return [
       { content: `• ${short(agent.title)}`, color: agent.asks > 0 ? "warning" : "text" },
       { content: `  ${[state, ran, cost].filter(Boolean).join(" · ")}`, color: "textMuted" },

@@ -1,5 +1,5 @@
 /**
- * Counters, which the shim has instead of output: OpenCode owns the terminal, so
+ * Counters, which the shim uses instead of output: OpenCode owns the terminal, so
  * a number here is the only trace of a fault. All keys exist from the start,
  * which bounds the object.
  */
@@ -23,7 +23,7 @@ export function newCounters() {
     lost_memory_full: 0,
     /** items lost because their lines in the spool were damaged */
     lost_spool_damaged: 0,
-    /** hooks whose arguments JSON cannot express, or that were too big even after cutting */
+    /** hooks whose arguments cannot be expressed as JSON, or that were too big even after cutting */
     lost_unserialisable: 0,
     /** items with long strings that were cut */
     cut: 0,
@@ -33,7 +33,7 @@ export function newCounters() {
     hook_errors: 0,
     connects: 0,
     welcomes: 0,
-    /** sockets that ended, for whatever reason */
+    /** sockets that ended, for any reason */
     lost_links: 0,
     late_acks: 0,
     handshake_timeouts: 0,
@@ -43,7 +43,7 @@ export function newCounters() {
     upgrades: 0,
     /** links that failed because one side no longer speaks the other's protocol */
     refusals: 0,
-    /** a home, token or sidecar.json that we do not own or that others may read */
+    /** a home, token or sidecar.json that we do not own or that other users may read */
     unsafe_files: 0,
     bad_frames: 0,
     unknown_frames: 0,

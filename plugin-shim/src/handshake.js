@@ -45,7 +45,8 @@ export function isNonce(value) {
  *
  * usable: identify and wait for its answer; a sidecar that no longer speaks our
  * protocol says so, and counts us. outdated: identify and ask it to make room.
- * hopeless: it is too old, and asking did not help: what we start is not newer.
+ * hopeless: it is too old, and asking did not help, because the sidecar that we
+ * start is not newer.
  *
  * @param {{protocol?: unknown, sidecar_version?: unknown}} challenge
  * @param {Pick<import("./start.js").Starter, "mayAsk" | "fits">} starter

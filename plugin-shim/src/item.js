@@ -6,7 +6,7 @@
  * built by concatenation, and nothing parses it again.
  */
 
-/** Larger items are cut: a frame may have 16 MiB, and the difference is for its envelope. */
+/** Larger items are cut. A frame may have 16 MiB; the difference is for its envelope. */
 export const MAX_ITEM_BYTES = 15 * 1024 * 1024;
 
 /** In an item that is too big, strings longer than this (UTF-16 units) are cut. */
@@ -26,8 +26,8 @@ const CUT_TO = 64 * 1024;
  * @param {number} t when the hook was called, ms UTC
  * @param {unknown} input
  * @param {unknown} output
- * @returns {Encoded | null} null if JSON cannot express it (circular, BigInt,
- *   a getter that throws) or it is still too big after cutting
+ * @returns {Encoded | null} null if it cannot be expressed as JSON (circular,
+ *   BigInt, a getter that throws) or is still too big after cutting
  */
 export function encodeItem(hook, t, input, output) {
   // A missing output is null, not absent: the contract requires all four keys.

@@ -9,7 +9,7 @@ import { isNonce, isProof, judge, makeProof, newNonce } from "./handshake.js";
 import { PROTOCOL, SHIM_VERSION } from "./version.js";
 
 /**
- * waiting: the back-off runs. locating: reading the home's files. asking: an
+ * waiting: the back-off is running. locating: reading the home's files. asking: an
  * older sidecar was asked to make room; waiting for its end. closing: `bye` is
  * sent, the last acks may still come. disposed: closed for good.
  *
@@ -34,18 +34,18 @@ export const NEXT = {
 const GOOD_LINK_MS = 5000;
 /** How long to wait for the last acks after `bye`. */
 const LINGER_MS = 1000;
-/** Most characters of a frame from an unauthenticated sidecar. */
+/** Maximum length of a frame from an unauthenticated sidecar, in characters. */
 const MAX_UNPROVED = 64 * 1024;
-/** A number of tries that leads to the longest back-off. */
+/** A number of attempts that leads to the longest back-off. */
 const MANY_TRIES = 30;
-/** Most lossy bytes sent without a frame from the sidecar; more would pile up in this process. */
+/** Maximum lossy bytes sent without a frame from the sidecar; more would pile up in this process. */
 const MAX_LOSSY_BYTES = 4 * 1024 * 1024;
 /**
- * Most frames accepted on one link, besides the acks of what was sent on it; then the link is dropped and rebuilt.
+ * Maximum number of frames accepted on one link, besides the acks of sent items. Beyond it, the link is rebuilt.
  * A flood would starve OpenCode, and the answers to the sidecar's calls would pile up here.
  */
 const MAX_FRAMES = 10_000;
-/** Most acks for one `hooks` frame: one per item. */
+/** Maximum number of acks for one `hooks` frame: one per item. */
 const ACKS_A_FRAME = 256;
 
 const OPEN = 1;
@@ -55,11 +55,11 @@ const OPEN = 1;
  * @property {number} ackTimeoutMs without an ack for this long the link is dropped; also limits the handshake
  * @property {number} backoffMinMs
  * @property {number} backoffMaxMs
- * @property {number} refusedMs pause after a sidecar that does not speak our protocol: only an upgrade helps
+ * @property {number} refusedMs pause after meeting a sidecar that does not speak our protocol: only an upgrade helps
  */
 
 /**
- * What the link reports to and asks; see `Capture`.
+ * The object that the link reports to and queries; see `Capture`.
  *
  * @typedef {object} Listener
  * @property {(ackedSeq: number, window: unknown) => void} welcomed
@@ -157,14 +157,14 @@ export class Link {
     counters.lossy_sent += 1;
   }
 
-  /** Watch what is in flight: drop the link if an ack is late. Cheap to call again. */
+  /** Watch the items in flight: drop the link if an ack is late. Cheap to call again. */
   watch() {
     this.#framesLeft = Math.min(MAX_FRAMES, this.#framesLeft + ACKS_A_FRAME);
     if (this.#watchTimer) return;
     this.#armWatch(this.#parts.timings.ackTimeoutMs);
   }
 
-  /** Drop this socket; the next try comes after the back-off. */
+  /** Drop this socket; the next attempt follows after the back-off. */
   fail() {
     this.#end("lost");
   }
@@ -289,7 +289,7 @@ export class Link {
       case "call": {
         const socket = this.#socket;
         void calls.answer(frame).then((text) => {
-          // On a newer link, the answer would be mistaken for that of another call.
+          // On a newer link, the answer would be mistaken for another call's answer.
           if (this.#socket === socket && this.live) this.send(text);
         });
         break;
@@ -339,13 +339,13 @@ export class Link {
     }
   }
 
-  /** Apply the reason of a sidecar's `bye` to the next try. @param {unknown} reason */
+  /** Apply the reason of a sidecar's `bye` to the next attempt. @param {unknown} reason */
   #refusedBy(reason) {
     if (reason === "unsupported") {
       this.#parts.counters.refusals += 1;
       this.#refused = true;
     }
-    // These do not change soon; and a sidecar that makes room must not be replaced by one of the same version.
+    // These reasons do not change soon, and a sidecar that makes room must not be replaced by one of the same version.
     if (reason === "auth" || reason === "protocol" || reason === "upgrade" || reason === "replaced") this.#tries = MANY_TRIES;
   }
 
@@ -370,7 +370,7 @@ export class Link {
     try {
       socket?.close();
     } catch {
-      // Whatever its state, it is ending, and we no longer use it.
+      // Whatever its state, the socket is ending, and we no longer use it.
     }
     if (socket) this.#parts.counters.lost_links += 1;
     if (was === "live" || was === "closing") {

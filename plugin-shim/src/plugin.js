@@ -28,8 +28,8 @@ const ASK_VERSION_MS = 3000;
  * @property {string} [file] the URL of the plugin file
  * @property {string[]} [command] starts a sidecar; default DURABLE_STREAM_COMMAND, else "durable-stream" on the PATH
  * @property {string} [home] default DURABLE_STREAM_HOME, else the platform's data directory
- * @property {number} [memoryLimit] most bytes of items in memory while the spool fails, default 32 MiB
- * @property {number} [spoolLimit] most bytes of the spool file, default 256 MiB
+ * @property {number} [memoryLimit] maximum bytes of items in memory while the spool fails, default 32 MiB
+ * @property {number} [spoolLimit] maximum size of the spool file in bytes, default 256 MiB
  * @property {number} [ackTimeoutMs] default 3000
  * @property {number} [backoffMinMs] default 50
  * @property {number} [backoffMaxMs] default 2000
@@ -46,7 +46,7 @@ const DEEPENED = Symbol.for("durable-stream.subagent-depth");
 /**
  * Make the plugin for every OpenCode: 1 calls `server`, 2 calls `setup`.
  *
- * OpenCode 2 refuses two plugins with one id, so each copy's id is its own.
+ * OpenCode 2 refuses two plugins with the same id, so each copy has its own id.
  *
  * @param {Options} [options]
  * @param {string} [file] the URL of the plugin file
@@ -191,13 +191,13 @@ function newInstance(options, env, input) {
       }
     },
   };
-  // Not enumerable: OpenCode sees hooks only.
+  // Not enumerable: OpenCode sees only hooks.
   return Object.defineProperty(hooks, COUNTERS, { value: counters });
 }
 
 /**
- * A phantom is a child of the session that started it, so OpenCode counts it as one subagent deep.
- * It may start as many levels of its own as the user's session may.
+ * A phantom is a child of the session that started it, so OpenCode counts it as one level deep.
+ * A phantom may start as many levels of subagents as the user's session may.
  *
  * @param {any} config OpenCode's, which this changes; a second copy of the plugin gets the same one
  */
@@ -207,7 +207,7 @@ async function allowSubagents(config) {
     Object.defineProperty(config, DEEPENED, { value: true });
     config.subagent_depth = (config.subagent_depth ?? 1) + 1;
   } catch {
-    // A config that cannot be changed: the task tool refuses, and says why.
+    // The config cannot be changed, so the task tool refuses and says why.
   }
 }
 
@@ -216,7 +216,7 @@ function typeOf(hookInput) {
   try {
     return hookInput?.event?.type;
   } catch {
-    // A getter that throws: encoding it fails too, and that reports the loss.
+    // A getter threw: encoding fails too, and that reports the loss.
     return undefined;
   }
 }
@@ -226,15 +226,15 @@ function versionIn(hookInput) {
   try {
     return textOrNull(hookInput.event.properties.info.version);
   } catch {
-    // The event has another shape: the health route has the version too.
+    // The event has another shape, but the health route also has the version.
     return null;
   }
 }
 
 /**
- * OpenCode does not tell a plugin its version, but its health route does, also
- * in-process. It is asked later and not awaited, because it costs 165 ms at
- * start-up. So a first link may say null.
+ * OpenCode does not tell a plugin its version, but its health route does, even
+ * in-process. The route is called later and not awaited, because it costs 165 ms
+ * at start-up. So the first link may say null.
  *
  * @param {any} client
  * @param {{value: string | null}} version
@@ -245,7 +245,7 @@ function askVersion(client, version) {
       const { data } = await client._client.get({ url: "/global/health" });
       version.value ??= textOrNull(data?.version);
     } catch {
-      // An OpenCode without that route: the version stays null.
+      // This OpenCode lacks that route, so the version stays null.
     }
   }, ASK_VERSION_MS);
   timer.unref?.();

@@ -41,7 +41,7 @@ export class Queue {
   /** Bytes of item text held. */
   bytes = 0;
 
-  /** @param {number} limit most bytes of item text to hold */
+  /** @param {number} limit maximum bytes of item text to hold */
   constructor(limit) {
     this.#limit = limit;
   }
@@ -127,7 +127,7 @@ export class Queue {
       this.bytes -= this.#items[this.#head].bytes;
       this.#head += 1;
     }
-    // Shifting on each drop would be quadratic, so cut the dead part off once it is the bigger one.
+    // Shifting on each drop would be quadratic, so cut off the dead part once it is the larger one.
     if (this.#head > 64 && this.#head * 2 > this.#items.length) {
       this.#items = this.#items.slice(this.#head);
       this.#head = 0;

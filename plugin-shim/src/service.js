@@ -1,9 +1,9 @@
 /**
- * OpenCode 2: `setup` tells the sidecar which service it runs in, and gives the model our tools. The sidecar reads the
- * service's own durable log, so no event passes through here.
+ * OpenCode 2: `setup` tells the sidecar which service it is running in, and gives the model our tools. The sidecar
+ * reads the service's own durable log, so no event passes through here.
  *
- * OpenCode 1 boots an embedded core of 2 that calls `setup` as well, with a context that has no `event`: there the
- * plugin's `server` records, and `setup` does nothing.
+ * OpenCode 1 boots an embedded core of 2 that calls `setup` as well, with a context without `event`. In that case
+ * the plugin's `server` records, and `setup` does nothing.
  */
 import { randomBytes } from "node:crypto";
 import os from "node:os";
@@ -26,7 +26,7 @@ const shared = /** @type {Record<symbol, any>} */ (/** @type {unknown} */ (globa
  * With DURABLE_STREAM=off it does nothing.
  *
  * @param {import("./plugin.js").Options} options
- * @returns {(ctx: any) => Promise<(() => Promise<void>) | undefined>} never rejects; what it returns ends the link
+ * @returns {(ctx: any) => Promise<(() => Promise<void>) | undefined>} never rejects; the returned function ends the link
  */
 export function announce(options) {
   return async function setup(ctx) {
@@ -48,7 +48,7 @@ export function announce(options) {
 }
 
 /**
- * Link this process to the home's sidecar, or share the link that is there.
+ * Link this process to the home's sidecar, or share the existing link.
  *
  * @param {import("./plugin.js").Options} options
  * @param {NodeJS.ProcessEnv} env
@@ -75,7 +75,7 @@ function join(options, env, app) {
 }
 
 /**
- * Register the model's tools. A service that cannot take them still records.
+ * Register the model's tools. A service that cannot accept them still records.
  *
  * @param {any} ctx
  * @param {Announcement} announced
@@ -104,7 +104,7 @@ async function offer(ctx, announced, options, env) {
     });
     return () => void made?.dispose?.();
   } catch {
-    // Another shape of the plugin API: `doctor` says on which versions the tools were proven.
+    // The plugin API has another shape: `doctor` says on which versions the tools were proven.
     return () => {};
   }
 }
@@ -158,7 +158,7 @@ function newLink(options, env, home, app) {
       refusedMs: options.refusedMs ?? 60_000,
     },
   });
-  // Nothing is ever sent on this link, so nothing waits and nothing can be lost.
+  // No items are ever sent on this link, so nothing waits and nothing can be lost.
   link.start({ welcomed() {}, acknowledged() {}, lost() {}, waitingMs: () => 0, settled: true });
   return { link, tools };
 }

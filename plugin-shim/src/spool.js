@@ -6,7 +6,7 @@
  * is damaged and never sent, so a missing seq always means an item lost to
  * damage. Written synchronously and without fsync: the page cache survives a
  * killed OpenCode, which is the spool's purpose. If this process dies, the
- * sidecar imports the file. If it lives, it reads the lines back and sends them,
+ * sidecar imports the file. If this process lives, it reads the lines back, sends them,
  * and deletes the file once all of them are acknowledged.
  */
 import { createHash } from "node:crypto";
@@ -24,11 +24,11 @@ const KEEP_MS = 1000;
 /** How long to wait after a failed open or write. */
 const RETRY_MS = 1000;
 
-/** Longest line: an item and its envelope. */
+/** Maximum length of a line: an item and its envelope. */
 const MAX_LINE_BYTES = MAX_ITEM_BYTES + 1024;
 
 const BEFORE_TEXT = /^\{"seq":([1-9]\d{0,15}),"sum":"([0-9a-f]{16})","item":/;
-/** Most bytes of a line before its item. */
+/** Maximum bytes of a line before its item. */
 const MAX_BEFORE_TEXT = 64;
 
 /**
@@ -36,7 +36,7 @@ const MAX_BEFORE_TEXT = 64;
  * @property {string} dir created with mode 0700 if missing
  * @property {string} name of the file
  * @property {() => object} header content of the first line, called when a file is created
- * @property {number} limit most bytes of one file
+ * @property {number} limit maximum size of one file, in bytes
  * @property {import("./counters.js").Counters} counters
  */
 
@@ -135,7 +135,7 @@ export class Spool {
           return lines;
         }
         if (length >= left || length >= MAX_LINE_BYTES) {
-          // Every complete line has a newline: the file is damaged, or somebody cut it.
+          // Every complete line has a newline, so the file is damaged or somebody cut it.
           this.#options.counters.spool_read_failures += 1;
           this.#readAt = got < buffer.length ? this.#size : this.#readAt + got;
           return [];
@@ -180,7 +180,7 @@ export class Spool {
     try {
       fs.unlinkSync(this.path);
     } catch {
-      // It is already gone, or the sidecar imports it and finds only duplicates.
+      // The file is already gone, or the sidecar imports it and finds only duplicates.
       this.#options.counters.spool_failures += 1;
     }
     this.close();
@@ -196,7 +196,7 @@ export class Spool {
       fs.renameSync(this.path, this.path.replace(/jsonl$/, `left${this.#left}.jsonl`));
       this.#left += 1;
     } catch {
-      // It keeps its name, and the sidecar imports it when our process has ended.
+      // The file keeps its name, and the sidecar imports it once our process has ended.
       this.#options.counters.spool_failures += 1;
     }
     this.close();
@@ -223,12 +223,12 @@ export class Spool {
   #open() {
     if (this.#fd !== null) return;
     const { dir, header } = this.#options;
-    // Check the home first: root can write into anybody's, and would own what it creates there.
+    // Check the home first: root can write into anybody's home, and would own what it creates there.
     for (const [place, look] of /** @type {[string, typeof fs.statSync][]} */ ([[path.dirname(dir), fs.statSync], [dir, fs.lstatSync]])) {
       fs.mkdirSync(place, { recursive: true, mode: 0o700 });
       const about = look(place);
       if (!about.isDirectory() || (process.getuid && about.uid !== process.getuid())) {
-        throw new Error("the spool's directory is not ours");
+        throw new Error("another user owns the spool's directory");
       }
     }
     const { O_RDWR, O_APPEND, O_CREAT, O_EXCL, O_NOFOLLOW = 0 } = fs.constants;
@@ -285,7 +285,7 @@ export class Spool {
     try {
       fs.ftruncateSync(fd, this.#size);
     } catch {
-      // Nothing may follow a torn line; the complete lines can still be read back.
+      // Nothing may follow a torn line, but the complete lines can still be read back.
       this.#full = true;
     }
   }
@@ -349,6 +349,6 @@ function closeQuietly(fd) {
   try {
     fs.closeSync(fd);
   } catch {
-    // The descriptor is gone either way, and write has passed its data to the kernel.
+    // The descriptor is gone either way, and `write` has passed the data to the kernel.
   }
 }

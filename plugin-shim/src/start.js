@@ -1,5 +1,5 @@
 /**
- * Finds the home and its sidecar, and starts a sidecar if none runs.
+ * Finds the home and its sidecar, and starts a sidecar if none is running.
  */
 import { spawn as spawnChild } from "node:child_process";
 import { randomBytes } from "node:crypto";
@@ -13,7 +13,7 @@ import path from "node:path";
 export const SPAWN_MAX_MS = 5000;
 /** Pause before the third start; the second has none. */
 const SPAWN_MIN_MS = 250;
-/** How often one process asks older sidecars to make room. Asking is useless if what it starts is not newer. */
+/** How often one process asks older sidecars to make room. Asking is useless if the sidecar it starts is not newer. */
 const MAX_ASKS = 3;
 
 // Process-wide, because one process may hold several copies and versions of this plugin.
@@ -51,7 +51,7 @@ export function defaultHome(env) {
  */
 
 /**
- * Where the sidecar of a home listens. "absent": none runs, so start one.
+ * Where the sidecar of a home listens. "absent": none is running, so start one.
  * "unsafe": its files cannot be trusted, so neither connect nor start.
  *
  * @param {string} home
@@ -118,8 +118,8 @@ function codeOf(error) {
 /**
  * Decides when the next start of a sidecar is due. Pure: the clock is a parameter, ms.
  *
- * The first start is due at once. So is a second when the first sidecar ended,
- * because it was killed or another was leaving. Then the pauses double. Progress
+ * The first start is due at once. So is a second if the first sidecar ended, because
+ * it was killed or another one was leaving. After that, the pauses double. Progress
  * resets the count: a sidecar killed after useful work is replaced at once.
  */
 export class Pace {
@@ -137,11 +137,11 @@ export class Pace {
     this.#starts += 1;
     const pauseMs = this.#starts < 2 ? 0 : SPAWN_MIN_MS * 2 ** Math.min(this.#starts - 2, 10);
     this.#dueMs = nowMs + Math.min(SPAWN_MAX_MS, pauseMs);
-    // While ours is still starting, a second one is useless.
+    // While our sidecar is still starting, a second one is useless.
     this.#runsUntilMs = nowMs + SPAWN_MAX_MS;
   }
 
-  /** The sidecar started last has ended. */
+  /** The most recently started sidecar has ended. */
   ended() {
     this.#runsUntilMs = -Infinity;
   }
@@ -181,7 +181,7 @@ export class Starter {
     return (shared[ASKS] ??= new Map());
   }
 
-  /** A sidecar did useful work: the next start is due at once. */
+  /** A sidecar did useful work, so the next start is due at once. */
   progressed() {
     this.#pace.progressed();
   }
@@ -193,15 +193,15 @@ export class Starter {
     return asked < MAX_ASKS;
   }
 
-  /** A sidecar as new as we are runs. So what we start is not older, and asking is useful again. */
+  /** A sidecar as new as this plugin is running, so the one we start is not older, and asking is useful again. */
   fits() {
     this.#asks.delete(this.#how.home);
   }
 
   /**
    * Start a sidecar if one is due. It is detached: it outlives OpenCode and never
-   * touches its terminal. If another process was faster, ours exits; if an older
-   * sidecar is leaving, ours waits for it.
+   * touches its terminal. If another process was faster, our sidecar exits; if an
+   * older sidecar is leaving, our sidecar waits for it.
    */
   start() {
     const { command, home, env, counters, spawn = spawnChild } = this.#how;

@@ -1,8 +1,8 @@
 /**
  * The tools that the model gets, as the sidecar describes them in `tools.json`.
  *
- * OpenCode fixes a plugin's tools when it loads, so the file is read then, once. A call
- * goes to the sidecar as a `tool` frame; without a sidecar it fails readably.
+ * OpenCode fixes a plugin's tools when the plugin loads, so the file is read only then. A call
+ * goes to the sidecar as a `tool` frame; without a sidecar, it fails with a readable text.
  */
 import fs from "node:fs";
 import path from "node:path";
@@ -12,16 +12,16 @@ const LINK_MS = 5000;
 /** How long the sidecar may take to answer, ms, unless the tool's description says otherwise. */
 export const ANSWER_MS = 60_000;
 const LOOK_MS = 50;
-/** How long a compaction, which is a model's call of seconds, waits for the list of background work, ms. */
+/** How long a compaction, itself a model call of several seconds, waits for the list of background work, ms. */
 const COMPACTION_MS = 500;
-/** Most bytes of the file: it is small, and a large one is not ours. */
+/** Maximum size of the file in bytes: it is small, so a large one is not ours. */
 const MAX_BYTES = 256 * 1024;
 
 /** @typedef {{description: string, args: Record<string, object>, required: string[], wait_ms?: number}} Definition */
 
 /**
  * @param {string} home
- * @returns {Record<string, Definition>} those of this version, if no sidecar has run in the home
+ * @returns {Record<string, Definition>} this version's tools, if no sidecar has run in the home
  */
 export function readTools(home) {
   try {
@@ -30,7 +30,7 @@ export function readTools(home) {
     const found = JSON.parse(text);
     return found && typeof found === "object" && !Array.isArray(found) ? found : {};
   } catch {
-    // No sidecar has run in this home yet: the tools of this version.
+    // No sidecar has run in this home yet: use this version's tools.
     return shipped();
   }
 }
@@ -87,10 +87,10 @@ export class Tools {
             output.jsonSchema = { ...output.jsonSchema, required: definition.required };
           }
         } catch {
-          // The model then must name every argument; the sidecar takes null for none.
+          // The model must then name every argument; the sidecar treats null as missing.
         }
       },
-      /** A summary must not forget what still runs. @param {any} input @param {any} output */
+      /** A summary must not forget work that is still running. @param {any} input @param {any} output */
       "experimental.session.compacting": async (input, output) => {
         try {
           if (!this.#link.live || !Array.isArray(output?.context)) return;
@@ -98,7 +98,7 @@ export class Tools {
           const listed = await this.call("intent_status", args, { sessionID: input?.sessionID }, COMPACTION_MS);
           if (listed.startsWith("int_")) output.context.push(`Keep in the summary: background work under way:\n${listed}`);
         } catch {
-          // The summary then does not name it; its result arrives all the same.
+          // The summary then does not mention the work, but its result still arrives.
         }
       },
     };
@@ -121,7 +121,7 @@ export class Tools {
   }
 
   /**
-   * Ask the sidecar; rejects with a text for whoever asked.
+   * Ask the sidecar; rejects with a text for the caller.
    *
    * @param {string} name
    * @param {any} args

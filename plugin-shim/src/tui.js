@@ -1,8 +1,8 @@
 /**
- * The TUI plugin of OpenCode 1: `/background` as a native list, without a call of the model, and the status card.
+ * The TUI plugin of OpenCode 1: `/background` as a native list, without a model call, and the status card.
  *
- * It runs in the terminal's own process, beside the server plugin, and needs no token: it asks
- * the command line, as a person would.
+ * It runs in the terminal's own process, beside the server plugin, and needs no token, because
+ * it uses the command line as a person would.
  */
 import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
@@ -36,7 +36,7 @@ export function tui(options, file = "") {
         {
           title: TITLE,
           value: "durable-stream.background",
-          description: "What runs, waits and costs",
+          description: "What is running and waiting, and its cost",
           category: "Durable Stream",
           slash: { name: "background" },
           onSelect: () => void list.open(),
@@ -70,7 +70,7 @@ function runner({ command: [program, ...before], home }) {
       child.on("close", (code) => {
         clearTimeout(timer);
         if (code === 0) resolve(out);
-        else reject(new Error(complaint.trim().replace(/^durable-stream: /, "") || `durable-stream ended with ${code}`));
+        else reject(new Error(complaint.trim().replace(/^durable-stream: /, "") || `durable-stream exited with code ${code}`));
       });
     });
 }
@@ -93,7 +93,7 @@ export class List {
       const state = JSON.parse(await this.#run("top", "--json"));
       const entries = [...state.waiting.map((/** @type {any} */ each) => this.#waiting(each))];
       for (const agent of [...state.agents].reverse()) entries.push(this.#agent(agent));
-      this.#select(TITLE, entries, entries.length ? "Search" : "No background work, and nothing waits for you");
+      this.#select(TITLE, entries, entries.length ? "Search" : "No background work, and nothing is waiting for you");
     });
   }
 
@@ -128,8 +128,8 @@ export class List {
       options.push({ title: "Open its session", value: "open", onSelect });
     }
     if (!ENDED.has(agent.state)) {
-      const onSelect = () => void this.#do(`${agent.title}: is being cancelled`, "intents", agent.id, "--cancel");
-      options.push({ title: "Cancel it, with everything that it started", value: "cancel", onSelect });
+      const onSelect = () => void this.#do(`${agent.title} is being cancelled`, "intents", agent.id, "--cancel");
+      options.push({ title: "Cancel it and everything it started", value: "cancel", onSelect });
     }
     options.push({ title: "Back to the list", value: "back", onSelect: () => void this.open() });
     this.#select(agent.title, options, agent.id);

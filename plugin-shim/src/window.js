@@ -4,9 +4,9 @@
  * Pure: the clock is a parameter, in ms, and never goes back.
  */
 
-/** Most items in flight if the sidecar names no window. */
+/** Maximum number of items in flight if the sidecar names no window. */
 const DEFAULT_SIZE = 512;
-/** With this many bytes in flight nothing more is sent; a bigger frame goes alone. */
+/** Once this many bytes are in flight, nothing more is sent; a bigger frame goes alone. */
 const MAX_BYTES = 8 * 1024 * 1024;
 
 /**
@@ -25,7 +25,7 @@ export class Window {
   #bytes = 0;
   #progressMs = 0;
 
-  /** Start over for a new socket. @param {unknown} size most items in flight, from `welcome` */
+  /** Start over for a new socket. @param {unknown} size maximum number of items in flight, from `welcome` */
   reset(size) {
     this.#size = typeof size === "number" && size >= 1 ? Math.floor(size) : DEFAULT_SIZE;
     this.#frames = [];
@@ -60,7 +60,7 @@ export class Window {
    *
    * @param {number} seq
    * @param {number} nowMs
-   * @returns {number} place in the spool up to which all is acknowledged, -1 if it did not move
+   * @returns {number} place in the spool up to which everything is acknowledged; -1 if it did not move
    */
   ack(seq, nowMs) {
     let end = -1;

@@ -45,7 +45,7 @@ const CASES = /** @type {[string, any, any][]} */ ([
   ["session.status", {}, { error: { code: "timeout", message: /60 ms/ } }],
   ["session.promptAsync", {}, { value: null }],
   ["session.messages", {}, { error: { code: "opencode", message: /BigInt/ } }],
-  ["session.create", {}, { error: { code: "opencode", message: /too big/ } }],
+  ["session.create", {}, { error: { code: "opencode", message: /too large/ } }],
   [
     "permission.reply",
     { session_id: "s", permission_id: "p", response: "once" },

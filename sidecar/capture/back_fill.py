@@ -1,9 +1,9 @@
-"""Reads from OpenCode 1 what it did while it had no plugin, or while its plugin lost hooks.
+"""Reads from OpenCode 1 the turns that it ran without the plugin, or while its plugin lost hooks.
 
-A session that goes on in a new process may have had turns of which nothing was recorded, because the plugin was removed
-or switched off, or the disk was full. OpenCode still has their messages. When the session's next turn ends, the missing
-turns are read and recorded, marked as history. They come after that turn in the log, with the times at which they
-happened. What came before the log's first message of a session is left to ``import --opencode``.
+A session that continues in a new process may have had turns that were not recorded, because the plugin was removed or
+switched off, or the disk was full. OpenCode still has the messages of those turns. When the session's next turn ends,
+the missing turns are read and recorded, marked as history. They come after that turn in the log, with the times at
+which they happened. Turns before the log's first message of a session are left to ``import --opencode``.
 
 OpenCode 2 needs none of this: its own log is read by number.
 
@@ -31,12 +31,12 @@ from streams.store import Record, StreamStore
 log = logging.getLogger("sidecar.capture.back_fill")
 
 PAGES: Final = (20, 200)
-"""How many of a session's newest messages are read. More are read only if the first page does not reach back to what
-was recorded, because a page may be megabytes that OpenCode has to send."""
+"""How many of a session's newest messages are read. More are read only if the first page does not reach back to the
+recorded messages, because OpenCode may have to send megabytes for a page."""
 
 _CALL_SECONDS: Final = 20.0
 _KINDS: Final = ("human.input", "agent.input", "turn.started")
-"""Any of these, with a user message as its key, says that the message was recorded."""
+"""An event of any of these types, with a user message as its key, shows that the message was recorded."""
 
 
 class BackFill:
@@ -45,7 +45,7 @@ class BackFill:
     def __init__(self, ingest: Ingest, store: StreamStore, state: CaptureState) -> None:
         self._ingest, self._store, self._state = ingest, store, state
         self._due: dict[str, str] = {}
-        """Session → the OpenCode process that goes on with it."""
+        """Session → the OpenCode process that continues it."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._seqs = count(1)
 
@@ -64,7 +64,7 @@ class BackFill:
         return bool(self._tasks)
 
     def recorded(self, records: Sequence[Record]) -> None:
-        """Note which sessions may miss turns, and read those that rest."""
+        """Note which sessions may be missing turns, and read the idle ones."""
         for record in records:
             event = record.event
             boot = event.metadata.get("boot")
@@ -82,7 +82,7 @@ class BackFill:
                 task.add_done_callback(self._tasks.discard)
 
     async def _fill(self, session: str) -> None:
-        """Record the missing turns of a session, unless its next turn has begun; then its end tries again."""
+        """Record the missing turns of a session. If its next turn has begun, the end of that turn tries again."""
         boot, known = self._due.get(session), self._state.sessions.get(session)
         link = self._ingest.link_of(boot, known.directory) if boot is not None and known is not None else None
         if boot is None or known is None or link is None:
@@ -109,7 +109,7 @@ class BackFill:
                 next(self._seqs)
             self._ingest.take(Origin(boot, HISTORY_INSTANCE), seq, items, None)
         if missing:
-            log.info("%d turns of %s were missing, and are read from OpenCode", len(missing), session)
+            log.info("%d missing turns of %s were read from OpenCode", len(missing), session)
 
     async def _is_missing(self, session: SessionState, user: str) -> bool:
         if session.first_message is None or user <= session.first_message or user in session.inputs:

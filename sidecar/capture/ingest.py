@@ -30,7 +30,7 @@ ASK_SECONDS: Final = 1.5
 """How long OpenCode may take to describe a session. A hook waits at most as long as the translator holds it."""
 
 MAX_MISSING_CHECKS: Final = 200
-"""Most sessions to look up, one by one, when a directory's first link delivers."""
+"""Maximum number of sessions to look up, one by one, when a directory's first link delivers."""
 
 
 class Link(Protocol):
@@ -100,7 +100,7 @@ class Ingest:
         self._links[Origin(link.boot_id, link.instance)] = link
 
     def closed(self, link: Link) -> None:
-        """Note the end of a link; the items it delivered are still written."""
+        """Note the end of a link; the items that it delivered are still written."""
         origin = Origin(link.boot_id, link.instance)
         if self._links.get(origin) is link:
             del self._links[origin]
@@ -312,7 +312,7 @@ class Ingest:
         """End the open turns of these boots, whose processes are gone; return when that is durable."""
         for session, turn in self._translator.state.open_turns():
             if turn.boot in boots:
-                log.info("process %d of boot %s is gone: its turn ends", turn.pid or 0, turn.boot)
+                log.info("process %d of boot %s is gone: ending its turn", turn.pid or 0, turn.boot)
                 self._translator.end_dead(session.id, self._loop.time(), at_ms=self._lost.get(turn.boot))
         appended = self.pump()
         if appended is not None:

@@ -164,7 +164,7 @@ async def _played(
     give_up_seconds: float,
     words: LastWords,
 ) -> int:
-    """Send everything, over as many links as that takes; return by how many records the log grew."""
+    """Send everything, over as many links as needed; return how many records the log gained."""
     progress = player.progress
     loop = asyncio.get_running_loop()
     failures = explained = 0
@@ -184,11 +184,11 @@ async def _played(
         except LinkClosed as error:
             if error.reason == "replaced":
                 # Do not reconnect: that would end the other process's link, which would end ours, and so on.
-                hint = "wait for it, then play again: what is known is not added twice"
+                hint = "wait for it to finish, then play again: no event is recorded twice"
                 raise LinkUnavailable(f"another process is playing {path}", hint) from None
             progress.relinked += 1
             await _until_gone(home, info)
-            when = "again and again without taking anything"
+            when = "repeatedly without accepting anything"
             failure = LinkUnavailable(*ended(home, when, words))
         except LinkUnavailable as error:
             # The sidecar may have died between the check and the connection, or while it started.

@@ -31,7 +31,7 @@ log = logging.getLogger("sidecar.capture.spools")
 _NAME = re.compile(r"([0-9a-f]{16,64})-([0-9a-f]{16,64})(\.left\d{1,9})?\.jsonl")
 
 MAX_UNSETTLED_ITEMS: Final = 512
-"""Most items of a spool that may wait for the disk before more are read. The same as a link's window."""
+"""Maximum number of a spool's items that may wait for the disk before more are read. The same as a link's window."""
 
 MAX_UNSETTLED_BYTES: Final = 8 * 1024 * 1024
 """After this many bytes of a spool, wait until everything read is durable."""
@@ -63,7 +63,8 @@ def boots(directory: Path) -> set[str]:
 async def take_left(directory: Path, ingest: Ingest) -> int:
     """Record and delete the spools that no shim will send; return how many items they held.
 
-    A spool stays if its process runs and did not leave it, if it is not ours, or if the log fails meanwhile.
+    A spool stays if its process is running and did not leave it, if it is not ours, or if the log fails in the
+    meantime.
     """
     taken = 0
     for path in _spools(directory):
@@ -87,7 +88,7 @@ async def take_left(directory: Path, ingest: Ingest) -> int:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("the spool %s is taken in but cannot be removed: %s", path.name, error.strerror)
+            log.warning("the spool %s is recorded but cannot be removed: %s", path.name, error.strerror)
             continue
         taken += items
     return taken
@@ -181,7 +182,7 @@ def _open_if_left(path: Path, is_left: bool) -> _Left | None:
         try:
             header = parse_header(file.readline(_MAX_LINE))
         except FrameError:
-            log.warning("the spool %s has no readable header; its lines are taken all the same", path.name)
+            log.warning("the spool %s has no readable header; its lines are recorded anyway", path.name)
         if not is_left and header is not None and still_runs(header.pid, header.started_ms):
             return None
         stack.pop_all()

@@ -18,7 +18,7 @@ SPOOL_SCAN_SECONDS: Final = 15.0
 """How often the sidecar looks for spools of dead processes; it also looks when a link closes."""
 
 DEATH_SCAN_SECONDS: Final = 1.0
-"""How often it checks the process of an open turn whose OpenCode has no link and so may have just died."""
+"""How often the sidecar checks the process of an open turn whose OpenCode has no link and so may have just died."""
 
 
 class SpoolWatch:
@@ -47,7 +47,7 @@ class SpoolWatch:
         async with self._taking:
             taken = await take_left(self._directory, self._ingest)
             unlinked = self._ingest.dead()
-            # Look for spools only now: a process that is dead can write no further one.
+            # Look for spools only now, because a dead process can write no more of them.
             spooled = await asyncio.to_thread(boots, self._directory) if unlinked else set()
             over = {boot for boot, dead in unlinked.items() if dead and boot not in spooled}
             over = {boot for boot in over if not self._ingest.holds(boot)}
@@ -55,7 +55,7 @@ class SpoolWatch:
             if over:
                 await self._ingest.end_turns(over)
         if taken:
-            log.info("took %d items from spools", taken)
+            log.info("recorded %d items from spools", taken)
         return taken
 
     async def _watch(self) -> None:

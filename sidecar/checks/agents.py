@@ -13,7 +13,7 @@ LETTERS_HINT: Final = "see `durable-stream dlq list`"
 
 
 def check_agents(scene: Scene) -> list[Check]:
-    """What the running sidecar's agents wait for, and what they could not handle."""
+    """What the running sidecar's agents are waiting for, and what they could not handle."""
     notes = agent_notes(scene.answer) if scene.answer is not None else []
     return [Check("agents", "note", text, hint) for text, hint in notes]
 
@@ -29,13 +29,13 @@ def agent_notes(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     for consumer in consumers:
         if consumer["problem"] and nats.get("connected"):
             text = f"the agent {consumer['agent']} gets no commands from NATS: {consumer['problem']}"
-            notes.append((text, "two consumers of the same commands are not possible: remove the other one"))
+            notes.append((text, "the same commands cannot have two consumers: remove the other one"))
     counts = (nats.get("mirror") or {}).get("notes") or {}
     if reserved := sum(consumer["counts"].get(_RESERVED, 0) for consumer in consumers):
-        text = f"{counted(reserved, 'command')} had CG-* keys in their payload, which are reserved for headers"
+        text = f"{counted(reserved, 'command')} had CG-* keys in the payload; these keys are reserved for headers"
         notes.append((text, "rename these keys in the program that sends them"))
     if unsent := sum(count for name, count in counts.items() if name.startswith(_UNSENT)):
-        text = f"{counted(unsent, 'command')} for agents elsewhere not sent: too old, too large or forgotten"
+        text = f"{counted(unsent, 'command')} for agents elsewhere were not sent: too old, too large or forgotten"
         notes.append((text, "`durable-stream mirror status --json` counts the reasons in `notes`"))
     return notes
 

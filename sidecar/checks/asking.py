@@ -18,7 +18,7 @@ class SidecarSilent(Exception):
 
 
 class NotAsked(SidecarSilent):
-    """The sidecar was not asked because this command cannot use the home; its token may be open to others."""
+    """The sidecar was not asked because this command cannot use the home, whose token others may know."""
 
 
 async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def refused_plugin(status: Mapping[str, Any]) -> tuple[str, str] | None:
     count = (status.get("door") or {}).get("refused_protocol")
     version, pid, protocol = (refused.get(name) for name in ("shim_version", "pid", "protocol"))
     text = (
-        f"the plugin ({version}) in OpenCode (pid {pid}) speaks link protocol {protocol}, which this sidecar no longer "
-        f"supports. It was refused {count} times; its hooks wait in the spool"
+        f"the plugin ({version}) in OpenCode (pid {pid}) speaks link protocol {protocol}, which this sidecar no "
+        f"longer supports. It was refused {count} times; its hooks are waiting in the spool"
     )
     return text, "run `durable-stream install`, then restart OpenCode; the sidecar then records the spool"

@@ -29,7 +29,8 @@ class Fix(NamedTuple):
 class Check(NamedTuple):
     """One finding, and what to do about it, if anything.
 
-    ``problem``: something is not recorded, or soon will not be. ``note``: recording works, but the user should know.
+    ``problem``: something is not recorded, or soon will not be. ``note``: recording works, but the user should know
+    about this.
     """
 
     name: str
@@ -134,7 +135,7 @@ def has_defaults(home: Home, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def names_exclusions(home: Home) -> bool:
-    """True if config.toml may exclude directories. Only then does ``status`` look into a configuration in use."""
+    """True if config.toml may exclude directories. Only then does ``status`` read a configuration that is in use."""
     try:
         return b"exclude" in home.config_path.read_bytes()
     except OSError:

@@ -36,9 +36,9 @@ def check_home(scene: Scene) -> list[Check]:
     found = home.path.stat()
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid != os.geteuid():
-        return [Check("home", "problem", f"{home.path} belongs to another user", "choose another --home")]
+        return [Check("home", "problem", f"{home.path} is owned by another user", "choose another --home")]
     if mode & 0o077:
-        text = f"{home.path} is open to others (mode {mode:o})"
+        text = f"{home.path} is accessible to other users (mode {mode:o})"
         return [Check("home", "problem", text, f"run: chmod 700 {home.path}", Fix("close", home.path))]
     for path in (home.path, home.store_path, home.spool_path, home.store_path / LOCK):
         if (foreign := _foreign(path)) is not None:
@@ -49,7 +49,7 @@ def check_home(scene: Scene) -> list[Check]:
         if path.exists() and not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else os.R_OK)):
             text, hint = f"{path} cannot be written, so nothing is recorded", f"run: chmod -R u+rwX {home.path}"
             return [Check("home", "problem", text, hint, Fix("unlock", path))]
-    return [Check("home", "ok", f"{home.path}, closed to others")]
+    return [Check("home", "ok", f"{home.path}, accessible only to you")]
 
 
 def _foreign(path: Path) -> Check | None:
@@ -62,13 +62,13 @@ def _foreign(path: Path) -> Check | None:
         text = f"{path} is a symbolic link, which the sidecar does not follow, so nothing is recorded"
         return Check("home", "problem", text, "replace the link with the directory or file it points to")
     if found.st_uid != os.geteuid():
-        text = f"{path} belongs to user {found.st_uid}, not to you, so nothing is recorded"
-        return Check("home", "problem", text, "choose another --home, or have its owner transfer it to you")
+        text = f"{path} is owned by user {found.st_uid}, not by you, so nothing is recorded"
+        return Check("home", "problem", text, "choose another --home, or ask its owner to transfer it to you")
     return None
 
 
 def check_token(scene: Scene) -> list[Check]:
-    """Whether the token is a regular file of this user, closed to others."""
+    """Whether the token is a regular file that this user owns and that other users cannot access."""
     home = scene.home
     if not home.path.is_dir():
         return []
@@ -78,7 +78,7 @@ def check_token(scene: Scene) -> list[Check]:
         home.read_token()
     except HomeError as error:
         return [Check("token", "problem", f"{error.path}: {error.problem}", error.hint, Fix("renew token", error.path))]
-    return [Check("token", "ok", "readable by you alone")]
+    return [Check("token", "ok", "readable only by you")]
 
 
 def check_config(scene: Scene) -> list[Check]:
@@ -87,7 +87,7 @@ def check_config(scene: Scene) -> list[Check]:
     if scene.config is None:
         return [Check("config", "problem", scene.config_fault, f"correct it, or delete {path} to use the defaults")]
     if unknown := sorted(scene.config.nats.pull.model_extra or ()):
-        text = f"{path}: [nats.pull] has keys that are kept but mean nothing here: {', '.join(unknown)}"
+        text = f"{path}: [nats.pull] has keys that are unknown here and have no effect: {', '.join(unknown)}"
         return [Check("config", "note", text, "check their spelling; docs/operations.md lists the keys")]
     return [Check("config", "ok", str(path) if path.is_file() else "no file; the defaults apply")]
 
@@ -109,9 +109,9 @@ def check_port(scene: Scene) -> list[Check]:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            reason = "another program has it" if error.errno == errno.EADDRINUSE else error.strerror
+            reason = "another program is using it" if error.errno == errno.EADDRINUSE else error.strerror
             text = f"the configured port {port} cannot be used ({reason}), so no sidecar can start"
-            hint = f"set another [link] port in {scene.home.config_path}, or 0 for any free one"
+            hint = f"set another [link] port in {scene.home.config_path}, or 0 for any free port"
             return [Check("port", "problem", text, hint)]
     return [Check("port", "ok", f"{port} is free")]
 
@@ -139,7 +139,7 @@ def _times(home: Home) -> Iterator[tuple[Path, int]]:
 
 
 def check_spool(scene: Scene) -> list[Check]:
-    """How much the spool holds."""
+    """How much is in the spool."""
     waiting = spool_size(scene.home)
     text = f"{counted(waiting['files'], 'file')}, {waiting['bytes']} bytes"
     if scene.home.running() is not None or not waiting["files"]:
@@ -159,5 +159,7 @@ def check_space(scene: Scene) -> list[Check]:
     free = shutil.disk_usage(directory).free
     text = f"{free // (1024 * 1024)} MiB free on the disk of {scene.home.path}"
     if free < LOW_SPACE_BYTES:
-        return [Check("disk", "problem", text, "free some space; on a full disk recording stops, OpenCode does not")]
+        return [
+            Check("disk", "problem", text, "free some space; on a full disk, recording stops but OpenCode continues")
+        ]
     return [Check("disk", "ok", text)]

@@ -29,11 +29,11 @@ async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:
         case "prepare":
             done = prepare(places, [fix.path])
             if not done.lines:
-                raise HomeError(fix.path, "there was nothing to repair here", "see docs/operations.md")
+                raise HomeError(fix.path, "there was nothing to repair", "see docs/operations.md")
             return "; ".join(done.lines)
         case "close":
             fix.path.chmod(0o700)
-            return f"closed {fix.path} to others"
+            return f"made {fix.path} accessible only to you"
         case "unlock":
             return _unlock(fix.path)
         case "renew token":
@@ -52,7 +52,7 @@ def _renew_token(home: Home) -> str:
         # The sidecar keeps the old token in memory, so plugins with the new one could not connect.
         raise HomeError(
             home.token_path,
-            "a running sidecar uses it",
+            "a running sidecar is using it",
             "run `durable-stream stop`, then `durable-stream doctor --fix` again",
         )
     if os.path.lexists(home.token_path):

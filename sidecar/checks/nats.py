@@ -77,7 +77,7 @@ def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None
     if found:
         return found
     if server is None:
-        return [Check("nats", "ok", f"{program}; it starts with the sidecar, and none runs")]
+        return [Check("nats", "ok", f"{program}; it starts with the sidecar, which is not running")]
     state = f"{server['state']}, pid {server['pid']}, port {server['port']}" if server["port"] else server["state"]
     return [Check("nats", "ok", f"{program}; {state}")]
 
@@ -87,7 +87,7 @@ def _bad_directory(directory: Path) -> tuple[str, str] | None:
 
     A missing directory is not a fault, because the server creates it.
     """
-    move = "stop the sidecar and move it away; it holds only a copy of the log, which the sidecar rebuilds"
+    move = "stop the sidecar and move this directory away; it holds only a copy of the log, which the sidecar rebuilds"
     for path in (directory, directory / "store"):
         try:
             about = path.lstat()
@@ -98,7 +98,7 @@ def _bad_directory(directory: Path) -> tuple[str, str] | None:
         if not stat.S_ISDIR(about.st_mode):
             return f"{path} is not a directory", move
         if about.st_uid != os.geteuid():
-            return f"{path} belongs to another user", move
+            return f"{path} is owned by another user", move
         if os.statvfs(path).f_flag & os.ST_RDONLY or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
             return f"{path} cannot be written", f"run: chmod -R u+rwX {path}"
     return None
@@ -111,7 +111,7 @@ def _taken(port: int) -> str | None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            return f"port {port} is taken by another program" if taken else f"port {port}: {error.strerror}"
+            return f"port {port} is in use by another program" if taken else f"port {port}: {error.strerror}"
     return None
 
 
@@ -130,7 +130,11 @@ def _external(config: NatsConfig) -> list[Check]:
         return [_note(str(error), "enable JetStream on that server and for this user")]
     if server_version(version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return [_note(f"NATS at {options.shown} is {version}, and {oldest} is the oldest", "use a newer server")]
+        return [
+            _note(
+                f"NATS at {options.shown} is {version}; the oldest supported version is {oldest}", "use a newer server"
+            )
+        ]
     return [Check("nats", "ok", f"{options.shown} accepts the connection; version {version}, with JetStream")]
 
 
@@ -153,16 +157,19 @@ def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
         return []
     if mirror["problem"] and mirror["problem"] != now["problem"]:
         text, _, hint = mirror["problem"].partition("; ")
-        return [Check("mirror", "note", f"{counted(mirror['lag'], 'record')} wait: {text}", hint)]
+        return [Check("mirror", "note", f"{counted(mirror['lag'], 'record')} waiting: {text}", hint)]
     if mirror["lag"] and not now["connected"]:
         return [
             Check(
-                "mirror", "note", f"{counted(mirror['lag'], 'record')} wait for the server", "see the nats line above"
+                "mirror",
+                "note",
+                f"{counted(mirror['lag'], 'record')} waiting for the server",
+                "see the nats line above",
             )
         ]
     if (reserved := reserved_keys(mirror)) is not None:
         return [Check("mirror", "note", *reserved)]
-    behind = f"{counted(mirror['lag'], 'record')} behind the log" if mirror["lag"] else "level with the log"
+    behind = f"{counted(mirror['lag'], 'record')} behind the log" if mirror["lag"] else "up to date with the log"
     return [Check("mirror", "ok", f"{behind}; `durable-stream mirror verify` compares them")]
 
 
@@ -171,7 +178,7 @@ def reserved_keys(mirror: Mapping[str, Any]) -> tuple[str, str] | None:
     count = mirror.get("notes", {}).get(_RESERVED_KEYS, 0)
     if not count:
         return None
-    text = f"{counted(count, 'mirrored message')} have payload keys that begin with CG-, which is reserved for headers"
+    text = f"{counted(count, 'mirrored message')} with payload keys that begin with CG-, a prefix reserved for headers"
     return text, "rename these keys in the program that writes the payload"
 
 

@@ -1,4 +1,6 @@
-"""Checks that OpenCode and the plugin are installed, complete, loaded and of one version, without a wait for npm."""
+"""Checks that OpenCode and the plugin are installed, complete, loaded and of one version, and that OpenCode does not
+wait for npm.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,24 @@ OLDEST_OPENCODE = (1, 18)
 PROVEN = frozenset({"1.18.33", "0.0.0-next-16350"})
 """The versions that the tests drive; see ``docs/opencode2.md``."""
 
-UNPROVEN = "docs/opencode2.md says what was tested; what a newer release sends is all kept, but may not be understood"
+UNPROVEN = (
+    "docs/opencode2.md lists what was tested; everything that a newer release sends is recorded, but some of "
+    "it may not be understood"
+)
 
 ANSWER_SECONDS = 20.0
 """How long a program may take to print its version; OpenCode takes seconds on a busy machine."""
 
 PROJECTS = 500
-"""Most projects from the log that are checked."""
+"""Maximum number of projects from the log that are checked."""
 
 _NO = frozenset({"", "0", "false", "no", "off", "n"})
 
 
 def check_opencode(scene: Scene) -> list[Check]:
-    """OpenCode 1 and 2 on the PATH, their versions, and what these and the linked ones lack for background work."""
+    """OpenCode 1 and 2 on the PATH, their versions, and what these versions and the linked ones lack for background
+    work.
+    """
     found = [(name, shutil.which(name, path=scene.environ.get("PATH"))) for name in ("opencode", "opencode2")]
     programs = [(name, path) for name, path in found if path is not None]
     said = {path: re.search(r"(\d+)\.(\d+)\.\d+\S*", output_of([path, "--version"]) or "") for _, path in programs}
@@ -54,7 +61,10 @@ def _check_lacks(version: str) -> Check:
         return Check("background", "ok", f"OpenCode {version} lacks nothing for background work")
     text = f"OpenCode {version}: {'; '.join(MEANINGS[each] for each in lacked)}"
     return Check(
-        "background", "note", text, "`durable-stream top` and the channels of [notify] show what runs and ends"
+        "background",
+        "note",
+        text,
+        "`durable-stream top` and the channels of [notify] show what is running and what has ended",
     )
 
 
@@ -72,16 +82,21 @@ def _check_version(name: str, path: str, numbers: re.Match[str] | None) -> Check
 
 
 def check_services(scene: Scene) -> list[Check]:
-    """Whether the sidecar reads the services of OpenCode 2 whose plugin is linked."""
+    """Whether the sidecar reads the OpenCode 2 services whose plugin is linked."""
     checks = []
     for service in (scene.answer or {}).get("services") or []:
         version, state, place = (str(service.get(name) or "") for name in ("version", "state", "registration"))
         if state == "refused":
-            hint = "the file must be yours alone (mode 600) and name a loopback address; sidecar.log says what is wrong"
-            checks.append(Check("opencode 2", "problem", f"its service is not read, because of {place}", hint))
+            hint = (
+                "the file must be accessible only to you (mode 600) and name a loopback address; sidecar.log says "
+                "what is wrong"
+            )
+            checks.append(Check("opencode 2", "problem", f"its service is not read; see {place}", hint))
         elif state != "read":
             text = f"its plugin is linked, but no service answers at the address in {place}"
-            checks.append(Check("opencode 2", "note", text, "sessions are read as soon as it does; nothing is lost"))
+            checks.append(
+                Check("opencode 2", "note", text, "sessions are read as soon as the service answers; nothing is lost")
+            )
         elif version in PROVEN:
             checks.append(Check("opencode 2", "ok", f"the service {version} is read"))
         else:
@@ -145,7 +160,7 @@ def missing_files(plugin: Plugin) -> list[Check]:
     if not names.command:
         return [Check("plugin", "problem", f"{target.plugin} was changed and cannot be read", again(target), fix)]
     return [
-        Check("plugin", "problem", f"{target.plugin} names {path} ({what}), which is not there", again(target), fix)
+        Check("plugin", "problem", f"{target.plugin} names {path} ({what}), which does not exist", again(target), fix)
         for what, path in (("shim", names.shim), ("executable", names.command[0]))
         if not Path(path).is_file()
     ]
@@ -225,11 +240,14 @@ def check_startup(scene: Scene) -> list[Check]:
 def _check_directory(scene: Scene, directory: Path) -> list[Check]:
     hint = "run `durable-stream doctor --fix`"
     if starves(directory):
-        text = f"{directory} may need npm packages, and the empty node_modules from `install` keeps them away"
+        text = (
+            f"{directory} may need npm packages, but the empty node_modules from `install` keeps OpenCode from "
+            "installing them"
+        )
         return [Check("start-up", "problem", text, hint, Fix("prepare", directory))]
     if not waits(directory, scene.environ):
         return []
-    text = f"without a network, OpenCode waits over a minute for npm at each start, because of {directory}"
+    text = f"without a network, {directory} makes OpenCode wait over a minute for npm at each start"
     if "fetch-retries" in read_rc(directory / RC) or (directory / RC).is_symlink():
         # This is the user's own setting, which `install` never changes.
         hint = f"to avoid the wait, set fetch-retries=0 in {directory / RC}"
@@ -256,7 +274,8 @@ def check_service(scene: Scene) -> list[Check]:
 def output_of(command: Sequence[str]) -> str | None:
     """What a program prints; ``None`` if it cannot be run, fails, or takes too long."""
     try:
-        # Run it from the root directory, because the plugin starts it from any project, never from this checkout.
+        # Run the program from the root directory, because the plugin starts it from any project, never from this
+        # checkout.
         done = subprocess.run(  # noqa: S603 - the command is the one that was installed
             command,
             capture_output=True,

@@ -17,7 +17,7 @@ from streams.store import NOTHING, Record
 
 TAIL_RECORDS = 2000
 
-EVERY_FAULT = "`durable-stream verify` shows every fault, `durable-stream repair --dry-run` what can be repaired"
+EVERY_FAULT = "`durable-stream verify` shows every fault; `durable-stream repair --dry-run` shows what can be repaired"
 
 _LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode (?!recording$)", re.MULTILINE)
 """A line of ``sidecar.log``; links of `play` do not count."""
@@ -74,18 +74,18 @@ async def _sessions(reader: LogReader) -> AsyncIterator[Record]:
 
 
 def check_sidecar(scene: Scene) -> list[Check]:
-    """Whether the sidecar runs and answers."""
+    """Whether the sidecar is running and answers."""
     info = scene.home.running()
     if info is None:
         return [Check("sidecar", "ok", "not running; OpenCode starts it when needed")]
     if scene.answer is None and not scene.silence:
-        text = f"pid {info.pid} runs; it was not asked, because this command cannot use the home"
+        text = f"running as pid {info.pid}; it was not queried, because this command cannot use the home"
         return [Check("sidecar", "note", text, "fix the problems above, then run `durable-stream doctor` again")]
     if scene.answer is None:
         hint = "run `durable-stream stop`; OpenCode starts a new one"
         return [Check("sidecar", "problem", f"pid {info.pid} does not answer: {scene.silence}", hint)]
     up = describe_span((scene.answer.get("sidecar") or {}).get("uptime_ms") or 0)
-    return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} authenticated; up {up}")]
+    return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} is authenticated; up {up}")]
 
 
 def check_start(scene: Scene) -> list[Check]:
@@ -104,7 +104,7 @@ def check_start(scene: Scene) -> list[Check]:
 
 
 def check_links(scene: Scene) -> list[Check]:
-    """Whether an OpenCode ever linked. A plugin file alone records nothing."""
+    """Whether an OpenCode has ever linked. A plugin file alone records nothing."""
     links = (scene.answer or {}).get("links") or []
     if links:
         return [Check("links", "ok", counted(len(links), "OpenCode") + " linked now")]
@@ -113,9 +113,9 @@ def check_links(scene: Scene) -> list[Check]:
         return [Check("links", "ok", f"none now; the last one opened at {last}")]
     if not scene.plugins:
         return []
-    text = f"the plugin is installed, and {scene.home.log_path} shows no OpenCode that ever linked"
+    text = f"the plugin is installed, but {scene.home.log_path} shows that no OpenCode has ever linked"
     if scene.survey.head > NOTHING:
-        text += "; what is recorded came in through the spool, from `play`, or before that file begins"
+        text += "; the records came through the spool, from `play`, or from before that file begins"
     hint = "restart OpenCode in a project, without --pure, OPENCODE_PURE or DURABLE_STREAM=off"
     return [Check("links", "note", text, hint)]
 
@@ -185,7 +185,10 @@ def check_sqlite(scene: Scene) -> list[Check]:
     if scene.survey.backend != "sqlite" or version >= WAL_RESET_FIXED:
         return []
     number = ".".join(map(str, version))
-    text = f"SQLite {number} can damage a database that two programs write at once; only the sidecar writes this one"
+    text = (
+        f"SQLite {number} can damage a database if two programs write to it at once; only the sidecar writes to "
+        "this one"
+    )
     return [Check("sqlite", "note", text, "do not open log.db in another program; SQLite 3.51.3 fixes this")]
 
 

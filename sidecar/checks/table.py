@@ -47,7 +47,7 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_links,
     opencode.check_startup,
 )
-"""Checks that need the log, which takes a while to read if it is long, and those that follow them."""
+"""Checks that need the log, which takes a while to read if it is long, and the checks that follow them."""
 
 
 async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> AsyncIterator[Check]:

@@ -22,13 +22,13 @@ def check_terminal(scene: Scene) -> list[Check]:
             text = f"{error.filename} cannot be read ({error.strerror}); OpenCode may show no list of background work"
             found.append(Check("terminal", "note", text, "make it readable for you"))
             continue
-        fallback = "so OpenCode 1 shows background work as a text, without a list and a card"
+        fallback = "so OpenCode 1 shows background work as text, without a list or a card"
         if state == "ready":
             found.append(Check("terminal", "ok", str(file)))
         elif state == "theirs":
             hint = f'if you want them, add "{file.as_uri()}" to "plugin" there, then run `durable-stream install`'
             found.append(
-                Check("terminal", "note", f"{settings} is yours and does not name {TUI_NAME}, {fallback}", hint)
+                Check("terminal", "note", f"{settings} is your own file and does not name {TUI_NAME}, {fallback}", hint)
             )
         else:
             text = f"{file} is {state}, {fallback}" if state == "missing" else f"{file} is {state}"

@@ -14,32 +14,34 @@ if TYPE_CHECKING:
     from sidecar.home import Home
     from sidecar.runtime.agent import Agent
 
-_CUT_OFF = "run the same command with the same --key, which is safe"
+_CUT_OFF = "it is safe to run the same command with the same --key"
 
 
 CHECKED_EVENTS = 1000
-"""With how many of the newest recorded events ``--check`` tries an agent."""
+"""How many of the newest recorded events ``--check`` tries an agent with."""
 
 
 async def agents(
     context: typer.Context,
     check: Annotated[
         str | None,
-        typer.Option("--check", metavar="MODULE:ATTR", help="Check that this agent is pure, and run nothing."),
+        typer.Option("--check", metavar="MODULE:ATTR", help="Only check that this agent is pure; do not run it."),
     ] = None,
     events: Annotated[
         Path | None,
-        typer.Option("--events", metavar="FILE", help="With --check: use these events, one JSON object per line."),
+        typer.Option(
+            "--events", metavar="FILE", help="With --check: try the agent with these events, one JSON object per line."
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> int:
     """List the agents that run in the sidecar, with health, lag and last error.
 
-    Starts a sidecar if none runs. Exits with 1 if an agent failed or could not be loaded.
+    Starts a sidecar if none is running. Exits with 1 if an agent failed or could not be loaded.
 
-    With --check, loads one agent in the command's process, not in the sidecar, and checks that it uses no
-    clock, randomness, file or socket, and that the same events give the same results. Uses the events of
-    the log that the agent receives, or those of --events. Exits with 1 if it finds something.
+    With --check, loads one agent in the command's process, not in the sidecar, and checks that the agent uses no clock,
+    randomness, file or socket and that the same events give the same results. Uses the events of the log that the agent
+    receives, or those of --events. Exits with 1 if the check finds something.
     """
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
@@ -85,7 +87,7 @@ async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
     try:
         made = load_object(spec, home.path)
         if not callable(made):
-            raise LoadError(spec, "it must be a class, or a function that returns an agent")
+            raise LoadError(spec, "the attribute must be a class, or a function that returns an agent")
         agent = UserAgent(spec, made)
         events = await _wanted(home, agent) if file is None else _events_of(file)
         findings = check_agent(made, events, spec=spec)
@@ -98,9 +100,9 @@ async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
     for finding in findings:
         out.text(str(finding), "red")
     if not findings:
-        out.text(f"agent {agent.name}: nothing impure found in its source, nor with {len(events)} events", "green")
+        out.text(f"agent {agent.name}: nothing impure found in its source or with {len(events)} events", "green")
     if not events:
-        note("There was no event to try it with; give some with --events FILE.")
+        note("There was no event to try the agent with; name some with --events FILE.")
     return 1 if findings else 0
 
 
@@ -153,7 +155,7 @@ async def send(
     type_: Annotated[str, typer.Argument(metavar="TYPE", help="The command's type, such as `report`.")],
     payload: Annotated[str, typer.Argument(metavar="[JSON]", help="The command's payload, a JSON object.")] = "{}",
     key: Annotated[
-        str | None, typer.Option("--key", help="With the same key, the command is handled only once.")
+        str | None, typer.Option("--key", help="Idempotency key: commands with the same key are handled only once.")
     ] = None,
     json: JsonFlag = False,
 ) -> None:

@@ -94,7 +94,7 @@ DLQ_COMMANDS = (
 
 GROUPS = {
     MIRROR: ("Check or rebuild the log's copy on NATS.", MIRROR_COMMANDS),
-    DLQ: ("List, redrive or drop what agents could not handle.", DLQ_COMMANDS),
+    DLQ: ("List, redrive or drop messages that agents could not handle.", DLQ_COMMANDS),
 }
 """The commands that have subcommands: their help, and the subcommands."""
 
@@ -131,7 +131,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Durable Stream for OpenCode: what your agents did, why, and with what result."""
+    """Durable Stream for OpenCode shows what your agents did, why, and with what result."""
     context.obj = home
 
 

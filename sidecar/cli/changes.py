@@ -31,13 +31,15 @@ async def changes(
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N turns.")
     ] = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Print the diffs; in a pipe, only the diffs.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Also print the diffs; in a pipe, print only the diffs.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Show the files that agents changed, and who approved what.
 
-    Groups the changes by session and turn. Also lists the commands that a person approved or
-    rejected, but not the files that those commands changed, because these are unknown.
+    Groups the changes by session and turn. Also lists the commands that a person approved or rejected, but not the
+    files that those commands changed, which are unknown.
     """
     from sidecar.cli.shared.changes_text import print_diffs, print_on_terminal, print_rows
     from sidecar.cli.shared.output import Output

@@ -1,4 +1,4 @@
-"""``checkpoints``: lists what waits for an answer, and answers it."""
+"""``checkpoints``: lists what is waiting for an answer, and answers it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ async def checkpoints(
         typer.Option(
             "--answer",
             metavar="once|always|reject|TEXT",
-            help="Answer it. Repeat it for a message after reject, or for several questions.",
+            help="The answer. Repeat the option to add a message after reject, or to answer several questions.",
         ),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Also list those that wait no longer.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also list checkpoints that are no longer waiting.")] = False,
     limit: LimitOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """List what waits for your answer, in any session, and answer it.
+    """List what is waiting for your answer in any session, or answer it.
 
     The first answer wins, wherever you give it. A late answer fails with the code already-answered.
     """
@@ -49,10 +49,13 @@ async def checkpoints(
         from sidecar.cli.shared.control import ask
 
         if checkpoint is None:
-            raise Failure("no-checkpoint", "name what to answer; `durable-stream checkpoints` lists what waits")
+            raise Failure(
+                "no-checkpoint",
+                "name the checkpoint to answer; `durable-stream checkpoints` lists those that are waiting",
+            )
         given = {"checkpoint": checkpoint, "answer": answer}
         found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")
-        out.object(found) if json else out.text(f"{found['id']} is answered: {'; '.join(found['answer'])}")
+        out.object(found) if json else out.text(f"{found['id']} answered: {'; '.join(found['answer'])}")
         return
     reader = open_reader(home.store_path)
     listed = await read_checkpoints(reader)
@@ -67,7 +70,9 @@ async def checkpoints(
         _table(out, shown)
     else:
         empty = reader.head == NOTHING
-        note(f"Nothing waits for an answer: {empty_text(reader)}." if empty else "Nothing waits for an answer.")
+        note(
+            f"Nothing is waiting for an answer: {empty_text(reader)}." if empty else "Nothing is waiting for an answer."
+        )
 
 
 def _named(listed: list[Checkpoint], given: str) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""``dlq list``, ``show``, ``redrive`` and ``drop``: what agents could not handle, and what to do about it."""
+"""``dlq list``, ``show``, ``redrive`` and ``drop``: the messages that agents could not handle."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ if TYPE_CHECKING:
     from sidecar.home import Home
     from sidecar.runtime.letters import Letter
 
-_CUT_OFF: Final = "run the same command again, which is safe"
+_CUT_OFF: Final = "it is safe to run the same command again"
 _LONGEST: Final = 120
 
-LetterArgument = Annotated[str, typer.Argument(metavar="LETTER", help="Its id, or the end of it.")]
-LettersArgument = Annotated[list[str], typer.Argument(metavar="LETTER…", help="Their ids, or the ends of them.")]
+LetterArgument = Annotated[str, typer.Argument(metavar="LETTER", help="The letter's id, or a unique end of it.")]
+LettersArgument = Annotated[
+    list[str], typer.Argument(metavar="LETTER…", help="The letters' ids, or unique ends of them.")
+]
 
 
 async def list_(
     context: typer.Context,
-    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this agent.")] = None,
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only this agent's dead letters.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also list redriven and dropped letters.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """List what agents could not handle, oldest first."""
+    """List the messages that agents could not handle, oldest first."""
     from sidecar.cli.shared.output import Column, Output
     from sidecar.views.wording import local_time
 
@@ -71,7 +73,7 @@ async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = 
 
 
 async def redrive(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
-    """Hand dead letters to their agents again.
+    """Redeliver dead letters to their agents.
 
     Starts a sidecar if none runs. If a letter fails again, it stays a dead letter, and the command exits with 1.
     """

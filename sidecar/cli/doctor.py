@@ -1,4 +1,4 @@
-"""``doctor``: what keeps sessions from being recorded, and ``--fix`` for what can be fixed."""
+"""``doctor``: finds what keeps sessions from being recorded, and with ``--fix`` fixes what it can."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def doctor(
     fix: Annotated[bool, typer.Option("--fix", help="Fix what can be fixed, and print each change.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Find what keeps sessions from being recorded, and say what to do.
+    """Find what keeps sessions from being recorded, and suggest fixes.
 
     Checks OpenCode, the plugin, the home, the sidecar, the log, the clock and the disk. Exits with 1 if there is a
     problem.
@@ -46,7 +46,7 @@ async def doctor(
             out.prose(" " * 9, f"not fixed: {failed}" if failed else check.hint, "dim")
     if not json:
         before = f"{counted(repairs, 'finding')} fixed, " if repairs else ""
-        number = counted(problems, "problem") if problems else "no problem"
+        number = counted(problems, "problem") if problems else "no problems"
         out.text(f"{before}{number} {'left' if repairs else 'found'}", "bold")
     return 1 if problems else 0
 

@@ -39,14 +39,14 @@ async def export(
     ] = None,
     form: Annotated[
         Form,
-        typer.Option("--format", help="jsonl: the records. markdown, html: the conversation, as with read --full."),
+        typer.Option("--format", help="jsonl: the records; markdown, html: the conversation, as in read --full."),
     ] = Form.jsonl,
     json: JsonFlag = False,
 ) -> None:
     """Write a stream and the streams joined to it to a file.
 
-    By default writes JSON lines: a header, then the records. --json changes nothing. With --format writes
-    the conversation, with everything that read would shorten or fold.
+    By default, writes JSON lines: a header, then the records; --json changes nothing. With --format, writes the
+    conversation in full, including everything that read would shorten or fold.
     """
     from sidecar.cli.shared.project import newest_stream, newest_text
     from sidecar.cli.shared.transcript import written_to
@@ -94,7 +94,7 @@ async def _write(reader: LogReader, family: Family, log_id: object, file: IO[byt
     from sidecar.keeping.exported import header
     from sidecar.views.select import records_of
 
-    # The header has the number of records, so records that arrive meanwhile are left out.
+    # The header has the number of records, so records that arrive during the export are left out.
     head = reader.head
     count = 0
     async for _ in records_of(reader, family, up_to=head):

@@ -40,10 +40,9 @@ async def forget(
 ) -> int:
     """Erase what was said and done in a session.
 
-    SESSION is a root session or a child session. Replaces the payloads of its records,
-    and those of its child sessions, with digests, everywhere in the home. The records
-    stay, with their times and types, and the log still verifies. You cannot undo this.
-    Without --yes, prints a preview.
+    SESSION is a root session or a child session. Replaces the payloads of its records, and those of its child sessions,
+    with digests, everywhere in the home. The records stay, with their times and types, and the log still passes
+    verification. This cannot be undone. Without --yes, only prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_session, open_reader
@@ -100,7 +99,7 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
         ids = [id_ for name in streams if (found := catalog.streams.get(name)) is not None for id_ in found.sessions]
     else:
         streams, ids = [], [child]
-        for id_ in ids:  # grows: those below come after it
+        for id_ in ids:  # the list grows: descendants are appended
             ids += [session.id for session in known.values() if session.parent == id_ and session.id not in ids]
     sessions = [
         {"id": id_, "title": catalog.sessions[id_].title, "parent": known[id_].parent if id_ in known else None}
@@ -124,7 +123,7 @@ async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
 
     found = []
     if agents := streams_of_agents(streams):
-        found.append(f"because {', '.join(agents)} is an agent's memory")
+        found.append(f"because {', '.join(agents)} holds an agent's memory")
     try:
         state, _ = await restore(reader)
         if busy := await busy_streams(reader, state, streams, now_ms=own_identity().now_ms()):
@@ -152,11 +151,11 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
 
 
 def _tell_forgotten(out: Output, streams: list[str]) -> int:
-    """The payloads are gone already, so there is nothing to do, which is a success."""
+    """The payloads are already gone, so there is nothing to do, which counts as success."""
     if out.json:
         out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
     else:
-        out.prose("", f"nothing to forget: the payloads in {', '.join(streams)} were forgotten already")
+        out.prose("", f"nothing to forget: the payloads in {', '.join(streams)} have already been forgotten")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``import``: record the sessions that OpenCode had before, or that another home exported."""
+"""``import``: record the sessions that OpenCode had before ``install``, or that another home exported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
     from sidecar.home import Home
 
-CUT_OFF = "what was imported stays; run the same command again, which is safe and continues"
+CUT_OFF = "what was imported stays; it is safe to run the same command again, which continues the import"
 
 
 async def import_(
@@ -22,7 +22,7 @@ async def import_(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]", help="A file that `export` wrote.", exists=True, dir_okay=False, resolve_path=True
+            metavar="[FILE]", help="A file written by `export`.", exists=True, dir_okay=False, resolve_path=True
         ),
     ] = None,
     opencode: Annotated[
@@ -32,9 +32,9 @@ async def import_(
 ) -> int:
     """Record the sessions from before `install`, or those in a file that `export` wrote.
 
-    Marks them as history, which reaches no agent. Adds only what the log does not have, so running it again is safe.
-    With --opencode, starts a server of OpenCode 1, without plugins, to read its sessions. For sessions of OpenCode 2,
-    start OpenCode first.
+    Marks them as history, which is not passed to agents. Adds only what the log lacks, so running it again is safe.
+    With --opencode, starts an OpenCode 1 server without plugins to read its sessions. For OpenCode 2 sessions, start
+    OpenCode first.
     """
     from sidecar.cli.shared.output import Output
 
@@ -51,9 +51,9 @@ async def import_(
         return 0
     if one is None and not two["services"]:
         hint = "install OpenCode 1, or start OpenCode 2 with the plugin"
-        raise Failure("no-history", f"no OpenCode 1 is on the PATH, and no service of OpenCode 2 is linked: {hint}")
+        raise Failure("no-history", f"OpenCode 1 is not on the PATH, and no OpenCode 2 service is linked: {hint}")
     out.text("OpenCode 1: " + (_told(one) if one is not None else "not on the PATH"))
-    out.text("OpenCode 2: " + (_told(two) if two["services"] else "its service is not running, or has no plugin"))
+    out.text("OpenCode 2: " + (_told(two) if two["services"] else "the service is not running, or has no plugin"))
     return 0
 
 
@@ -65,9 +65,9 @@ async def _file(out: Output, home: Home, file: Path) -> int:
         out.object(done)
         return 0
     added, known, forgotten = done["added"], done["known"], done["forgotten"]
-    out.text(f"{added} record{'s'[: added != 1]} imported" + (f", {known} were in the log already" if known else ""))
+    out.text(f"{added} record{'s'[: added != 1]} imported" + (f", {known} were already in the log" if known else ""))
     if forgotten:
-        out.text(f"{forgotten} were left out: their content was forgotten before the export")
+        out.text(f"{forgotten} were skipped: their content was forgotten before the export")
     return 0
 
 

@@ -32,7 +32,7 @@ def install(
     everywhere: GlobalFlag = False,
     project: ProjectOption = None,
     service: Annotated[
-        bool, typer.Option("--service", help="Also write a service file, so that the system runs the sidecar.")
+        bool, typer.Option("--service", help="Also write a service file so that the system runs the sidecar.")
     ] = False,
     json: JsonFlag = False,
 ) -> None:
@@ -50,7 +50,7 @@ def install(
         facts = _install_service(outcome, home)
     if project is not None and (loose := _committable(target)):
         facts["git_would_commit"] = loose
-    _tell(outcome, target, json, "Restart OpenCode: from then on its sessions are recorded.", "install", facts)
+    _tell(outcome, target, json, "Restart OpenCode. From then on, its sessions are recorded.", "install", facts)
     if not json:
         if "enable" in facts:
             _print("The service is not enabled. To start it now and at each login, run:", f"  {facts['enable']}")
@@ -62,17 +62,17 @@ def uninstall(
     context: typer.Context,
     everywhere: GlobalFlag = False,
     project: ProjectOption = None,
-    service: Annotated[bool, typer.Option("--service", help="Remove the service file alone.")] = False,
+    service: Annotated[bool, typer.Option("--service", help="Remove only the service file.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Remove the plugin; what was recorded stays in the home.
+    """Remove the plugin; everything recorded stays in the home.
 
-    Also removes everything else that install made, and the service file if no project is named.
+    Also removes everything else that install created, and the service file if no project is named.
     """
     from sidecar.install import plugin as installer
 
     if service and (everywhere or project is not None):
-        raise typer.BadParameter("give --service alone, because one service file serves all projects")
+        raise typer.BadParameter("--service takes no other target, because one service file serves all projects")
     target = _target(everywhere, project)
     outcome = installer.Outcome() if service else _checked(lambda: installer.uninstall(target))
     facts: dict[str, Any] = {}
@@ -80,13 +80,13 @@ def uninstall(
         facts = _uninstall_service(outcome, told=service)
     other = _other_copy(target)
     stays = f"What was recorded stays in {named_home(context).path}."
-    kept = f"Restart OpenCode: it records no more. {stays}"
+    kept = f"Restart OpenCode; then nothing more is recorded. {stays}"
     if other is not None:
         still = f"The plugin is still at {other.plugin}, so OpenCode continues recording; remove it with"
         kept = f"{still} {_removal(other)}. {stays}"
     _tell(outcome, target, json, "" if service else kept, "uninstall", facts)
     if facts and not json:
-        _print("To end a service that runs still, run:", f"  {facts['disable']}")
+        _print("To stop a service that is still running, run:", f"  {facts['disable']}")
 
 
 def _install_service(outcome: Outcome, home: Path) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _uninstall_service(outcome: Outcome, *, told: bool) -> dict[str, Any]:
         outcome.did(f"removed {service.path}")
         return {"service": str(service.path), "disable": service.disable}
     if told:
-        outcome.lines.append(f"{service.path} is not there, or not ours: nothing to remove")
+        outcome.lines.append(f"{service.path} does not exist or was not written by durable-stream: nothing to remove")
     return {}
 
 
@@ -179,7 +179,7 @@ def _warn_of_git(target: Target, loose: list[str]) -> None:
 
     if loose:
         complain(
-            f"git would commit {' and '.join(loose)}, which are for this machine only; add them to .gitignore or "
+            f"git would commit {' and '.join(loose)}, which are only for this machine; add them to .gitignore or "
             f"{target.config.parent / '.git' / 'info' / 'exclude'}"
         )
 
@@ -196,7 +196,7 @@ def _warn_of_two(target: Target) -> None:
 
 
 def _other_copy(target: Target) -> Target | None:
-    """The plugin's other place (global, or this directory's project) if that has a copy of our plugin, too."""
+    """The plugin's other possible place (global, or this directory's project) if it also has a copy of our plugin."""
     from sidecar.install.plugin import Target, is_ours
 
     other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()

@@ -19,9 +19,9 @@ async def intents(
     intent: Annotated[
         str | None, typer.Argument(metavar="[INTENT]", help="Show this intent in full: its id, or a unique prefix.")
     ] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it, with everything that it started.")] = False,
-    apply: Annotated[bool, typer.Option("--apply", help="Make the changes of its worktree in your files.")] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Print only what it changed in its worktree.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it and everything it started.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Apply the changes in its worktree to your files.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print only the changes in its worktree.")] = False,
     limit: LimitOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -39,13 +39,15 @@ async def intents(
     if apply:
         from sidecar.cli.shared.control import ask
 
-        found = await ask(home, "intent_apply", {"intent": intent}, "run the same command again, which is safe")
+        found = await ask(home, "intent_apply", {"intent": intent}, "it is safe to run the same command again")
         if json:
             out.object(found)
         else:
             count = found["changes"]["count"]
             changed = f"{count} {'file' if count == 1 else 'files'} in {found['directory']}"
-            out.text(f"Its changes were there already: {changed}." if found["was_applied"] else f"Changed {changed}.")
+            out.text(
+                f"Its changes had already been applied: {changed}." if found["was_applied"] else f"Changed {changed}."
+            )
         return
     if cancel:
         from sidecar.cli.shared.control import ask
@@ -137,9 +139,9 @@ def _show(out: Output, intent: Intent, state: State) -> None:
     for line in overlap_text(intent):
         out.text(line)
     if intent.changes.get("ref"):
-        what = "applied" if intent.applied else "not applied; --diff shows them, --apply makes them in your files"
+        what = "applied" if intent.applied else "not applied; --diff shows them, --apply applies them to your files"
         out.text(f"\nchanges in its worktree ({what}):")
         for each in intent.changes["files"]:
             out.text(f"  {file_text(each)}")
     elif intent.changes.get("error"):
-        out.text(f"\nIts changes could not be kept: {intent.changes['error']}. They are in {intent.worktree['root']}.")
+        out.text(f"\nIts changes could not be saved: {intent.changes['error']}. They are in {intent.worktree['root']}.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
 
 MOST_WAITING = 10_000
-"""Most messages that wait for a slow terminal or pipe; further ones are dropped and counted."""
+"""Maximum number of messages waiting for a slow terminal or pipe; further ones are dropped and counted."""
 
 
 async def listen(
@@ -31,9 +31,9 @@ async def listen(
 ) -> int:
     """Print NATS messages as they are published, until Ctrl-C.
 
-    evt.> selects every record, evt.*.*.ses_1a2b.> the records of one stream. Subjects such
-    as evt.agent.*.step belong to the L0 protocol, which other programs read; docs/subjects.md
-    lists them. Does not show messages published earlier, or while the server is unreachable.
+    evt.> selects every record; evt.*.*.ses_1a2b.> selects the records of one stream. Subjects such as evt.agent.*.step
+    belong to the L0 protocol, which other programs read; docs/subjects.md lists them. Does not show messages published
+    earlier or while the server is unreachable.
     """
     from sidecar.cli.shared.heard import expanded
     from sidecar.cli.shared.nats import connection
@@ -87,7 +87,7 @@ class _Listening:
     async def run(self) -> None:
         """Receive and print, through every restart of the server, until cancelled.
 
-        Waits for a server that has not started yet, as for one that disappeared.
+        Waits for a server that has not started yet, and for one that disappeared.
 
         Raises:
             NatsRefused: the settings cannot work: a wrong token, a missing certificate.
@@ -100,23 +100,23 @@ class _Listening:
         try:
             session = await self._sessions.get()
         except NatsUnavailable as error:
-            self._tell(f"{error}. Waiting for it; end with Ctrl-C.")
+            self._tell(f"{error}. Waiting for it; press Ctrl-C to stop.")
             session = await self._again(error, first=True)
-        self._tell(f"Listening to {self._pattern}. End with Ctrl-C.")
+        self._tell(f"Listening to {self._pattern}. Press Ctrl-C to stop.")
         while True:
             try:
                 await self._hear(session)
             except NatsUnavailable as error:
                 self._print_waiting()
-                self._tell(f"{error}. Waiting for the server; what is published meanwhile is not shown.")
+                self._tell(f"{error}. Waiting for the server; messages published in the meantime are not shown.")
                 session = await self._again(error)
-            self._tell(f"Connected again, to NATS {session.server.version}.")
+            self._tell(f"Reconnected to NATS {session.server.version}.")
 
     async def _again(self, told: NatsError, *, first: bool = False) -> JetStream:
         """Return the next connection. Reports a problem only if it differs from the one before.
 
         Raises:
-            NatsRefused: the settings cannot work, on the ``first`` try only. Settings that worked once may work again.
+            NatsRefused: the settings cannot work; on the ``first`` attempt only, because settings may work again.
         """
         import asyncio
 
@@ -177,7 +177,7 @@ class _Listening:
     def _print_waiting(self) -> None:
         while self._waiting:
             if self._left_out:
-                note(f"{self._left_out} messages were left out: they come faster than they can be printed.")
+                note(f"{self._left_out} messages were dropped: they arrive faster than they can be printed.")
                 self._left_out = 0
             self._print(self._waiting.popleft())
         self._out.flush()

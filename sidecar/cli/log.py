@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streams.store import Record
 
 FOLLOWED_LAST = 10
-"""``log --follow`` without a stream begins with this many records."""
+"""How many records ``log --follow`` without a stream begins with."""
 
 
 async def log(
@@ -42,15 +42,15 @@ async def log(
     since: SinceOption = None,
     until: UntilOption = None,
     project: ProjectOption = None,
-    only: Annotated[bool, typer.Option("--only", help="Leave out streams later joined to this one.")] = False,
+    only: Annotated[bool, typer.Option("--only", help="Leave out streams that were later joined to this one.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Print what happened in a stream, oldest first.
 
-    Includes child sessions, and numbers them. A session whose parent was unknown has its own stream, which
-    joins its root's once the parent is known; such streams are included too. With a child session's id,
-    prints only the records of that session and its descendants. With --follow but no STREAM, keeps printing
-    new records of all streams, including new sessions.
+    Includes and numbers child sessions. A session whose parent was unknown has its own stream, which joins its root's
+    stream once the parent is known; such streams are included too. With a child session's id, prints only the records
+    of that session and its descendants. With --follow but no STREAM, keeps printing new records of all streams,
+    including new sessions.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import newest_stream, newest_text
@@ -177,7 +177,7 @@ async def _follow(
 async def _follow_all(
     reader: LogReader, store: Path, out: Output, wanted: Filter, last: int, project: str | None
 ) -> None:
-    """Print the newest records of all streams, then each new one; a heading where the session changes."""
+    """Print the newest records of all streams, then each new one; prints a heading where the session changes."""
     from sidecar.cli.shared.follow import follow
     from sidecar.cli.shared.headed import HeadedLines
     from sidecar.cli.shared.project import named_project
@@ -202,7 +202,7 @@ async def _follow_all(
     if head == NOTHING:
         note(f"{empty_text(reader)}. Waiting for the first record.")
     which = "all sessions" if lines.project is None else f"the sessions in {lines.project.root}"
-    note(f"Following {which}. End with Ctrl-C.")
+    note(f"Following {which}. Press Ctrl-C to stop.")
     out.flush()
     async for record in follow(store, after=head):
         catalog.apply(record)

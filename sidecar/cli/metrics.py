@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 async def metrics(
     context: typer.Context,
     scrape_config: Annotated[
-        bool, typer.Option("--scrape-config", help="Print a scrape config for Prometheus; write its credentials file.")
+        bool,
+        typer.Option("--scrape-config", help="Print a scrape config for Prometheus and write its credentials file."),
     ] = False,
 ) -> None:
-    """Print the running sidecar's metrics, in Prometheus' text format."""
+    """Print the running sidecar's metrics in the Prometheus text format."""
     from sidecar.cli.shared.output import Output
 
     home = home_of(context)
@@ -70,5 +71,5 @@ def _scrape_config(home: Home) -> str:
 
 
 def _not_running(home: Home) -> Failure:
-    reason = f"no sidecar runs for {home.path}, so there are no metrics"
+    reason = f"no sidecar is running for {home.path}, so there are no metrics"
     return Failure("not-running", f"{reason}; start it: open OpenCode, or `durable-stream serve`")

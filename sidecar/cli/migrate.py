@@ -20,7 +20,7 @@ async def migrate(
     context: typer.Context,
     to: Annotated[str | None, typer.Option("--to", metavar="sqlite|jsonl", help="The backend to migrate to.")] = None,
     rollback: Annotated[
-        bool, typer.Option("--rollback", help="Undo the last migration, but keep everything written since.")
+        bool, typer.Option("--rollback", help="Undo the last migration but keep everything written since.")
     ] = False,
     discard_old: Annotated[
         bool, typer.Option("--discard-old", help="Delete the old store that the last migration left behind.")
@@ -29,9 +29,8 @@ async def migrate(
 ) -> int:
     """Migrate the log to another backend without interrupting recording.
 
-    Copies every record byte for byte, checks each hash chain, and then switches
-    to the copy in an instant. To continue an interrupted migration, run it again.
-    The old store stays until --discard-old deletes it. If there is nothing to do,
+    Copies every record byte for byte, checks each hash chain, and then switches to the copy instantly. To continue an
+    interrupted migration, run it again. The old store stays until --discard-old deletes it. If there is nothing to do,
     --to and --discard-old succeed, but --rollback fails.
     """
     from sidecar.cli.shared.output import Output
@@ -62,7 +61,7 @@ async def migrate(
     is_there = manifest.backend == to
     done = await _move(out, home, to, begin=not is_there)
     if is_there:
-        return _told(out, f"the log is in {to} already", {"backend": to, "moved": False})
+        return _told(out, f"the log is already in {to}", {"backend": to, "moved": False})
     from sidecar.checks import counted
 
     moved = f"{counted(done['copied'], 'record')} in {counted(done['streams'], 'stream')}"
@@ -75,7 +74,8 @@ async def migrate(
 
 
 async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, Any]:
-    """Have the sidecar migrate the log and wait for the end; without ``begin``, only check that none to elsewhere runs.
+    """Have the sidecar migrate the log and wait for the end; without ``begin``, only check that no other migration is
+    running.
 
     Raises:
         Failure: the log was not moved.
@@ -90,8 +90,8 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
         if answer["running"] and answer["progress"]["to"] != to:
             raise Failure(
                 "other-move",
-                f"a migration to {answer['progress']['to']} is in progress: `durable-stream status` shows how far, "
-                "and --rollback undoes it when it is done",
+                f"a migration to {answer['progress']['to']} is in progress: `durable-stream status` shows its "
+                "progress, and --rollback undoes it when it is done",
             )
         if not begin:
             return {}

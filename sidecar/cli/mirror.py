@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from sidecar.nats.mirror.verify import MirrorCheck, Verified
 
 SHOWN = 20
-"""Most differences of one kind that are printed one by one; --json prints all."""
+"""Maximum number of differences of one kind printed one by one; --json prints all."""
 
 BAR_RECORDS = 20_000
-"""A log from this size on takes long enough to compare for a progress bar."""
+"""A log of at least this size takes long enough to compare for a progress bar."""
 
 WORDS = {
     "missing": "missing",
@@ -36,7 +36,7 @@ WORDS = {
 async def status(context: typer.Context, json: JsonFlag = False) -> int:
     """Show the progress of the log's copy on NATS.
 
-    Exits with 1 if something keeps it from being up to date.
+    Exits with 1 if something keeps the copy from being up to date.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config
@@ -85,9 +85,8 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag = False) -> int:
     """Remove this log's messages from NATS and publish them again.
 
-    Other homes' messages on the same server stay. Loses pruned records that only the
-    copy still has; without --yes, prints a preview with their number. If it is
-    interrupted, run it again.
+    Messages of other homes on the same server stay. Pruned records that only the copy still has are lost; without
+    --yes, only prints a preview with their number. If the rebuild is interrupted, run it again.
     """
     from sidecar.cli.shared.nats import connection
     from sidecar.cli.shared.output import Output
@@ -112,8 +111,8 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
     if json:
         out.object({**facts, "done": done})
     else:
-        lost = f"; {_messages(facts['pruned'])} of pruned records are gone" if facts["pruned"] else ""
-        out.text(f"the copy is whole again: {_records(facts['records'])} published in order{lost}", "green")
+        lost = f"; {_messages(facts['pruned'])} of pruned records are lost" if facts["pruned"] else ""
+        out.text(f"the copy is complete again: {_records(facts['records'])} published in order{lost}", "green")
         out.text("`durable-stream mirror verify` compares it with the log")
     return 0
 
@@ -265,14 +264,15 @@ def _tell_before(out: Output, facts: dict[str, Any]) -> None:
     if facts["differences"] or facts["unreadable"]:
         out.text(f"would {would}")
     else:
-        out.text("the copy equals the log already, so there is nothing to rebuild", "green")
-        out.text(f"a rebuild would {would} all the same")
+        out.text("the copy already equals the log, so there is nothing to rebuild", "green")
+        out.text(f"a rebuild would still {would}")
     if facts["unreadable"]:
         out.prose("", f"the copy could not be read to its end, so it may hold more: {facts['unreadable']}", "yellow")
     if facts["pruned"]:
         out.prose(
             "",
-            f"{_messages(facts['pruned'])} of records that the log has pruned would be lost: only the copy has them",
+            f"{_messages(facts['pruned'])} of records that the log has pruned would be lost, because only the copy "
+            "has them",
             "yellow",
         )
 

@@ -1,4 +1,4 @@
-"""``notices`` lists the messages to sessions and to people. ``notify test`` shows whether each channel works."""
+"""``notices`` lists the messages to sessions and to people; ``notify test`` shows whether each channel works."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def notices(context: typer.Context, limit: LimitOption = None, json: JsonFlag = False) -> None:
     """List messages to sessions and alerts for you, newest last: state, channel and times.
 
-    A message is queued, sent, and then observed. If nobody sees it, the next channel is used.
+    A message is queued, then sent, then observed. If nobody sees it, the next channel is used.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.reading import read_notices
@@ -72,7 +72,7 @@ async def notify(
         found = await client.request("notify_test", {})
         changed = (await client.request("status", {}))["config_changed"]
     if changed:
-        note("config.toml changed since the sidecar started: run `durable-stream stop`, then this command again.")
+        note("config.toml changed since the sidecar started: run `durable-stream stop`, then run this command again.")
     if json:
         out.object(found)
     for each in found["channels"]:

@@ -14,13 +14,16 @@ async def play(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The hooks, as JSON lines: {t, hook, input, output}.")],
     speed: Annotated[
-        str, typer.Option(metavar="max|real|FACTOR", help="As fast as possible, as recorded, or FACTOR times that.")
+        str,
+        typer.Option(
+            metavar="max|real|FACTOR", help="As fast as possible, as recorded, or FACTOR times the recorded speed."
+        ),
     ] = "max",
     json: JsonFlag = False,
 ) -> int:
     """Send a recording of hooks to the sidecar.
 
-    Sends the hooks as the plugin does. Starts a sidecar if none runs. Returns when everything is durable.
+    Sends the hooks as the plugin does. Starts a sidecar if none is running. Returns when everything is durable.
     """
     from sidecar.cli.shared.output import Output
 
@@ -45,8 +48,8 @@ async def play(
     if json:
         out.object(asdict(result))
         return 0
-    skipped = f", {result.skipped} lines of the recorder left out" if result.skipped else ""
-    relinked = f", {result.relinked} times linked again" if result.relinked else ""
+    skipped = f", {result.skipped} recorder lines skipped" if result.skipped else ""
+    relinked = f", relinked {result.relinked} times" if result.relinked else ""
     added = f"{result.added} record{'' if result.added == 1 else 's'} added"
     out.text(f"played {result.items} hooks of {file}: all are durable, {added}{skipped}{relinked}", "green")
     return 0

@@ -41,9 +41,8 @@ async def prune(
 ) -> int:
     """Remove old sessions from the log.
 
-    Removes only whole, finished sessions. The rest of the log still verifies. If
-    an event of a removed session is sent again, it is still recognised as a
-    duplicate. Without --yes, prints a preview.
+    Removes only whole, finished sessions. The rest of the log still passes verification. If an event of a removed
+    session is sent again, it is still recognised as a duplicate. Without --yes, only prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_stream, open_reader
@@ -51,7 +50,7 @@ async def prune(
 
     home = home_of(context)
     if older_than is None and max_bytes is None and not streams:
-        raise typer.BadParameter("say what to remove: --older-than AGE, --max-bytes SIZE or --stream STREAM")
+        raise typer.BadParameter("choose what to remove: --older-than AGE, --max-bytes SIZE or --stream STREAM")
     older_than_ms, most = _age(older_than), _size(max_bytes)
     home.check_owner()
     named: list[str] = []
@@ -171,7 +170,7 @@ def _show(
 
     now = own_identity().now_ms()
     short = out.terminal and out.width < WHOLE_ID_WIDTH
-    for title, items in (("", plan["cuts"]), ("stays, although you asked for it:", plan["kept"])):
+    for title, items in (("", plan["cuts"]), ("stays, although you asked to remove it:", plan["kept"])):
         if items and title:
             out.text(title)
         if items:
@@ -192,7 +191,7 @@ def _show(
             if out.terminal and len(items) > SHOWN_STREAMS:
                 out.text(f"… and {len(items) - SHOWN_STREAMS} more", "dim")
     for stream in plan["unknown"]:
-        out.prose("", already.get(stream, f"{stream} holds nothing (any more)"), "yellow")
+        out.prose("", already.get(stream, f"{stream} has no records (any more)"), "yellow")
     if not plan["cuts"]:
         note("Nothing to remove.")
     elif done is None:

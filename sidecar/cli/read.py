@@ -37,7 +37,9 @@ async def read(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write to this new file; its ending selects the format."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write to this new file; its extension selects the format."
+        ),
     ] = None,
     project: ProjectOption = None,
     pager: Annotated[bool, typer.Option("--pager/--no-pager", help="Use a pager for long sessions.")] = True,

@@ -1,4 +1,4 @@
-"""``repair``: repairs the log's store where that is provably safe, and says what it cannot repair, and why."""
+"""``repair``: repairs the log's store where that is provably safe, and explains what it cannot repair."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ async def repair(
 ) -> int:
     """Repair the log where that is provably safe.
 
-    Keeps the parts that it removes in the store's directory. Never removes an
-    acknowledged record; if one is damaged, restore a backup. At the end verifies
-    the log, and exits with 0 only if it is sound.
+    Keeps the parts that it removes in the store's directory. Never removes an acknowledged record; if one is damaged,
+    restore a backup. Finally verifies the log, and exits with 0 only if the log is sound.
     """
     import asyncio
 
@@ -59,7 +58,9 @@ async def repair(
 
 @contextmanager
 def _held(home: Home, dry_run: bool) -> Iterator[None]:
-    """No other process may write meanwhile, because a sidecar's unfinished write looks like damage."""
+    """Hold the locks, because no other process may write during a repair: a sidecar's unfinished write looks like
+    damage.
+    """
     from streams.log.directory import refuse_writer, take_lock
 
     if dry_run:
@@ -112,7 +113,7 @@ def _end_of_dry_run(out: Output, items: list[Item]) -> int:
     cannot = sum(item.action is None for item in items)
     would = len(items) - cannot
     sound = "the store is sound: there is nothing to fix"
-    text = f"{would} to fix, {cannot} that cannot be; nothing was changed" if items else sound
+    text = f"{would} to fix, {cannot} that cannot be fixed; nothing was changed" if items else sound
     _tell(out, text, {"would": would, "cannot": cannot}, "bold" if items else "green")
     return 1 if items else 0
 

@@ -28,8 +28,8 @@ async def replay(
 ) -> int:
     """Run an agent again over its recorded inputs and compare.
 
-    Compares its outputs, its state after each input, and its snapshot with the log, and shows the first
-    difference. Runs no effect and changes nothing.
+    Compares the agent's outputs, its state after each input, and its snapshot with the log, and shows the first
+    difference. Runs no effects and changes nothing.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config
@@ -46,7 +46,7 @@ async def replay(
     if not found.startswith(AGENT):
         raise Failure(
             "no-agent-stream",
-            f"{found} was captured, so there is nothing to run again; only streams of agents, agent/NAME, can be "
+            f"{found} was captured, so there is nothing to run again; only agent streams, agent/NAME, can be "
             f"replayed: `durable-stream log {found}` shows what is in it",
         )
     config = load_config(home.config_path)
@@ -60,7 +60,7 @@ async def replay(
         out.object(result.as_json())
     elif difference is None:
         kept = ", and so is its snapshot" if result.snapshot == "equal" else ""
-        out.text(f"agent/{name}: {result.inputs} inputs replayed, every output and state is as recorded{kept}", "green")
+        out.text(f"agent/{name}: {result.inputs} inputs replayed; every output and state is as recorded{kept}", "green")
     else:
         out.text(f"agent/{name}, offset {difference.offset}: {difference.what}", "bold red")
         out.prose("recorded  ", difference.recorded)

@@ -11,22 +11,25 @@ from sidecar.cli.shared.command import complain, home_of
 
 async def serve(
     context: typer.Context,
-    idle_exit: Annotated[bool, typer.Option("--idle-exit", help="Exit when idle. The plugin uses this.")] = False,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Reproducible clock and ids, for tests; the log must be empty.")
+    idle_exit: Annotated[
+        bool, typer.Option("--idle-exit", help="Exit when idle. The plugin uses this option.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --deterministic: selects the ids.")] = 0,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Use a reproducible clock and ids, for tests; the log must be empty."),
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --deterministic: the seed for the ids.")] = 0,
 ) -> int:
     """Run the sidecar until it is stopped.
 
-    The OpenCode plugin starts one automatically when none runs.
+    The OpenCode plugin starts a sidecar automatically when none is running.
     """
     if seed and not deterministic:
         raise typer.BadParameter("--seed needs --deterministic")
     home = home_of(context)
     home.check_owner()
     if idle_exit and home.running() is not None:
-        return 0  # several shims start one at once: those that come late should cost nothing
+        return 0  # several shims start a sidecar at once: the late ones should cost nothing
 
     from sidecar.app import serve as run
     from sidecar.config import load_config
@@ -38,7 +41,7 @@ async def serve(
             from sidecar.cli.shared.output import Output
 
             out = Output()
-            out.text(f"serving {home.path} on port {port}; end with Ctrl-C")
+            out.text(f"serving {home.path} on port {port}; press Ctrl-C to stop")
             out.flush()
 
     try:

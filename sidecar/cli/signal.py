@@ -1,4 +1,4 @@
-"""``signal``: raise a named signal that an agent waits for."""
+"""``signal``: raise a named signal that an agent is waiting for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ async def signal(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name, such as `deployed`.")],
     payload: Annotated[str | None, typer.Argument(metavar="[JSON]", help="The payload for waiting agents.")] = None,
-    key: Annotated[str | None, typer.Option("--key", help="With the same key, it is raised only once.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Idempotency key: a signal with the same key is raised only once.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Raise a signal for agents that wait for it with the tool wait_for, now or later."""
+    """Raise a signal for agents that wait for it, now or later, with the tool wait_for."""
     import json as reading
 
     from sidecar.cli.shared.control import ask
@@ -29,6 +31,6 @@ async def signal(
         except ValueError as error:
             raise Failure("bad-json", f"the payload is not JSON ({error}); quote it: '{{\"by\": 1}}'") from None
     asked = {"name": name, "payload": given, "key": key}
-    found = await ask(home_of(context), "signal", asked, "run the same command with the same --key, which is safe")
+    found = await ask(home_of(context), "signal", asked, "it is safe to run the same command with the same --key")
     out = Output(json)
     out.object(found) if json else out.text(f"{found['name']} was raised; {found['count']} so far")

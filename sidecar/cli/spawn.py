@@ -22,18 +22,21 @@ async def spawn(
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="OpenCode's agent; default: build.")] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", metavar="PROVIDER/MODEL", help="The model; repeat it for fallbacks.")
+        list[str] | None,
+        typer.Option("--model", metavar="PROVIDER/MODEL", help="The model; repeat the option for fallbacks."),
     ] = None,
     minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=1440, help="Stop the work after this time.")] = 60,
     tokens: Annotated[int, typer.Option("--tokens", min=0, help="Stop the work after this many tokens.")] = 0,
     cost: Annotated[float, typer.Option("--cost", min=0, help="Stop the work after this many dollars.")] = 0.0,
     isolation: Annotated[
-        str | None, typer.Option("--isolation", metavar="WHERE", help="worktree: edit a copy; shared: your files.")
+        str | None, typer.Option("--isolation", metavar="WHERE", help="worktree: edit a copy; shared: edit your files.")
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="With the same key, the work starts only once.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Idempotency key: work with the same key starts only once.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Start background work that survives restarts of OpenCode and of the sidecar."""
+    """Start background work that keeps going after OpenCode or the sidecar restarts."""
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
 
@@ -52,7 +55,7 @@ async def spawn(
         "isolation": isolation,
         "key": key,
     }
-    found = await ask(home_of(context), "spawn", given, "run the same command with the same --key, which is safe")
+    found = await ask(home_of(context), "spawn", given, "it is safe to run the same command with the same --key")
     if json:
         out.object(found)
     else:

@@ -10,7 +10,7 @@ from sidecar.cli.shared.command import JsonFlag, named_home
 async def status(context: typer.Context, json: JsonFlag = False) -> int:
     """Show on one screen whether all is well.
 
-    Shows the sidecar, its links, the log, and what waits for you. Also works without a running sidecar.
+    Shows the sidecar, its links, the log, and what is waiting for you. Also works without a running sidecar.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.state import gather_status, print_status

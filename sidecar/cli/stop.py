@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sidecar.home import Home, SidecarInfo
 
 STOP_SECONDS = 20.0
-"""How long a sidecar may take to write what it received and release its home."""
+"""How long a sidecar may take to write everything it received and release its home."""
 
 TERM_SECONDS = 3.0
 """How long a sidecar that did not answer may take to exit after SIGTERM before it is killed."""
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.05
 async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     """Stop the running sidecar.
 
-    The sidecar first writes what it has received. If it hangs, it is killed.
+    The sidecar first writes everything it has received. If it hangs, it is killed.
     """
     from sidecar.cli.shared.output import Output
 
@@ -41,11 +41,11 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
         info = None  # another process, such as `repair`, holds the lock, or has got the pid
     info = info or home.unlocked()
     if info is None:
-        return _told(out, f"no sidecar runs for {home.path}", stopped=False, pid=None)
+        return _told(out, f"no sidecar is running for {home.path}", stopped=False, pid=None)
     failure = await _ask_to_stop(home)
     if failure is None and await _gone(home, info, STOP_SECONDS):
         return _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
-    reason = failure or f"it still ran after {STOP_SECONDS:g} s"
+    reason = failure or f"it was still running after {STOP_SECONDS:g} s"
     if not json:
         out.text(f"the sidecar (pid {info.pid}) did not stop on request ({reason}): killing it")
         out.flush()
@@ -58,7 +58,7 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
         except ProcessLookupError:
             return _told(out, f"the sidecar (pid {info.pid}) has already exited", stopped=True, pid=info.pid)
         if await _gone(home, info, seconds):
-            text = f"ended the sidecar (pid {info.pid}) by {number.name}"
+            text = f"ended the sidecar (pid {info.pid}) with {number.name}"
             return _told(out, text, stopped=True, pid=info.pid)
     raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) cannot be killed; read {home.log_path}")
 

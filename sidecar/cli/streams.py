@@ -19,25 +19,25 @@ STATUS_STYLES = {"waiting": "bold yellow", "active": "bold green", "unknown": "y
 
 FIGURES = ("turns", "records", "sessions", "tokens", "cost")
 PIPED = ("stream", "status", "records", "sessions", "turns", "cost", "first", "last", "directory", "title")
-"""The first line that a pipe gets: what is between the tabs of the others."""
+"""The first line written to a pipe: the names of the tab-separated fields."""
 
 ROOMY = 130
-"""From this many columns on, the table has every figure."""
+"""Minimum width, in columns, at which the table has every figure."""
 
 LEAST_TITLE = 10
-"""Fewest columns for a title, even if the table then becomes too wide."""
+"""Minimum width of a title, in columns, even if the table then becomes too wide."""
 
 
 async def streams(
     context: typer.Context,
     limit: LimitOption = None,
     project: ProjectOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also the streams of agents.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also list the streams of agents.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """List the streams of the log, newest first.
 
-    Inside a project, lists its own streams first. Lists streams of agents (`agent/NAME`) only with --all.
+    Inside a project, lists that project's streams first. Lists agent streams (`agent/NAME`) only with --all.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import project_streams, streams_here

@@ -1,4 +1,4 @@
-"""``top``: background work, what waits for you, and the sessions at work, live."""
+"""``top``: background work, what is waiting for you, and the active sessions, live."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 1.0
 WIDE = 120
-"""From this width on, the screen has room for each agent's session and model."""
+"""Minimum width at which the screen has room for each agent's session and model."""
 
 STYLES = {"running": "green", "completed": "dim", "cancelled": "dim", "failed": "red", "refused": "red"}
 
 
 async def top(
     context: typer.Context,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Show background work, what waits for you and the sessions at work, live.
+    """Show background work, what is waiting for you and the active sessions, live.
 
-    Ends with q or Ctrl-C. In a pipe, or with --once, prints it once. With --json prints one object.
+    Press q or Ctrl-C to quit. In a pipe, or with --once, prints once and exits. With --json, prints one object.
     """
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
@@ -48,7 +48,7 @@ async def top(
     now_ms = own_identity().now_ms
     is_live = out.terminal and not once
     if after == NOTHING and not is_live:
-        note(f"Nothing runs: {empty_text(reader)}.")
+        note(f"Nothing is running: {empty_text(reader)}.")
     elif json:
         out.object(board.state(now_ms()))
     elif not is_live:
@@ -208,7 +208,7 @@ def _print(out: Output, state: dict[str, Any]) -> None:
 
 
 def _screen(out: Output, state: dict[str, Any]) -> Group:
-    """The whole screen, at most as high as the terminal; what is newest stays."""
+    """The whole screen, at most as high as the terminal; the newest entries stay."""
     from rich.cells import cell_len
     from rich.console import Group
     from rich.text import Text

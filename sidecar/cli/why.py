@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 async def why(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
     """Print what led to an event, oldest first.
 
-    Prints the event's cause, the cause of that, and so on, back to the input that began it all. If a
-    step asked a person something, the question and the answer come before the step.
+    Prints the event's cause, the cause of that event, and so on, back to the original input. If a step asked a person
+    something, the question and the answer come before the step.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.records import Lines, begins_a_chain, no_cause
@@ -55,8 +55,8 @@ async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]
 async def causes(reader: LogReader, record: Record) -> list[Record]:
     """``record`` and what led to it, oldest first; ends where a cause is unknown or not in this log.
 
-    For a log without an index. Most causes are in the effect's own stream, so this reads that stream twice,
-    for the links and for the records, instead of the log once for each cause.
+    For a log without an index. Most causes are in the effect's own stream, so this reads that stream twice (for the
+    links, then for the records) instead of reading the log once for each cause.
     """
     chain = [record]
     seen = {record.event.id}

@@ -1,9 +1,8 @@
-"""Keeping OpenCode's start from waiting for npm, in each of its config directories.
+"""Keeps OpenCode's start from waiting for npm, in each of its config directories.
 
-Once there is any plugin, OpenCode starts only after an npm install has ended in
-**every** config directory: without a network that takes over a minute each
-time. npm installs nothing where ``node_modules`` exists and the lock file names the
-packages it needs. It fails at once where it is set not to retry.
+Once there is any plugin, OpenCode starts only after an npm install has ended in **every** config directory: without a
+network that takes over a minute each time. npm installs nothing where ``node_modules`` exists and the lock file names
+the packages it needs. It fails at once where it is configured not to retry.
 
 So a directory where nobody needs packages gets an empty ``node_modules`` and a
 lock file (*the stub*). Where a package is needed, a stub would prevent its installation, so the

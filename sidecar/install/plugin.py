@@ -202,11 +202,13 @@ def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Out
     outcome = Outcome()
     if os.path.lexists(target.plugin):
         if not is_ours(target.plugin):
-            raise InstallError(f"{target.plugin} was not written by durable-stream: remove it yourself if you want")
+            raise InstallError(
+                f"{target.plugin} was not written by durable-stream: remove it yourself if you no longer need it"
+            )
         target.plugin.unlink()
         outcome.did(f"removed {target.plugin}")
     else:
-        outcome.lines.append(f"{target.plugin} is not there: nothing to remove")
+        outcome.lines.append(f"{target.plugin} does not exist: nothing to remove")
     for line in uninstall_tui(target.config, FIRST_LINE):
         outcome.did(line)
     ledger = Ledger.read(Places.of(Path("/"), environ).user)
@@ -245,14 +247,14 @@ def _prepare(ledger: Ledger, directory: Path, outcome: Outcome) -> None:
             outcome.did(_undone(directory, kind))
     new = [kind for kind in kinds if npm.make(directory, kind)]
     if set(new) & set(npm.STUB):
-        outcome.did(f"made an empty {npm.MODULES} and {npm.LOCK} in {directory}, so that OpenCode starts without npm")
+        outcome.did(f"created an empty {npm.MODULES} and {npm.LOCK} in {directory} so that OpenCode starts without npm")
     elif new:
-        outcome.did(f"set fetch-retries=0 in {directory / npm.RC}, so that OpenCode does not wait for npm")
+        outcome.did(f"set fetch-retries=0 in {directory / npm.RC} so that OpenCode does not wait for npm")
     ledger.made[directory] = [*kept, *kinds]
     ledger.write()
     if npm.waits(directory):
-        hint = "it is yours and was left as it is; set fetch-retries=0 there to end that"
-        outcome.lines.append(f"OpenCode waits for npm because of {directory / npm.RC} without a network: {hint}")
+        hint = "it is your own file and was left unchanged; to avoid the wait, set fetch-retries=0 there"
+        outcome.lines.append(f"without a network, OpenCode waits for npm because of {directory / npm.RC}: {hint}")
 
 
 def _is_needed(directory: Path, ledger: Ledger, home: Path) -> bool:
@@ -282,7 +284,7 @@ def _remove_empty(path: Path) -> bool:
 
 def _undone(directory: Path, kind: str) -> str:
     if kind == npm.RC_LINES:
-        return f"took fetch-retries=0 out of {directory / npm.RC}"
+        return f"removed fetch-retries=0 from {directory / npm.RC}"
     return f"removed {directory / kind}"
 
 

@@ -1,8 +1,8 @@
 """Files that let the system's own service manager run the sidecar: systemd's for a user, or launchd's.
 
-A sidecar under a service manager never exits when idle, and restarts
-when it fails. This module enables and starts nothing. The user does, with the command in ``Service.enable``. The files
-hold absolute paths and the home, and no secret.
+A sidecar under a service manager never exits when idle, and restarts when it fails. This module enables and starts
+nothing. The user does, with the command in ``Service.enable``. The files hold absolute paths and the home, but no
+secrets.
 
 The launchd form follows Apple's documentation and is **unproven**: it was never
 run on macOS.
@@ -32,7 +32,7 @@ RESTART_SECONDS: Final = 10
 """Seconds between a failure and the next start; long enough that systemd never gives up."""
 
 STOP_SECONDS: Final = 30
-"""How long the sidecar may take to write what it has before it is killed."""
+"""How long the sidecar may take to write what it has received before it is killed."""
 
 
 class ServiceError(Exception):
@@ -137,7 +137,7 @@ def systemd_unit(command: Sequence[str]) -> str:
     """
     program, *arguments = command
     if any(character in "\"'\\" or not character.isprintable() for character in program):
-        raise ServiceError(f"systemd cannot run {program!r}; install it at a path without quotes and backslashes")
+        raise ServiceError(f"systemd cannot run {program!r}; install it at a path without quotes or backslashes")
     # systemd expands variables in arguments, but not in the program's name.
     words = " ".join([_quoted(program), *(_quoted(word).replace("$", "$$") for word in arguments)])
     return f"""{FIRST_LINE}

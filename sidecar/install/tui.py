@@ -1,6 +1,7 @@
-"""The TUI plugin of OpenCode 1, ``/background`` as a native list: its file, and the ``tui.json`` that names it.
+"""The TUI plugin of OpenCode 1, which shows ``/background`` as a native list: its file, and the ``tui.json`` that names
+it.
 
-A ``tui.json`` that somebody else wrote is theirs: it stays as it is, and the server plugin's command is used.
+A ``tui.json`` that somebody else wrote stays unchanged, and the server plugin's command is used instead.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def state_of(config: Path, text: str) -> Literal["ready", "missing", "outdated",
 
 
 def install_tui(config: Path, text: str) -> str | None:
-    """Write both files into a config directory; return what was done, ``None`` if nothing had to be.
+    """Write both files into a config directory; return what was done, or ``None`` if there was nothing to do.
 
     Raises:
         OSError: a file cannot be written.
@@ -57,7 +58,7 @@ def install_tui(config: Path, text: str) -> str | None:
     if found is not None and TUI_NAME not in found:
         return None
     changed = [path for path, content in ((file, text), (settings, found or wanted)) if _put(path, content)]
-    return f"wrote {' and '.join(map(str, changed))}, so that /background in OpenCode is a list" if changed else None
+    return f"wrote {' and '.join(map(str, changed))}, so that /background in OpenCode shows a list" if changed else None
 
 
 def uninstall_tui(config: Path, first_line: str) -> list[str]:
@@ -68,7 +69,7 @@ def uninstall_tui(config: Path, first_line: str) -> list[str]:
             settings.unlink()
             done.append(f"removed {settings}")
         else:
-            done.append(f"{settings} was changed since: remove the line with {TUI_NAME} yourself")
+            done.append(f"{settings} has changed since the installation: remove the line with {TUI_NAME} yourself")
     is_file = file.is_file() and not file.is_symlink()
     if is_file and _read(file).startswith(first_line):
         file.unlink()

@@ -27,7 +27,7 @@ _BATCH: Final = 100
 
 
 class Imported(NamedTuple):
-    """How many records the log gained, how many it had before, and how many had no content left to take."""
+    """How many records were new, how many the log already had, and how many had no content left to import."""
 
     added: int
     known: int
@@ -72,7 +72,7 @@ def read(path: Path) -> Iterator[StreamEvent | None]:
             yield _event(_object(line, count + 1, "damaged-export", path), count + 1, path)
         if count != head.get("records"):
             counts = f"{count} of {head.get('records')!r:.20} records"
-            raise ExportError("damaged-export", f"{path} is cut off after {counts}; copy it again")
+            raise ExportError("damaged-export", f"{path} is cut off after {counts}; copy the file again")
 
 
 def check(path: Path) -> tuple[int, int]:
@@ -99,10 +99,10 @@ def check(path: Path) -> tuple[int, int]:
 async def import_export(
     path: Path, add: Callable[[list[StreamEvent]], Awaitable[int]], clean: Callable[[Any], Any]
 ) -> Imported:
-    """Record the events of an export; the whole file is checked first. Records that the log has stay as they are.
+    """Record the events of an export; the whole file is checked first. Records that the log already has stay unchanged.
 
-    ``add`` appends a batch and returns how many events were new. ``clean`` redacts payloads by this home's rules.
-    If it is cut off, the log has a beginning of the file; running it again adds the rest.
+    ``add`` appends a batch and returns how many events were new. ``clean`` redacts payloads by this home's rules. If
+    the import is cut off, the log has the first part of the file; running it again adds the rest.
 
     Raises:
         ExportError, OSError: as ``read``.
@@ -138,7 +138,7 @@ def _event(record: dict[str, Any], number: int, path: Path) -> StreamEvent | Non
         event = StreamEvent.parse(fields)
     except InvalidEvent as error:
         raise ExportError("damaged-export", f"line {number} of {path}: {error}") from None
-    # An agent's records are its state. In another log, it would continue the work, or do it twice.
+    # An agent's records are its state. In another log, the agent would continue the work or do it twice.
     if "role" in event.metadata or event.stream_id.startswith("agent/"):
         raise ExportError(
             "agent-export", f"line {number} of {path} was recorded by an agent; only sessions are imported"

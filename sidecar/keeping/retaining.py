@@ -1,4 +1,4 @@
-"""Prune and forget with capture's state: which sessions are not finished, and what capture must forget too.
+"""Prune and forget with capture's state, which shows the unfinished sessions and what capture must also forget.
 
 Works on the running sidecar's own log and state, or, if none runs, on those
 that the caller opened.
@@ -31,7 +31,7 @@ AGENTS: Final = "agent/"
 """The prefix of the streams of agents. Their records are the agents' state, so none of them is removed or forgotten."""
 
 STALE_MS: Final = 7 * 24 * HOUR_MS
-"""A turn that began this long ago and has no later record will not end, because its OpenCode is gone."""
+"""A turn that began this long ago and has no later record will never end, because its OpenCode is gone."""
 
 
 class StillNeeded(StreamError):
@@ -49,8 +49,8 @@ class AgentsMemory(StreamError):
 async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRequest, *, now_ms: int) -> PrunePlan:
     """Plan which streams of this log a request removes; nothing is changed.
 
-    Age removes any stream. Size spares ``system``, which is small and concerns every session.
-    Neither removes a stream in which a turn is in progress: capture still needs it. Streams of agents stay too,
+    The age limit removes any stream. The size limit spares ``system``, which is small and concerns every session.
+    Neither removes a stream in which a turn is in progress, because capture still needs it. Streams of agents stay too,
     because their records are the agents' state and the keys of what they have handled.
     """
     sizes = await log.sizes()
@@ -60,7 +60,7 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
         for size in sizes
         if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
     }
-    needed |= {size.stream_id: "it is an agent's memory" for size in sizes if size.stream_id.startswith(AGENTS)}
+    needed |= {size.stream_id: "it holds an agent's memory" for size in sizes if size.stream_id.startswith(AGENTS)}
     disk = await asyncio.to_thread(store_bytes, log.store) if request.max_bytes is not None else 0
     return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
 
@@ -69,7 +69,7 @@ async def prune(log: Log, state: CaptureState, plan: PrunePlan, *, now_ms: int) 
     """Carry out a plan. Records that were written after the plan was made stay.
 
     Raises:
-        StreamError: a migration runs, or the disk failed; the next start finishes what was begun.
+        StreamError: a migration is running, or the disk failed; the next start finishes what was begun.
     """
     done = await log.prune(plan.offsets, at_ms=now_ms)
     state.drop(plan.offsets)
@@ -85,15 +85,16 @@ async def forget(
     *,
     now_ms: int,
 ) -> Forgotten:
-    """Replace payloads by their digests: in ``streams`` of all records, in ``elsewhere`` of those of ``sessions``.
+    """Replace payloads with their digests: of all records in ``streams``, and of the records of ``sessions`` in
+    ``elsewhere``.
 
     Raises:
-        AgentsMemory: one of the streams is an agent's.
+        AgentsMemory: one of the streams belongs to an agent.
         StillNeeded: a turn is in progress in one of the streams, or in a session's stream.
         StreamError: as ``prune``.
     """
     if agents := streams_of_agents(streams):
-        raise AgentsMemory(f"{', '.join(agents)} is an agent's memory, so nothing was forgotten")
+        raise AgentsMemory(f"{', '.join(agents)} holds an agent's memory, so nothing was forgotten")
     busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise StillNeeded(
@@ -106,12 +107,13 @@ async def forget(
 
 
 def streams_of_agents(among: Collection[str]) -> list[str]:
-    """The streams that are agents' memory, in order: nothing in them is forgotten."""
+    """The streams that hold agents' memories, in order. Nothing in them is forgotten."""
     return sorted(name for name in among if name.startswith(AGENTS))
 
 
 def streams_beside(known: Mapping[str, Session], streams: Collection[str], sessions: Collection[str]) -> set[str]:
-    """Streams besides ``streams`` that may hold records of these sessions: ``system``, and a child session's own.
+    """Streams other than ``streams`` that may hold records of these sessions: ``system``, and a child session's own
+    stream.
 
     ``system`` contains the hooks whose session could not be read.
     """
@@ -121,7 +123,9 @@ def streams_beside(known: Mapping[str, Session], streams: Collection[str], sessi
 async def records_to_forget(
     log: Log | LogReader, streams: Collection[str], sessions: Collection[str], elsewhere: Collection[str]
 ) -> AsyncIterator[Record]:
-    """The records that still have a payload: all in ``streams``, and those of these sessions in ``elsewhere``."""
+    """The records to forget that still have a payload: all records in ``streams``, and in the streams ``elsewhere`` the
+    records of ``sessions``.
+    """
     async for record in log.query(Filter(streams=tuple(sorted({*streams, *elsewhere})))):
         event = record.event
         if not is_digest(event.payload) and (event.stream_id in streams or _is_of(event, sessions)):
@@ -138,7 +142,7 @@ def _is_of(event: StreamEvent, sessions: Collection[str]) -> bool:
 
 
 def _in_progress(state: CaptureState) -> set[str]:
-    """The streams with an open turn whose OpenCode may still run."""
+    """The streams with an open turn whose OpenCode may still be running."""
     return {
         session.stream
         for session, turn in state.open_turns()
@@ -147,7 +151,7 @@ def _in_progress(state: CaptureState) -> set[str]:
 
 
 async def busy_streams(log: Log | LogReader, state: CaptureState, among: Collection[str], *, now_ms: int) -> list[str]:
-    """The streams in which a turn is in progress, in order: nothing in them is forgotten."""
+    """The streams in which a turn is in progress, in order. Nothing in them is forgotten."""
     unfinished = _in_progress(state) & set(among)
     if not unfinished:
         return []

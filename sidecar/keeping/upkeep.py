@@ -39,7 +39,7 @@ SNAPSHOT_RECORDS: Final = 2000
 """Records after which a new snapshot is worth writing; applying this many takes about 20 ms."""
 
 SLOW_TAIL: Final = 20_000
-"""Most records that are applied without a log line while a caller waits; about 0.4 s."""
+"""Maximum number of records that are applied without a log line while a caller waits; about 0.4 s."""
 
 LOOK_SECONDS: Final = 10.0
 PRUNE_SECONDS: Final = 300.0
@@ -65,8 +65,8 @@ async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
 class Upkeep:
     """There is one per sidecar, bound to its event loop.
 
-    ``is_quiet`` returns true if ``state`` equals a fold over the log to its head, because
-    nothing is on its way to the disk. ``kept`` is the position of its last snapshot.
+    ``is_quiet`` returns true if ``state`` equals a fold over the log to its head, because nothing is on its way to the
+    disk. ``kept`` is the position of the state's last snapshot.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Upkeep:
             try:
                 await self.look()
             except (StreamError, OSError) as error:
-                log.warning("upkeep of the log failed, recording continues: %s", error)
+                log.warning("upkeep of the log failed, but recording continues: %s", error)
 
     async def look(self) -> None:
         """Run the upkeep that is due now."""
@@ -161,7 +161,7 @@ class Upkeep:
                 # Building the catalog for the first time would delay the exit, so keep what is done so far.
                 await self._put_catalog(1)
         except (StreamError, OSError) as error:
-            log.warning("no snapshot was kept, the next start reads more of the log: %s", error)
+            log.warning("no snapshot was saved, so the next start reads more of the log: %s", error)
 
     def segments(self) -> dict[str, Any] | None:
         """The files of a jsonl log: ``{files, bytes}``; null with sqlite."""
@@ -195,15 +195,15 @@ class Upkeep:
         }
 
     def owes(self) -> bool:
-        """True while a migration, prune or forget runs, during which the sidecar must not exit."""
+        """True while a migration, prune or forget is running, because the sidecar must not exit then."""
         return self._removing.locked() or (self._migration is not None and not self._migration.done())
 
     async def discard(self) -> int:
         """Delete the old store that the last migration left behind; return the bytes freed.
 
         Raises:
-            StoreUnavailable: a migration runs, or the log does not verify: nothing was deleted. Also if the disk is
-            full or failed; then the next call deletes what is left.
+            StoreUnavailable: a migration is running, or the log failed verification: nothing was deleted. Also if the
+                disk is full or failed; then the next call deletes what is left.
         """
         async with self._exclusively("deleted"):
             try:
@@ -230,7 +230,7 @@ class Upkeep:
         """Remove what the request asks for; return the plan and what was done, null if there was nothing to remove.
 
         Raises:
-            StreamError: a migration runs, or the disk failed.
+            StreamError: a migration is running, or the disk failed.
         """
         async with self._exclusively("pruned"):
             now = self._now_ms()
@@ -247,7 +247,8 @@ class Upkeep:
         """Replace payloads by their digests: those of all records in these streams and of these sessions.
 
         Raises:
-            StreamError: a turn is in progress there, a stream is an agent's, a migration runs, or the disk failed.
+            StreamError: a turn is in progress there, a stream belongs to an agent, a migration is running, or the disk
+                failed.
         """
         async with self._exclusively("forgotten"):
             elsewhere = await self.streams_beside(streams, sessions)
@@ -270,7 +271,7 @@ class Upkeep:
         self._catalog = None
 
     async def _prune_by_itself(self) -> None:
-        """Prune to the configured age and size, every ``PRUNE_SECONDS``."""
+        """Prune to the configured age and size every ``PRUNE_SECONDS``."""
         request = PruneRequest(
             older_than_ms=round(self._config.max_age_days * DAY_MS) or None,
             max_bytes=self._config.max_bytes or None,
@@ -283,7 +284,7 @@ class Upkeep:
         self.kept_over_limit = len(plan.kept)
 
     async def close(self) -> None:
-        """Stop what runs; the next start that asks for the migration continues it."""
+        """Stop running work; the next request for the migration continues it."""
         if self._migration is not None:
             self._migration.cancel()
             await asyncio.wait([self._migration])
@@ -330,4 +331,4 @@ class Upkeep:
 
 def _log_move(moved_from: str | None) -> None:
     if moved_from is not None:
-        log.info("the log moved from %s to sqlite, because records are removed from sqlite only", moved_from)
+        log.info("the log moved from %s to sqlite, the only backend that can remove records", moved_from)

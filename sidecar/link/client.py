@@ -83,7 +83,7 @@ class LinkUnavailable(ClientError):
 
 
 class ImpostorError(LinkUnavailable):
-    """The listener could not prove that it holds the token. It received our hello and nothing else."""
+    """The listener could not prove that it holds the token. It received only our hello."""
 
     code: ClassVar[str] = "impostor"
 
@@ -114,12 +114,12 @@ class Address:
         """The address of the home's running sidecar.
 
         Raises:
-            LinkUnavailable: no sidecar runs.
+            LinkUnavailable: no sidecar is running.
             HomeError: the home's token is missing or cannot be trusted.
         """
         info = home.running()
         if info is None:
-            reason = f"no sidecar runs for {home.path}"
+            reason = f"no sidecar is running for {home.path}"
             raise LinkUnavailable(reason, "start it with `durable-stream serve`")
         return cls(info.port, home.read_token())
 
@@ -145,7 +145,7 @@ class _Client:
         """Say bye and close. Unacknowledged items may or may not be durable. Idempotent."""
         self._end(reason)
         self._link.bye(reason)
-        with contextlib.suppress(LinkClosed):  # gone already, which is what was wanted
+        with contextlib.suppress(LinkClosed):  # already gone, which is what we want
             await self._flush()
         tasks = [self._reader, *self._answers]
         for task in tasks:
@@ -302,7 +302,7 @@ class ShimClient(_Client):
         value: Any = None
         failure: CallError | None = None
         if self._on_call is None:
-            failure = CallError("unavailable", "no OpenCode behind this link")
+            failure = CallError("unavailable", "this link has no OpenCode")
         else:
             try:
                 value = await self._on_call(event.method, event.args)
@@ -391,7 +391,7 @@ async def _open(
     if isinstance(address, Home):
         address = Address.of(address)
     where = f"{address.host}:{address.port}"
-    again = "try again, or look at `durable-stream status`"
+    again = "try again, or run `durable-stream status`"
     socket: ClientSocket | None = None
     try:
         async with asyncio.timeout(open_seconds):
@@ -407,8 +407,8 @@ async def _open(
         reason = f"the sidecar at {where} refused the connection (HTTP {error.status})"
         failure = LinkUnavailable(reason, again)
     except (NotWebSocket, Ended):
-        reason = f"what listens at {where} does not behave like a sidecar"
-        failure = LinkUnavailable(reason, "look at `durable-stream status`")
+        reason = f"the program listening at {where} does not behave like a sidecar"
+        failure = LinkUnavailable(reason, "run `durable-stream status`")
     except OSError as error:
         reason = f"nothing answers at {where} ({error.strerror or type(error).__name__})"
         failure = LinkUnavailable(reason, "start the sidecar with `durable-stream serve`")
@@ -440,10 +440,10 @@ async def _welcome(socket: ClientSocket, link: ClientLink) -> Welcome:
 def _refusal(event: Closed) -> LinkUnavailable:
     match event.reason:
         case "impostor":
-            hint = "stop it, then start the sidecar with `durable-stream serve`"
-            return ImpostorError("what listens on the sidecar's port does not hold this home's token", hint)
+            hint = "stop that program, then start the sidecar with `durable-stream serve`"
+            return ImpostorError("the program listening on the sidecar's port does not have this home's token", hint)
         case "unsupported":
-            hint = "use one version of durable-stream for both, or run `durable-stream stop` and try again"
+            hint = "use the same version of durable-stream for both, or run `durable-stream stop` and try again"
             return LinkUnavailable(event.detail or "the running sidecar speaks another link protocol", hint)
         case "draining" | "upgrade":
             return LinkUnavailable("the sidecar is stopping", "try again in a moment")

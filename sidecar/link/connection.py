@@ -17,7 +17,7 @@ from bridge.opencode.link.link import Closed, Event, SidecarLink, State
 from sidecar.link.links import Counters
 
 MAX_PENDING_FRAMES: Final = 1024
-"""Most frames that may wait for a peer; a slower reader is disconnected."""
+"""Maximum number of frames that may wait for a peer; a slower reader is disconnected."""
 
 WRITE_SECONDS: Final = 30.0
 """How long one frame may wait for a peer to read it."""
@@ -54,7 +54,7 @@ class SocketWire:
         return self.link.receive(message), len(message)
 
     async def flush(self) -> bool:
-        """Send everything the link has queued; return false if the peer is gone or does not read."""
+        """Send everything that the link has queued; return false if the peer is gone or does not read."""
         try:
             for text in self.link.data_to_send():
                 async with asyncio.timeout(WRITE_SECONDS):

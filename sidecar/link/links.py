@@ -31,10 +31,10 @@ from bridge.opencode.link.link import (
 )
 
 MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
-"""Hooks that may wait for a link's handler before the sidecar stops reading its socket."""
+"""How many hooks may wait for a link's handler before the sidecar stops reading the link's socket."""
 
 MAX_REMEMBERED: Final = 4096
-"""Shim instances whose acked seq is remembered across reconnects; forgotten ones safely start at 0."""
+"""How many shim instances' acked seqs are remembered across reconnects; a forgotten instance safely starts at 0."""
 
 INTERNAL_ERROR: Final = 1011
 """Close code of a link whose handler failed."""
@@ -84,7 +84,7 @@ class Handler(Protocol):
         ...
 
     async def ready(self, link: ShimConnection) -> None:
-        """Called once, in the background, when a shim was welcomed and so answers calls."""
+        """Called once, in the background, when a shim has been welcomed and so answers calls."""
         ...
 
     async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
@@ -137,7 +137,7 @@ class Wire(Protocol):
         ...
 
     async def write(self) -> None:
-        """Send what the link queues until the link closes, then close the connection."""
+        """Send everything that the link queues until the link closes, then close the connection."""
         ...
 
     def bye(self, reason: ByeReason, code: int | None = None) -> None:
@@ -216,7 +216,7 @@ class ShimConnection:
 
     @property
     def reason(self) -> str | None:
-        """The reason of the bye; None while the link is open, or if the socket closed without a bye."""
+        """The reason given in the bye; None while the link is open, or if the socket closed without a bye."""
         return self._wire.reason
 
     async def call(self, method: str, args: Mapping[str, Any], timeout: float = 10.0) -> Any:  # noqa: ASYNC109
@@ -251,7 +251,7 @@ class ShimConnection:
     def finish(self, seqs: Iterable[int]) -> None:
         """Mark items as durable, or as making no event. One cumulative ack goes out per loop tick.
 
-        Also legal after the link closed, so that an instance that reconnects need not resend them.
+        Also allowed after the link has closed, so that an instance that reconnects need not resend the items.
 
         Raises:
             ValueError: a seq was never received on this link.
@@ -338,9 +338,9 @@ class ShimConnection:
             value = await handler.tool(self, event.name, event.args, event.context)
         except CallError as error:
             failed = error
-        except Exception as error:  # noqa: BLE001 - whatever the handler did, the model gets an answer
+        except Exception as error:  # noqa: BLE001 - whatever happens in the handler, the model gets an answer
             self._failed("tool", error)
-            failed = CallError("internal", "the sidecar failed on this call; its log says why")
+            failed = CallError("internal", "this call failed in the sidecar; its log says why")
         if self.is_open:
             if failed is not None:
                 self._wire.link.result(event.id, error=failed)
@@ -359,7 +359,7 @@ class ShimConnection:
             batch, size = entry
             try:
                 await handler.hooks(self, batch.first_seq, batch.items)
-            except Exception as error:  # noqa: BLE001 - whatever the handler did, other links continue
+            except Exception as error:  # noqa: BLE001 - whatever happens in the handler, other links continue
                 self._failed("hooks", error)
                 # The shim keeps what was not acknowledged and reconnects.
                 self._wire.bye("draining", INTERNAL_ERROR)
@@ -386,5 +386,5 @@ class ShimConnection:
         self._moved.set()
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(CallError("closed", "the link closed before the answer came"))
+                future.set_exception(CallError("closed", "the link closed before the answer arrived"))
         self._calls.clear()

@@ -1,6 +1,7 @@
-"""``GET /metrics`` on the link's port, for whoever sends the right bearer.
+"""``GET /metrics`` on the link's port, for requests with the right bearer token.
 
-The bearer is derived from the token, so it proves nothing on a link, and the token cannot be computed from it.
+The bearer token is derived from the home's token. Links do not accept it, and the home's token cannot be computed from
+it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _PURPOSE: Final = b"durable-stream metrics 1"
 
 
 def bearer_of(token: str) -> str:
-    """The bearer for ``GET /metrics``: HMAC-SHA256 of its purpose, keyed with the home's token."""
+    """The bearer token for ``GET /metrics``: HMAC-SHA256 of its purpose, keyed with the home's token."""
     return hmac.new(token.encode(), _PURPOSE, hashlib.sha256).hexdigest()
 
 
 def is_allowed(authorization: Sequence[str], bearer: str) -> bool:
-    """Whether the ``Authorization`` headers of a request are exactly one, with this bearer. Takes constant time."""
+    """Whether a request has exactly one ``Authorization`` header, with this bearer token. Takes constant time."""
     given = authorization[0] if len(authorization) == 1 else ""
     scheme, _, value = given.partition(" ")
     # Compare bytes, because the comparison refuses text that is not ASCII.

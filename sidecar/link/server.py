@@ -49,7 +49,7 @@ __all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "Sh
 log = logging.getLogger("sidecar.link")
 
 MAX_UNPROVED_BYTES: Final = 64 * 1024
-"""Largest frame accepted from an unauthenticated peer."""
+"""Size of the largest frame accepted from an unauthenticated peer."""
 
 PING_SECONDS: Final = 10.0
 """How often a silent peer is pinged, and how long its answer may take: a stopped process is
@@ -65,17 +65,17 @@ FAILED_PROOFS: Final = 10
 FAILED_PROOF_SECONDS: Final = 60.0
 """After this many wrong proofs in this many seconds, further wrong proofs get no answer.
 
-Right proofs are never slowed down, so a failing peer cannot lock anybody out.
+Correct proofs are never slowed down, so a failing peer cannot lock anybody out.
 """
 
 FLOOD_LOG_SECONDS: Final = 60.0
 """How often the log mentions unproved connections that were closed to make room."""
 
 MAX_REQUESTS: Final = 32
-"""Most requests of one control connection that run at a time."""
+"""Maximum number of one control connection's requests that run at a time."""
 
 WAITING_CONNECTIONS: Final = 1024
-"""Connections that the system may queue before we accept them. Further ones wait unseen."""
+"""How many connections the system may queue before we accept them. Further ones wait unseen."""
 
 _TRY_LATER: Final = 1013
 
@@ -111,7 +111,7 @@ class LinkServer:
         self._max_connections, self._handshake_seconds = max_connections, handshake_seconds
         self._metrics, self._bearer = metrics, bearer_of(token)
         self._server: Server | None = None
-        self._unproved: dict[ServerConnection, None] = {}  # in the order they came
+        self._unproved: dict[ServerConnection, None] = {}  # in order of arrival
         self._flood_told = -math.inf
         self._wires: set[SocketWire] = set()  # authenticated
         self._links: list[ShimConnection] = []
@@ -208,7 +208,7 @@ class LinkServer:
         headers = request.headers
         if headers.get_all("Origin"):  # a browser, whatever the value; "null" too
             self.counters.refused_origin += 1
-            return socket.respond(HTTPStatus.FORBIDDEN, "Browsers may not connect.\n")
+            return socket.respond(HTTPStatus.FORBIDDEN, "Browsers are not allowed to connect.\n")
         hosts = [host.lower() for host in headers.get_all("Host")]
         if len(hosts) != 1 or hosts[0] not in {f"{name}:{self.port}" for name in _HOSTS}:
             self.counters.refused_host += 1  # a name that was made to point here (DNS rebinding)
@@ -232,7 +232,9 @@ class LinkServer:
             text = metrics().decode()
         except Exception as error:  # noqa: BLE001 - links continue
             self._handler_failed("metrics", error)
-            return socket.respond(HTTPStatus.INTERNAL_SERVER_ERROR, "The metrics failed; see the sidecar's log.\n")
+            return socket.respond(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "Collecting the metrics failed; see the sidecar's log.\n"
+            )
         response = socket.respond(HTTPStatus.OK, text)
         del response.headers["Content-Type"]
         response.headers["Content-Type"] = CONTENT_TYPE
@@ -251,7 +253,7 @@ class LinkServer:
         if now - self._flood_told >= FLOOD_LOG_SECONDS:
             self._flood_told = now
             log.warning(
-                "more than %d connections wait without a proof; the oldest are closed (%d since the start)",
+                "more than %d connections are waiting to authenticate; closing the oldest (%d closed since the start)",
                 self._max_connections,
                 self.counters.unproved_closed,
             )
@@ -362,7 +364,7 @@ class LinkServer:
     def _handler_failed(self, where: str, error: Exception) -> None:
         self.counters.handler_errors += 1
         # Log the type only, because an error's text may hold payload, which must not reach the log.
-        log.error("the handler's %s failed with %s; that link is closed", where, type(error).__name__)
+        log.error("the handler's %s failed with %s; closing that link", where, type(error).__name__)
 
     # --- the command line ---
 

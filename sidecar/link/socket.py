@@ -1,4 +1,4 @@
-"""The WebSocket of the calling end: what RFC 6455 asks of a client, without extensions.
+"""The WebSocket of the calling end: what RFC 6455 requires of a client, without extensions.
 
 The server uses the websockets package. A client does not import it, because the import takes as long as a
 short command. The other end is on this machine, so proxies, redirects and TLS do not occur.
@@ -35,7 +35,7 @@ class SocketError(Exception):
 
 
 class Refused(SocketError):
-    """The peer answered with another HTTP status than 101."""
+    """The peer answered with an HTTP status other than 101."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -95,7 +95,7 @@ class ClientSocket:
             raise NotWebSocket
         if code[:3] != b"101":
             raise Refused(int(code[:3]))
-        # SHA-1 is no protection here. It only shows that the peer speaks WebSocket.
+        # SHA-1 is not used for security here. The protocol requires it, to show that the peer speaks WebSocket.
         wanted = b64encode(sha1(key + _GUID, usedforsecurity=False).digest())
         fields = ((name.lower(), value.strip()) for name, _, value in (each.partition(b":") for each in headers))
         if dict(fields).get(b"sec-websocket-accept") != wanted:
@@ -155,7 +155,7 @@ class ClientSocket:
             raise Ended from None
 
     async def close(self, seconds: float) -> None:
-        """Close. The peer has ``seconds`` to answer the closing handshake. Nobody may receive. Idempotent."""
+        """Close. The peer has ``seconds`` to answer the closing handshake. No task may be receiving. Idempotent."""
         if not self._writer.is_closing():
             with contextlib.suppress(Ended, TimeoutError):
                 async with asyncio.timeout(seconds):

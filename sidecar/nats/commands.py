@@ -1,13 +1,13 @@
 """Takes commands from NATS: a durable pull consumer for each agent of this home, and dead letters for the rest.
 
-A command is acknowledged once its results are durable in the log. A command that can never be handled becomes a
-dead letter: first a record in the log, then a copy in ``MESHFORGE_DLQ``, then the message is ended with ``term``.
-Each step has a key, so a kill between any two of them repeats nothing.
+A command is acknowledged once its results are durable in the log. A command that can never be handled becomes a dead
+letter: first a record in the log, then a copy in ``MESHFORGE_DLQ``, then the message is ended with ``term``. Each step
+has a key, so nothing is repeated if the process is killed between two steps.
 
 An agent's failure counts as an attempt, and the last one makes a dead letter. While the log cannot be written, a
-command waits and its deadline is extended, because an outage must not turn commands into dead letters. For the
-same reason the server has no delivery limit. With a limit, it would keep a message for ever if making its dead
-letter was interrupted.
+command waits and its deadline is extended, because an outage must not turn commands into dead letters. For the same
+reason the server has no delivery limit. With a limit, the server would keep a message forever if making its dead letter
+was interrupted.
 
 Source: seed 000, "Consumers", "Dead Letter Queue"; DESIGN 9; FEATURES J3-J17.
 """
@@ -46,17 +46,17 @@ from streams.errors import StreamError
 log = logging.getLogger("sidecar.nats")
 
 GIVE_UP_DELIVERIES: Final = 100
-"""A message delivered this often without any answer probably kills the process each
-time, so it becomes a dead letter."""
+"""A message delivered this many times without any answer probably kills the process each time, so it becomes a dead
+letter."""
 
 PAUSE_SECONDS: Final = 1.0
-"""How long a command waits before the log is tried again."""
+"""How long a command waits before the log is retried."""
 
 CLOSE_SECONDS: Final = 5.0
 """How long ``close`` waits for commands that are being handled."""
 
 KEPT_BODY: Final = 64 * 1024
-"""Most bytes of an undecodable message that the log keeps."""
+"""Maximum bytes of an undecodable message that the log keeps."""
 
 UNDECODABLE: Final = "command.undecodable"
 """The type of a dead letter that is not a command."""
@@ -68,7 +68,7 @@ _UNLIMITED: Final = 2**31
 
 
 class InterestsOverlap(ValueError):
-    """Two agents want the same commands, which no work queue can give to both."""
+    """Two agents subscribe to the same commands, which a work queue cannot give to both."""
 
     code: ClassVar[str] = "interests-overlap"
 
@@ -78,7 +78,8 @@ class InterestsOverlap(ValueError):
 
     def __str__(self) -> str:
         return (
-            f"the agents {self.one} and {self.other} both want commands on {self.pattern}; give each its own subjects"
+            f"the agents {self.one} and {self.other} both subscribe to commands on {self.pattern}; give each agent "
+            "its own subjects"
         )
 
 
@@ -86,7 +87,7 @@ def interests_of(agents: Sequence[str], interests: Mapping[str, Sequence[str]] |
     """The patterns of each agent's commands: the given patterns, else ``cmd.*.*.{agent}.>``.
 
     Raises:
-        InterestsOverlap: two agents want the same commands.
+        InterestsOverlap: two agents subscribe to the same commands.
     """
     found = {name: list((interests or {}).get(name) or [f"cmd.*.*.{escape(name)}.>"]) for name in agents}
     for (one, mine), (other, theirs) in combinations(found.items(), 2):
@@ -103,7 +104,7 @@ class CommandConsumers:
     for tests.
 
     Raises:
-        InterestsOverlap: two agents want the same commands.
+        InterestsOverlap: two agents subscribe to the same commands.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class CommandConsumers:
         ]
 
     def start(self) -> None:
-        """Start in the background. Consumers and streams are created on the server when it is there."""
+        """Start in the background. Consumers and streams are created once the server is reachable."""
         for consumer in self._consumers:
             consumer.start()
 
@@ -235,7 +236,7 @@ class _AgentConsumer:
             except InputRefused as error:
                 return await self._bury(delivery, arrived, error.reason, error.code)
             except StreamError:
-                await asyncio.sleep(PAUSE_SECONDS)  # the runtime has noted why
+                await asyncio.sleep(PAUSE_SECONDS)  # the runtime has recorded why
             except AgentFailed as error:
                 return await self._failed(delivery, arrived, error.reason)
             except Exception as error:
@@ -272,7 +273,7 @@ class _AgentConsumer:
                         record = await self._runtime.bury(self._agent, _command_of(arrived), reason, about, key=key)
                         break
                     except InputRefused:
-                        pass  # it does not match the envelope, so only its text can be kept
+                        pass  # the command does not match the envelope, so only its text can be kept
                 as_text = about | _kept_body(delivery.body)
                 command = Command(f"message:{key}", UNDECODABLE, {})
                 record = await self._runtime.bury(self._agent, command, reason, as_text, key=key)
@@ -291,7 +292,7 @@ class _AgentConsumer:
         return Poison(reason)
 
     async def _copy(self, delivery: Delivery, reason: str, letter: str, *, is_known: bool) -> None:
-        """Put the unchanged message into the stream of dead letters, once."""
+        """Put the unchanged message into the dead-letter stream, once."""
         session = await self._sessions.get()
         died = contract.Delivery(delivery.subject, delivery.body, delivery.headers, delivery.sequence, delivery.count)
         subject, headers = contract.dead_letter(died, self._name, reason)

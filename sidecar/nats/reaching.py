@@ -20,7 +20,7 @@ from sidecar.version import VERSION
 
 
 def sessions_of(home: Home, config: NatsConfig, nonce: Callable[[], str]) -> Sessions:
-    """Sessions to the server that ``config`` names; its mode must not be off. The caller closes them.
+    """Sessions to the server named in ``config``, whose mode must not be off. The caller closes them.
 
     Connecting raises ``NatsRefused`` if the settings cannot work, ``NatsUnavailable`` if no server answers.
     """
@@ -35,7 +35,10 @@ def sessions_of(home: Home, config: NatsConfig, nonce: Callable[[], str]) -> Ses
 
 async def _embedded(home: Home, config: NatsConfig, nonce: Callable[[], str]) -> ConnectOptions:
     if home.running() is None:
-        raise NatsUnavailable("no sidecar runs, and its NATS server runs only with it", "run `durable-stream serve`")
+        raise NatsUnavailable(
+            "no sidecar is running, and the embedded NATS server runs only with the sidecar",
+            "run `durable-stream serve`",
+        )
     try:
         async with await ControlClient.connect(home, version=VERSION, nonce=nonce) as client:
             answer: dict[str, Any] = await client.request("nats")

@@ -1,7 +1,7 @@
 """NATS in the sidecar: off, connected to configured servers, or connected to an embedded server.
 
-NATS never keeps the sidecar from recording. Every problem appears in ``status``
-and in the log, and is retried.
+NATS never keeps the sidecar from recording. Every problem appears in ``status`` and in the log, and the failed step is
+retried.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class NatsService:
             NatsUnavailable: there is no mirror; the text says why.
         """
         if self.mirror is None or self.sessions is None or self._source is None:
-            raise NatsUnavailable(self._problem or "NATS was off when this sidecar started", "restart it")
+            raise NatsUnavailable(self._problem or "NATS was off when this sidecar started", "restart the sidecar")
         if self._rebuilding is None or self._rebuilding.done():
             from sidecar.nats.mirror.rebuild import Rebuild
 
@@ -248,7 +248,7 @@ class NatsService:
         """How another process of this user reaches the embedded server now: ``port``, ``token`` and ``server_id``.
 
         Raises:
-            NatsUnavailable: it does not run, or there is none; the text says why.
+            NatsUnavailable: the server is not running, or there is none; the text says why.
         """
         if self._server is None:
             began = f"the running sidecar was started with NATS {self._config.mode}"
@@ -262,7 +262,7 @@ class NatsService:
         if self._server is not None:
             return await self._server.options()
         if self._config.mode != "external":
-            raise NatsUnavailable("no NATS server runs")
+            raise NatsUnavailable("no NATS server is running")
         return external_options(self._config)
 
     async def _keep(self, sessions: Sessions) -> None:

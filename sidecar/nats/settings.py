@@ -12,7 +12,7 @@ from sidecar.config import MIB, NatsConfig
 
 SERVER_NAME: Final = "durable-stream"
 MAX_PAYLOAD: Final = 8 * MIB
-"""Largest message of an embedded server, which is the most that NATS recommends."""
+"""Size of an embedded server's largest message: the maximum that NATS recommends."""
 
 LOG_BYTES: Final = MIB
 LOG_FILES: Final = 2
@@ -22,8 +22,8 @@ FREE_PORT: Final = -1
 def server_config(directory: Path, config: NatsConfig, *, token: str, port: int) -> str:
     """The embedded server's configuration file, as JSON, which is valid in the server's own format.
 
-    With ``port`` ``FREE_PORT`` the server picks a port and writes it into ``directory/ports``.
-    It listens only on the loopback address, and never logs message contents.
+    With ``port`` ``FREE_PORT`` the server picks a port and writes it to ``directory/ports``. It listens only on the
+    loopback address and never logs message contents.
     """
     wanted: dict[str, Any] = {
         "server_name": SERVER_NAME,
@@ -50,8 +50,8 @@ def server_config(directory: Path, config: NatsConfig, *, token: str, port: int)
 
 
 def mirror_bytes(config: NatsConfig) -> int:
-    """Most bytes of the mirror's stream; -1: no limit. An embedded server reserves a quarter of its room for other
-    streams, because a full server would stop the mirror.
+    """Maximum size of the mirror's stream, in bytes; -1: no limit. An embedded server reserves a quarter of its space
+    for other streams, because a full server would stop the mirror.
     """
     if config.max_mirror_bytes:
         return config.max_mirror_bytes

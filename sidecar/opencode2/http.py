@@ -19,20 +19,20 @@ ANSWER_SECONDS: Final = 30.0
 """How long the service may take to begin or to continue an answer."""
 
 SILENCE_SECONDS: Final = 45.0
-"""How long a stream of events may be silent. The service sends a comment every 15 s."""
+"""How long an event stream may be silent. The service sends a comment every 15 s."""
 
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Largest answer, and largest line of a stream."""
+"""Size of the largest answer, and of the largest line of a stream."""
 
 _HEAD_BYTES: Final = 64 * 1024
 
 
 class ServiceGone(Exception):
-    """The service does not answer: it ended, or is ending."""
+    """The service does not answer, because it has stopped or is stopping."""
 
 
 class ServiceError(Exception):
-    """The service refused a request; ``status`` says how."""
+    """The service refused a request with the HTTP status ``status``."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status}")
@@ -56,7 +56,7 @@ class ServiceClient:
 
         Raises:
             ServiceError: the status is not 200.
-            ServiceGone: the answer is incomplete or did not come.
+            ServiceGone: the answer is incomplete or did not arrive.
         """
         return await self._answer("GET", path)
 

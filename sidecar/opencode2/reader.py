@@ -2,8 +2,8 @@
 
 The live stream reports what happens now. Each session's durable log, read by number, is authoritative. A live event
 with its session's next number is recorded at once. On any other number, the log is read. So nothing is lost while the
-stream, the sidecar or the network was away. Asks are not in that log, so they are taken from the live stream, and
-listed after each connect.
+stream, the sidecar or the network is down. Asks are not in that log, so they are taken from the live stream and listed
+after each connect.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from sidecar.opencode2.http import SILENCE_SECONDS, ServiceError, ServiceGone
 log = logging.getLogger("sidecar.opencode2")
 
 POLL_SECONDS: Final = 30.0
-"""How often the newest logs are read without an announcement, because another server may share the database."""
+"""How often the newest sessions' logs are read without an announcement, because another server may share the database.
+"""
 
 POLLED: Final = 20
-"""How many of them."""
+"""How many of the newest sessions are read."""
 
 MAX_WAITING: Final = 20_000
-"""Most live events that may wait. Beyond that, the sessions' logs are read instead."""
+"""Maximum number of live events that may wait. Beyond that, the sessions' logs are read instead."""
 
 _ASKS: Final = {"permission": "permission.asked", "form": "form.created", "question": "question.asked"}
 """The lists of open asks of a session, and what announced each ask."""
@@ -49,7 +50,7 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far each session was read. Shared by all readers, because two services may share one database.
+    """How far each session has been read. Shared by all readers, because two services may share one database.
 
     ``turn`` is held while a session is read, so that each event is translated once and in order.
     """
@@ -59,12 +60,12 @@ class Progress:
 
 
 class Reader:
-    """Reads one process of a service into the log. Call ``run``; it ends with an error when the service does.
+    """Reads one process of a service into the log. Call ``run``; it ends with an error when the service ends.
 
     Args:
         service: its process, as the events name it.
         write: appends what the translator has ready, and returns when it is durable.
-        since_ms: an unknown session that was not touched since then is history, which only ``import`` takes.
+        since_ms: an unknown session that has not been touched since then is history, which only ``import`` records.
         began_ms: now.
         excludes: true for a directory that is not recorded.
         progress: the same for all readers that share the translator.
@@ -164,9 +165,9 @@ class Reader:
     # Reading
 
     async def catch_up(self, *, newest: bool = False) -> None:
-        """Read what is new of every session, then the open asks. End deleted sessions, and turns that nobody runs.
+        """Read what is new in every session, then the open asks. End deleted sessions and turns that nobody runs.
 
-        With ``newest``, only of the newest sessions.
+        With ``newest``, only in the newest sessions.
         """
         infos = await self._listed(all_of_them=not newest)
         for session_id, info in infos.items():
@@ -236,7 +237,7 @@ class Reader:
             info = session_info(event.data)
             if text(info.get("parentID")) is None:
                 await self._place(session_id, info, event.t)
-            return  # a child is placed with its next event: the call that made it is announced in between
+            return  # a child is placed at its next event, because the call that created it is announced in between
         cursor = self._cursors.get(session_id)
         if cursor is not None and event.seq <= cursor:
             return
@@ -245,7 +246,7 @@ class Reader:
             cursor = self._cursors.get(session_id)
             if is_there or cursor is None or event.seq <= cursor:
                 return
-            # The session is deleted, and its log with it: what was not read before is lost.
+            # The session has been deleted together with its log, so events that were not read before are lost.
             if event.seq > cursor + 1:
                 self._translator.gap(self._service, session_id, cursor, event.seq - 1)
         self._translator.feed(self._service, event)
@@ -287,7 +288,7 @@ class Reader:
         False if there is none, because the session is deleted or not recorded.
         """
         if session_id in self._reading:
-            return True  # it waits for a child of its own
+            return True  # the session is waiting for its own child
         self._reading.add(session_id)
         try:
             if info is not None and session_id not in self._state.sessions and not await self._has_log(session_id):
@@ -312,7 +313,7 @@ class Reader:
         session = self._state.sessions[session_id]
         begin = self._cursors.get(session_id)
         if begin is None:
-            # This sidecar reads the session for the first time, so it must remember again what the latest turn needs.
+            # This sidecar is reading the session for the first time, so it must relearn what the latest turn needs.
             begin = min(session.host_turn, session.host_seq)
             self._translator.forget(session_id)
         recorded = max(begin, session.host_seq)
@@ -327,7 +328,8 @@ class Reader:
                     self._cursors[session_id] = max(self._cursors.get(session_id, recorded), synced)
                 continue
             batch.append(event)
-            # What is read a second time is written by itself, so that what follows is made from the log's own record.
+            # An event that is read a second time is written separately, so that later events are made from the log's
+            # own record.
             if len(batch) >= _BATCH or event.seq == recorded:
                 await self._feed(session_id, batch, recorded)
                 batch = []
@@ -358,7 +360,7 @@ class Reader:
             try:
                 answer = await self._client.get(f"/api/session/{quote(session_id, safe='')}/{kind}")
             except ServiceError:
-                continue  # this version has no such asks
+                continue  # this version of OpenCode has no such asks
             found = mapping(answer).get("data")
             for ask in found if isinstance(found, list) else []:
                 data = {"form": ask} if kind == "form" else mapping(ask)
@@ -380,11 +382,11 @@ class Reader:
                     await self._write()
 
     async def _end_dead(self) -> None:
-        """End the turns that no process runs. Their service was killed, and this one does not continue them.
+        """End the turns that no process runs. Their service was killed, and this service does not continue them.
 
-        The service commits a turn's end before it stops counting it as active, so a turn that is not active
-        and has no end in the log afterwards has none. If a turn has new events since this reader began, another
-        server on the same database runs it; while one is linked, it may run any of them.
+        The service commits a turn's end before it stops counting it as active, so a turn that is not active and has no
+        end in the log afterwards has none. If a turn has had new events since this reader began, another server on the
+        same database is running it; while such a server is linked, it may be running any turn.
         """
         if self._has_others():
             return

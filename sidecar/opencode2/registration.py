@@ -1,8 +1,8 @@
-"""Find OpenCode 2's background service by the file in which it says where it listens.
+"""Find OpenCode 2's background service through the file in which the service says where it listens.
 
-The file has the service's password, so it is accepted only if nobody else could have read or written it. The password
-is sent only to a socket on which a process of this user listens, because another user may have taken a dead service's
-port.
+The file contains the service's password, so the file is accepted only if nobody else could have read or written it. The
+password is sent only to a socket on which a process of this user listens, because another user may have taken a dead
+service's port.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class UnsafeService(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """Where a service listens, and what it asks for.
+    """Where a service listens, and its login.
 
-    ``id`` names its process. ``written_ms`` is when it wrote the file, which it does when it starts; 0 if unknown.
+    ``id`` names its process. ``written_ms`` is when the service wrote the file, which it does at its start; 0 if
+    unknown.
     """
 
     id: str
@@ -47,7 +48,7 @@ class Registration:
 
 
 def place_of(path: Path) -> str:
-    """A short name for the file, and so for the sessions of the service that writes it."""
+    """A short name for the file, and thus for the sessions of the service that writes it."""
     return sha256(os.fsencode(path)).hexdigest()[:8]
 
 
@@ -75,7 +76,7 @@ def read_registration(path: Path) -> Registration | None:
     try:
         told = orjson.loads(content)
     except ValueError:
-        return None  # it is being written
+        return None  # the file is being written
     return _parse(told, found.st_mtime_ns // 1_000_000) if isinstance(told, dict) else None
 
 
@@ -107,7 +108,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def check_listener(port: int, tables: tuple[Path, ...] = _TABLES) -> None:
-    """Refuse a port on which a process of another user listens. Accept it if the system does not say whose it is.
+    """Refuse a port on which a process of another user listens. Accept the port if the system does not say whose it is.
 
     Raises:
         UnsafeService: the process belongs to another user.
@@ -122,4 +123,4 @@ def check_listener(port: int, tables: tuple[Path, ...] = _TABLES) -> None:
             if len(fields) > 7 and fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
                 owners.add(int(fields[7]))
     if owners - {os.geteuid()}:
-        raise UnsafeService("another user listens on its port")
+        raise UnsafeService("another user is listening on its port")

@@ -1,7 +1,7 @@
-"""The services of OpenCode 2 that plugins announce: one reader each, for as long as a plugin is linked from there.
+"""The OpenCode 2 services that plugins announce: one reader each, for as long as a plugin in the service is linked.
 
-Only what a plugin announces is read. So ``DURABLE_STREAM=off`` and ``uninstall`` end the recording, and a sidecar never
-looks for a service unasked.
+Only announced services are read. So ``DURABLE_STREAM=off`` and ``uninstall`` end the recording, and a sidecar never
+looks for a service on its own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from streams.errors import StreamError
 log = logging.getLogger("sidecar.opencode2")
 
 LOOK_SECONDS: Final = 0.5
-"""How often a registration is read again while its service does not run."""
+"""How often a registration is re-read while its service is not running."""
 
 RETRY_MAX_SECONDS: Final = 10.0
 
 RETURN_MS: Final = 10_000
-"""How soon after the sidecar's start every plugin that still runs has linked again."""
+"""How soon after the sidecar's start every plugin that is still running has relinked."""
 
 _ULID: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -114,7 +114,7 @@ class Services:
         """Record the old sessions of every service that is read. Return the numbers of services and of sessions.
 
         Raises:
-            ServiceGone: a service ended meanwhile.
+            ServiceGone: a service ended during the import.
         """
         readers = [known.reader for known in self._announced.values() if known.state == "read" and known.reader]
         sessions = 0
@@ -127,7 +127,7 @@ class Services:
         return {"services": len(readers), "sessions": sessions}
 
     def status(self) -> list[dict[str, Any]]:
-        """What ``status`` and ``doctor`` show of each service."""
+        """What ``status`` and ``doctor`` show about each service."""
         return [
             {
                 "registration": str(known.path),
@@ -140,7 +140,7 @@ class Services:
         ]
 
     async def _follow(self, known: _Announced) -> None:
-        """Read one service after the other, as they write the registration."""
+        """Read one service process after the other, as each writes the registration."""
         wait, has_failed = self._look_seconds, False
         while True:
             try:
@@ -151,15 +151,15 @@ class Services:
                     await self._read(known, registration)
             except* UnsafeService as refusals:
                 if known.state != "refused":
-                    log.warning("the service of OpenCode 2 is not read: %s: %s", known.path, _first(refusals))
+                    log.warning("the OpenCode 2 service is not read: %s: %s", known.path, _first(refusals))
                 known.state = "refused"
             except* (ServiceGone, ServiceError) as ended:
                 reached = known.reader is not None and known.reader.caught_up.is_set()
-                log.info("the service of OpenCode 2 is lost: %s", _first(ended))
+                log.info("lost the OpenCode 2 service: %s", _first(ended))
                 known.state = "lost"
                 wait = self._look_seconds if reached else min(wait * 2, RETRY_MAX_SECONDS)
             except* StreamError:
-                has_failed = True  # ingest has noted it, and the sidecar stops
+                has_failed = True  # ingest has noted the error, and the sidecar is stopping
             if has_failed:
                 return
             await asyncio.sleep(wait)
@@ -179,16 +179,18 @@ class Services:
             progress=self._progress,
             has_others=lambda: self._may_have_others(known, registration.pid),
         )
-        log.info("reading the service of OpenCode 2: pid %d", registration.pid)
+        log.info("reading the OpenCode 2 service: pid %d", registration.pid)
         known.state = "read"
         await known.reader.run()
 
     def _may_have_others(self, known: _Announced, pid: int) -> bool:
-        """True while a plugin in another process is linked, or may not have linked again yet."""
+        """True while a plugin in another process is linked, or may not have relinked yet."""
         return self._now_ms() - self._started_ms < RETURN_MS or set(known.links.values()) != {pid}
 
     async def write(self) -> None:
-        """Append what the translator has ready; return when it is durable. The append outlives who waits for it."""
+        """Append what the translator has ready; return when it is durable. The append continues even if the waiting
+        caller is cancelled.
+        """
         appended = self._ingest.write(self.translator.drain())
         if appended is not None:
             await asyncio.shield(appended)

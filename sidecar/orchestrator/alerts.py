@@ -1,4 +1,5 @@
-"""The built-in agent ``alerts``: tells a person, on one channel after another, until somebody saw it. Pure.
+"""The built-in agent ``alerts``: notifies a person on one channel after another, until somebody has seen the alert.
+Pure.
 
 An alert is one thing that a person should know: background work ended or has nearly used up a budget, something waits
 for an answer, or the model called ``notify_user``. Its stages are a toast in OpenCode, a desktop notification, and the
@@ -8,7 +9,7 @@ it: the result is in the parent's history, the checkpoint is closed, or a person
 
 An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
 
-Beside alerts, a toast says at once that background work has started or ended. Nothing depends on who sees it.
+Besides alerts, a toast says at once that background work has started or ended. Nothing depends on anybody seeing it.
 
 Source: seed 004, 3 ("phone home"); FEATURES D19, F1, U17, U18.
 """
@@ -53,7 +54,7 @@ ALERT: Final[dict[str, dict[str, str]]] = {
     "failed": {"alert.sending": "sending", "alert.seen": "seen"},
     "seen": {},
 }
-"""``toasted``, ``sent`` and ``failed`` say how the last stage ended; only ``seen`` is the end."""
+"""``toasted``, ``sent`` and ``failed`` say how the last stage ended; only ``seen`` is final."""
 
 QuietUntil = Callable[[int], int | None]
 """For a moment in ms UTC: when the quiet hours around it end, or ``None`` outside of them."""
@@ -75,7 +76,8 @@ class Alert:
     stages: list[list[str]] = field(default_factory=list)
     """The stages that are left, each a list of channels."""
     channels: dict[str, str] = field(default_factory=dict)
-    """Each channel that was used: ``sending``, ``sent`` or ``failed``; a toast that nobody could see is ``absent``."""
+    """The state of each channel that was used: ``sending``, ``sent`` or ``failed``; a toast that nobody could see is
+    ``absent``."""
     closed: int | None = None
     leader: str = ""
     """The alert whose message includes this one, during a stage."""
@@ -187,7 +189,7 @@ class AlertAgent:
                 title = "OpenCode asks" if given["kind"] == "ask" else f"OpenCode waits: {given['kind']}"
                 identifier = given["checkpoint"]
                 text = f"{given['text']} ({identifier})"
-                # OpenCode itself shows what a session of the user's asks; other channels come later.
+                # OpenCode itself shows the asks of a user's session; other channels come later.
                 shown = given.get("intent") is None and given["kind"] != "ask"
                 session = None if shown else given.get("tell")
                 return self._raise(f"alr_{identifier[4:]}", session, title, text, identifier, event.ts, wait=shown)
@@ -208,7 +210,7 @@ class AlertAgent:
     def _raise(
         self, identifier: str, session: str | None, title: str, text: str, about: str, ts: int, wait: bool = False
     ) -> list[Output]:
-        """Raise an alert, once; ``wait`` leaves time for the result to reach the parent first."""
+        """Raise an alert once; ``wait`` leaves time for the result to reach the parent first."""
         if identifier in self.data.alerts:
             return []
         stages = [["toast"], *self._stages] if session is not None else self._stages
@@ -373,7 +375,7 @@ def _message(alerts: Sequence[Alert]) -> dict[str, Any]:
 
 
 def _glance(given: dict[str, Any], how: str) -> list[Output]:
-    """A toast for whoever looks at the parent right now; of background work that a person's own session started."""
+    """A toast for anybody looking at the parent right now, about background work that a person's session started."""
     if given.get("child") or not isinstance(given.get("parent"), str) or not given.get("title"):
         return []
     text = f"{given['title']}: {how}"[:MAX_TEXT]

@@ -1,6 +1,6 @@
 """The link that answers a checkpoint from a phone, and the page behind it. Pure.
 
-A link names its checkpoint and the second in which it ends, and carries a signature of both. The key is derived from
+A link contains its checkpoint, the second at which the link expires, and a signature of both. The key is derived from
 the home's token, which cannot be computed from it. A checkpoint takes one answer, so its links work once.
 
 Only ``POST`` answers. Programs that preview links, or load them ahead, only ever ``GET``.
@@ -19,11 +19,11 @@ from urllib.parse import parse_qs
 from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint
 
 LIVES_MS: Final = 24 * 3_600_000
-"""How long a link works, if its checkpoint does not end before."""
+"""How long a link works, unless its checkpoint ends earlier."""
 
 MAX_ANSWERS: Final = 50
 MAX_ANSWER: Final = 4000
-"""Most characters of one answer."""
+"""Maximum length of one answer, in characters."""
 
 _PURPOSE: Final = b"durable-stream answer link 1"
 _PATH: Final = re.compile(r"/answer/(chk_[0-9a-f]{1,64})/([0-9]{1,12})/([A-Za-z0-9_-]{43})")
@@ -51,7 +51,7 @@ def path_of(key: bytes, known: Checkpoint, now_ms: int) -> str:
 def parse(path: str) -> Link | None:
     """The parts of a request's path; ``None`` if it is not that of a link.
 
-    A path that the tunnel put before ours is ignored.
+    A prefix that the tunnel put before our path is ignored.
     """
     found = _PATH.search(path)
     if found is None or found.end() != len(path):
@@ -60,7 +60,7 @@ def parse(path: str) -> Link | None:
 
 
 def check(key: bytes, link: Link, now_ms: int) -> Literal["valid", "expired", "wrong"]:
-    """Whether a link was signed with this key and has not ended. Compares in constant time."""
+    """Whether a link was signed with this key and has not expired. Compares in constant time."""
     if not hmac.compare_digest(link.signature, _sign(key, link.checkpoint, link.expires)):
         return "wrong"
     return "valid" if now_ms < link.expires * 1000 else "expired"
@@ -72,7 +72,7 @@ def _sign(key: bytes, checkpoint: str, expires: int) -> str:
 
 
 def answers(known: Checkpoint, body: bytes) -> list[str]:
-    """The answer in a form that was sent; empty if there is none.
+    """The answer in a submitted form; empty if there is none.
 
     Raises:
         ValueError: it is not a form of ours.
@@ -86,7 +86,7 @@ def answers(known: Checkpoint, body: bytes) -> list[str]:
 
 
 def form_page(known: Checkpoint, problem: str = "") -> str:
-    """The page on which a person answers; of a checkpoint that is closed, how it was answered."""
+    """The page on which a person answers; for a closed checkpoint, it shows how it was answered."""
     about = {"permission": "OpenCode asks for permission", "question": "OpenCode asks"}.get(
         known.kind, "The agent asks"
     )
@@ -103,7 +103,7 @@ def form_page(known: Checkpoint, problem: str = "") -> str:
 
 def _forms(known: Checkpoint) -> str:
     if known.kind == "permission":
-        rejected = _form('<input name=message placeholder="A message for the model, if you like">', "reject", "Reject")
+        rejected = _form('<input name=message placeholder="A message for the model (optional)">', "reject", "Reject")
         return _form("", "once", "Allow once") + _form("", "always", "Allow always") + rejected
     chosen = "".join(_form("", option, option) for option in known.options)
     number = known.questions if known.kind == "question" else 1

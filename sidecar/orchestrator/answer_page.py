@@ -1,7 +1,7 @@
-"""The opt-in listener behind the links of ``answer_link.py``. It serves nothing to whoever has no signed link.
+"""The opt-in listener behind the links of ``answer_link.py``. It serves nothing without a signed link.
 
-It is HTTP/1.1 of the smallest size: one request for each connection, a short head, a short form. It logs no path,
-because a path is a key, and no text, because texts are the user's.
+It speaks minimal HTTP/1.1: one request for each connection, a short head, a short form. It logs no paths, because a
+path is a key, and no texts, because texts belong to the user.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS: Final = 10.0
 
 _STATUS: Final = {"already-answered": 409, "unfit-answer": 400, "no-checkpoint": 410}
 _NOTHING: Final = "There is nothing here."
-_GONE: Final = "This link has ended. `durable-stream checkpoints` lists what still waits."
+_GONE: Final = "This link is no longer valid. `durable-stream checkpoints` lists the questions still waiting."
 _DONE: Final = "Your answer has arrived. You can close this page."
 
 _HEADERS: Final = (
@@ -40,7 +40,7 @@ _HEADERS: Final = (
 
 
 class _Refused(Exception):
-    """The request is not one of a browser's; answer with this status."""
+    """No browser sends such a request; answer with this status."""
 
 
 class _Request(NamedTuple):
@@ -71,18 +71,18 @@ class AnswerPage:
         """Why there is no page; empty while there is one."""
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``. Does nothing without a port; a port that is taken costs only the links."""
+        """See ``Component``. Does nothing without a port; if the port is in use, only the links are missing."""
         if not self.port:
             return
         try:
             server = await asyncio.start_server(self._connected, self.host, self.port, limit=MAX_HEAD, backlog=16)
         except OSError as error:
             self.fault = f"{self.host} port {self.port} cannot be used ({error.strerror or error})"
-            log.error("messages carry no link to answer with: %s", self.fault)
+            log.error("messages have no answer link: %s", self.fault)
             return
         self.port, self._key = server.sockets[0].getsockname()[1], answer_link.key_of(self._token())
         stack.push_async_callback(self._stop, server)
-        log.info("checkpoints can be answered by a link, at %s port %s", self.host, self.port)
+        log.info("checkpoints can be answered through a link at %s port %s", self.host, self.port)
 
     @property
     def is_on(self) -> bool:
@@ -90,7 +90,7 @@ class AnswerPage:
         return self._key is not None
 
     def link(self, checkpoint: str) -> str | None:
-        """A link that answers a checkpoint; ``None`` if it waits no more, or there is no page."""
+        """A link that answers a checkpoint; ``None`` if the checkpoint is no longer waiting, or there is no page."""
         known = self._find(checkpoint)
         if self._key is None or known is None or known.state in CLOSED:
             return None
@@ -128,7 +128,7 @@ class AnswerPage:
             async with asyncio.timeout(SECONDS):
                 await writer.drain()
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            pass  # the browser went away, or is none
+            pass  # the browser went away, or it was not a browser
         finally:
             writer.close()
             with suppress(OSError):
@@ -150,7 +150,7 @@ class AnswerPage:
                 return 400, answer_link.form_page(known, "Give an answer.")
             await self._answer(known.id, given)
         except ValueError:
-            return 400, answer_link.form_page(known, "This form cannot be read.")
+            return 400, answer_link.form_page(known, "The form could not be read.")
         except RequestError as error:
             now = self._find(link.checkpoint) or known
             return _STATUS.get(error.code, 503), answer_link.form_page(now, str(error))

@@ -1,4 +1,6 @@
-"""The text of ``/background`` in OpenCode: what runs, waits and costs, and how to cancel and answer. Pure."""
+"""The text of ``/background`` in OpenCode: what is running, what is waiting, the cost, and how to cancel and answer.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from sidecar.orchestrator.lifecycle import ENDED
 from sidecar.views.wording import money, one_line, rough_span
 
 COMMAND: Final = "background"
-"""The name of the call that the plugin makes for it: a tool that no model gets."""
+"""The name of the call that the plugin makes for the command: a tool that no model gets."""
 
 RECENT_MS: Final = 3_600_000
 MOST: Final = 20
 MAX_LINE: Final = 160
 
 USAGE: Final = (
-    "/background cancel INT_… stops one. /background answer CHK_… ANSWER answers what waits "
-    "(a permission: once, always or reject)."
+    "/background cancel INT_… stops background work. /background answer CHK_… ANSWER answers a checkpoint (a "
+    "permission: once, always or reject)."
 )
 
 
@@ -32,7 +34,7 @@ class Asked(NamedTuple):
 
 
 def parse(text: str) -> Asked:
-    """What stands behind ``/background``; anything unknown asks for help."""
+    """Parse the text after ``/background``; anything unknown asks for help."""
     verb, _, rest = text.strip().partition(" ")
     target, _, answer = rest.strip().partition(" ")
     if not verb or verb == "list":
@@ -45,9 +47,11 @@ def parse(text: str) -> Asked:
 
 
 def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: int) -> str:
-    """What has not ended, what ended in the last hour, and what waits for a person; oldest first."""
+    """The work that has not ended or ended in the last hour, and what is waiting for a person; oldest first."""
     shown = [i for i in intents if i.state not in ENDED or now_ms - (i.ended or 0) < RECENT_MS][-MOST:]
-    lines = [_line(intent, now_ms) for intent in shown] or ["No background work runs, and none ended in the last hour."]
+    lines = [_line(intent, now_ms) for intent in shown] or [
+        "No background work is running, and none ended in the last hour."
+    ]
     if waiting:
         lines += ["", "Waiting for you:"]
         lines += [one_line(f"{each.id} · {each.kind} · {each.text}")[:MAX_LINE] for each in waiting[-MOST:]]

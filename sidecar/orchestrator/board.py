@@ -1,7 +1,8 @@
-"""What runs, what waits for a person, and what was not seen yet: the content of ``top``, folded from the log.
+"""What is running, what is waiting for a person, and what has not been seen yet: the content of ``top``, folded from
+the log.
 
-Feed it every record, in order. It keeps no more than what is shown: the two agents' states, and the last
-step of each session.
+Feed it every record, in order. It keeps only what is shown: the states of two agents, and the last step of each
+session.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RECENT_MS: Final = 3_600_000
 
 MOST_ENDED: Final = 8
 LOOK_BACK: Final = 200
-"""How many records of a stream say what a session does now, when ``top`` starts."""
+"""How many of a stream's records are read when ``top`` starts, to find out what a session is doing."""
 
 _WAITS: Final = ("open", "answering")
 _SEEN: Final = "observed"
@@ -112,7 +113,7 @@ class Board:
         for ask in self.catalog.asks():
             if ask.request not in told:
                 identifier = checkpoints.checkpoint_id(ask.session, ask.request)
-                permission = ask.request.startswith("per")  # OpenCode's ids say what they are of
+                permission = ask.request.startswith("per")  # the prefix of OpenCode's ids shows their kind
                 about = {"kind": "permission" if permission else "question", "session": ask.session}
                 options = list(PERMISSION) if permission else []
                 row = {"id": identifier, **about, "since": ask.since_ms, "text": ask.text, "options": options}

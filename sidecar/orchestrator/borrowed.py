@@ -1,6 +1,6 @@
 """Background sessions in the user's own OpenCode 1: ``[phantom] host = "shim"``. Nothing is started for them.
 
-It saves the memory of a headless OpenCode. In exchange, work stops when that OpenCode is closed, and goes on when one
+It saves the memory of a headless OpenCode. In exchange, work stops when that OpenCode is closed and continues when one
 is open again.
 
 Source: DESIGN 11.
@@ -24,7 +24,7 @@ class Borrowed:
     """The same as ``Headless``, over the ``links`` of the user's OpenCode processes."""
 
     pid: int | None = None
-    """No process of ours."""
+    """There is no process of ours."""
 
     def __init__(self, links: Callable[[], Iterable[Any]]) -> None:
         self._links = links
@@ -40,11 +40,11 @@ class Borrowed:
 
         Raises:
             HostAbsent: no OpenCode 1 is open.
-            HostError: it did not load the plugin for the directory.
+            HostError: OpenCode did not load the plugin for the directory.
         """
         opened = self._open()
         if not opened:
-            raise HostAbsent("no OpenCode is open, and [phantom] host is shim")
+            raise HostAbsent("no OpenCode is open, and [phantom] host is set to shim")
         asked = [link for link in opened if link.pid == pid]
         near = [link for link in opened if link.directory == directory]
         chosen = (asked or near or opened)[-1]

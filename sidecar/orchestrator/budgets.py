@@ -10,7 +10,7 @@ from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 STOPS_TREE: Final = frozenset({"budget", "cancelled", "timeout", "user-abort"})
-"""Ends of an intent that end everything that it started. After any other end the children continue."""
+"""Ends of an intent that also end everything it started. After any other end, the children continue."""
 
 
 WARNING_SHARE: Final = 0.8
@@ -85,7 +85,7 @@ def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
     """Why an intent must stop: its parent intent was stopped, it is in an endless loop, or it or its root has
     spent too much.
 
-    ``None`` if it may go on.
+    ``None`` if it may continue.
     """
     if intent.state in ENDED or intent.state in ("cancelling", "finishing"):
         return None

@@ -1,6 +1,6 @@
 """The file from which a terminal draws its status card: the background work that has not ended.
 
-It has nothing that changes by itself, such as ages, so it is written only when something happened.
+It contains nothing that changes by itself, such as ages, so it is written only when something has happened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MOST: Final = 100
 
 
 def card_text(unfinished: Iterable[Intent], checkpoints: Iterable[Checkpoint]) -> bytes:
-    """The text of the file: ``agents``, oldest first. ``since`` is ms UTC, ``asks`` counts what waits for a person."""
+    """The text of the file: ``agents``, oldest first. ``since`` is in ms UTC; ``asks`` counts what is waiting for a
+    person.
+    """
     asks = Counter(each.intent for each in checkpoints if each.intent is not None and each.state not in CLOSED)
     agents = [
         {
@@ -46,7 +48,7 @@ _NOTHING: Final = card_text((), ())
 
 
 class CardFile:
-    """Keeps the file of one home up to date. A disk that refuses it costs only the card."""
+    """Keeps the file of one home up to date. If the file cannot be written, only the card is missing."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / NAME
@@ -59,7 +61,7 @@ class CardFile:
             write_durably(self._path, text)
         except OSError as error:
             if not self._is_refused:
-                log.warning("OpenCode shows no status card: %s cannot be written (%s)", self._path, error.strerror)
+                log.warning("OpenCode cannot show a status card: %s cannot be written (%s)", self._path, error.strerror)
             self._is_refused = True
         else:
             self.written, self._is_refused = text, False

@@ -28,7 +28,7 @@ SECONDS: Final = 20.0
 
 
 class ChannelError(Exception):
-    """A channel did not take a message; the text says why and what to do, and holds no URL."""
+    """A channel did not accept a message; the text says why and what to do, and contains no URL."""
 
 
 class Channels:
@@ -41,7 +41,7 @@ class Channels:
         self.names = [name for stage in self.stages for name in stage]
 
     async def send(self, channel: str, title: str, text: str) -> None:
-        """Send a message; it has left this machine when this returns, and may have left it more than once.
+        """Send a message. When this returns, the message has left this machine, perhaps more than once.
 
         Raises:
             ChannelError: the channel did not accept the message, or is no longer configured.
@@ -53,11 +53,11 @@ class Channels:
         elif channel in self._urls:
             await asyncio.to_thread(_by_apprise, channel, self._urls[channel], title, text)
         else:
-            raise ChannelError("it is not in [notify] any more")
+            raise ChannelError("this channel is no longer in [notify]")
 
 
 def channel_name(url: str) -> str:
-    """The name of a channel: its scheme and a digest, which tells two of one scheme apart."""
+    """The name of a channel: its scheme and a digest, which distinguishes channels with the same scheme."""
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+-]{0,19}", url)
     return f"{scheme[0].lower() if scheme else 'url'}:{sha256(url.encode()).hexdigest()[:8]}"
 
@@ -88,7 +88,7 @@ def _to_desktop(title: str, text: str) -> None:
     else:
         found = shutil.which("notify-send")
         if found is None:
-            raise ChannelError("`notify-send` is not installed; install the package libnotify-bin or libnotify")
+            raise ChannelError("`notify-send` is missing; install the package libnotify-bin or libnotify")
         command, name = [found, "--app-name=durable-stream", "--", title, text], "notify-send"
     try:
         done = subprocess.run(  # noqa: S603
@@ -142,7 +142,7 @@ def _by_apprise(channel: str, url: str, title: str, text: str) -> None:
     try:
         target: Any = apprise.Apprise()
         if not target.add(url):
-            raise ChannelError("apprise does not understand this URL; correct it in [notify] urls")
+            raise ChannelError("apprise does not support this URL; correct it in [notify] urls")
         sent = target.notify(body=text, title=title)
     except ChannelError:
         raise
@@ -152,4 +152,6 @@ def _by_apprise(channel: str, url: str, title: str, text: str) -> None:
         logger.removeHandler(heard)
     if not sent:
         why = f"HTTP {heard.codes[-1]}" if heard.codes else "no answer"
-        raise ChannelError(f"the service of {channel} did not take it ({why}); check the URL and the network")
+        raise ChannelError(
+            f"the service behind {channel} did not accept the message ({why}); check the URL and the network"
+        )

@@ -1,8 +1,8 @@
-"""The built-in agent ``checkpoints``: what waits for a person's answer, and what became of it. Pure.
+"""The built-in agent ``checkpoints``: what is waiting for a person's answer, and how each checkpoint ended. Pure.
 
-Three kinds: a ``permission`` and a ``question`` are OpenCode's, captured as ``workflow.checkpoint``; an ``ask`` is
-the tool ``checkpoint_ask``. Asks of background sessions always become checkpoints, because nobody would see them
-otherwise. Asks of the user's own sessions do if a channel to a person is configured, else when somebody answers
+Three kinds: a ``permission`` and a ``question`` are OpenCode's, captured as ``workflow.checkpoint``; an ``ask`` is the
+tool ``checkpoint_ask``. Asks of background sessions always become checkpoints, because nobody would see them otherwise.
+Asks of the user's own sessions become checkpoints if a channel to a person is configured, or else when somebody answers
 one through us. So a log without background work gets no events of this agent.
 
 Its inputs are commands (``checkpoint.ask``, ``.answer``, ``.later``, ``.told``, ``tick``), results of its effects,
@@ -31,7 +31,7 @@ KEPT_CLOSED: Final = 200
 """How many closed checkpoints stay in the state; the log has them all."""
 
 MAX_TEXT: Final = 4000
-"""Most characters of what is asked that the state keeps."""
+"""Maximum length of a question that the state keeps, in characters."""
 
 CHECKPOINT: Final[dict[str, dict[str, str]]] = {
     "open": {
@@ -49,7 +49,7 @@ CHECKPOINT: Final[dict[str, dict[str, str]]] = {
     "expired": {},
     "withdrawn": {"checkpoint.answered": "answered"},
 }
-"""``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: whoever asked no longer waits.
+"""``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: the asker is no longer waiting.
 
 An answer that arrived although its sidecar died is refused when the next one sends it again. What capture saw then
 says that it was the answer.
@@ -63,7 +63,7 @@ CLOSED: Final = frozenset({"answered", "expired", "withdrawn"})
 
 @dataclass(slots=True)
 class Checkpoint:
-    """One thing that waits for a person. ``opened``, ``closed`` and ``expires`` are ms UTC."""
+    """One thing that is waiting for a person. ``opened``, ``closed`` and ``expires`` are in ms UTC."""
 
     id: str
     kind: str
@@ -76,23 +76,23 @@ class Checkpoint:
     questions: int = 1
     options: list[str] = field(default_factory=list)
     tell: str | None = None
-    """The user's session whose screen shows that something waits."""
+    """The user's session whose screen shows that something is waiting."""
     intent: str | None = None
     expires: int | None = None
     default: str = ""
     answer: list[str] = field(default_factory=list)
     by: str = ""
     key: str = ""
-    """Names the answer that won, if it came through us."""
+    """The key of the answer that won, if the answer came through us."""
     why: str = ""
-    """Why OpenCode did not take the last answer."""
+    """Why OpenCode did not accept the last answer."""
     closed: int | None = None
     waiting: bool = False
-    """Whether a tool call waits for the answer. If not, the answer is sent to the session as a message."""
+    """Whether a tool call is waiting for the answer. If not, the answer is sent to the session as a message."""
     returned: str = ""
-    """The tool call that returned the answer. OpenCode may have died before it kept that."""
+    """The tool call that returned the answer. OpenCode may have died before it kept the call's result."""
     told: bool = False
-    """Whether the session's history has the answer of that call."""
+    """Whether the session's history has the answer from that call."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ _STATE: Final = TypeAdapter(State)
 
 
 class CheckpointAgent:
-    """An ``Agent``. With ``everywhere`` it opens the asks of the user's own sessions too."""
+    """An ``Agent``. With ``everywhere``, it also opens the asks of the user's own sessions."""
 
     def __init__(self, everywhere: bool = False) -> None:
         self._everywhere = everywhere
@@ -204,7 +204,7 @@ class CheckpointAgent:
         outputs: list[Output] = []
         known = self.data.checkpoints.get(given["checkpoint"])
         if known is None:
-            # An ask of the user's own session: whoever answers found it in the log.
+            # An ask of the user's own session, which the person who answers found in the log.
             payload = {**given["ask"], "ts": given["ask"].get("ts") or ts}
             outputs.append(Output("checkpoint.opened", payload))
             known = _checkpoint(payload)
@@ -230,7 +230,7 @@ class CheckpointAgent:
                 outputs.append(Output("checkpoint.returned", {"checkpoint": known.id, "call": given["call"]}))
                 continue
             outputs.append(Output("checkpoint.told" if told else "checkpoint.left", {"checkpoint": known.id}))
-            # The answer came just as the call gave up.
+            # The answer arrived just as the call gave up.
             if not told and known.kind == "ask" and known.state in ("answered", "expired"):
                 outputs += self._message(known, known.answer, left=True)
         return outputs
@@ -273,7 +273,7 @@ class CheckpointAgent:
         if known is None or (known.state in CLOSED and not (known.state == "withdrawn" and known.key)):
             return []
         answer = answer_of(given)
-        # OpenCode says that our own answer has arrived: who gave it is known better here.
+        # OpenCode reports that our own answer has arrived, but who gave it is known better here.
         rejected = answer[:1] == known.answer[:1] == ["reject"]
         ours = known.state in ("answering", "withdrawn") and (answer == known.answer or rejected)
         by = {"by": known.by, "key": known.key} if ours else {"by": "user", "key": ""}
@@ -287,7 +287,7 @@ class CheckpointAgent:
             for c in mine
             if c.state not in CLOSED and (whole or c.kind != "ask")
         ]
-        # A person stopped the turn: its call does not take the answer any more.
+        # A person stopped the turn, so its call no longer accepts the answer.
         outputs = withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
         for known in mine:
             if not known.returned or known.told:
@@ -308,7 +308,7 @@ class CheckpointAgent:
         return [Output("checkpoint.told", {"checkpoint": c.id}) for c in mine if not c.told]
 
     def _intent_ended(self, intent: str, type_: str, ts: int) -> list[Output]:
-        """What background work asked is withdrawn when it was stopped; its sessions are forgotten."""
+        """When background work was stopped, its asks are withdrawn; its sessions are forgotten."""
         stopped = type_ != "intent.completed"
         outputs = [
             Output("checkpoint.withdrawn", {"checkpoint": c.id, "why": "the background work ended", "ts": ts})
@@ -335,8 +335,8 @@ class CheckpointAgent:
     ) -> list[Output]:
         """The answer as a message for the session that asked, unless a call waits for it.
 
-        Background work that still runs asks again, by ``wait_for``. If that work ended before the answer came, its
-        parent session gets the answer.
+        Background work that is still running asks again with ``wait_for``. If that work ended before the answer came,
+        its parent session gets the answer.
         """
         if known.waiting and not left:
             return []
@@ -423,7 +423,7 @@ def answer_of(given: dict[str, Any]) -> list[str]:
 
 
 def answer_text(answer: list[str], expired: bool) -> str:
-    """What the model reads about an answer; with ``expired`` it is the default."""
+    """The text about an answer for the model; with ``expired``, the answer is the default."""
     if answer and not expired:
         return f"The user answered: {'; '.join(answer)}"
     if answer:

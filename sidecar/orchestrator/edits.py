@@ -1,4 +1,4 @@
-"""Detects that several agents edit the same files at a time, if background work has no worktree of its own. Pure.
+"""Detects that several agents are editing the same files, if background work has no worktree of its own. Pure.
 
 Source: DESIGN 11 (isolation); FEATURES U25.
 """

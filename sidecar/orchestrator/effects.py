@@ -1,7 +1,8 @@
-"""The effects of the orchestration. Each is one act on a host, with a reconciler that asks what already happened.
+"""The effects of the orchestration. Each effect is one act on a host, with a reconciler that asks what has already
+happened.
 
-Every message carries the key of its effect, and every session the id of its intent. So a host does nothing when it
-is asked again, after a crash or after a lost answer.
+Every message carries the key of its effect, and every session the id of its intent. So a host does nothing when it is
+asked again after a crash or a lost answer.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Create(_Kind):
 
 
 class Prompt(_Kind):
-    """``opencode.prompt``: a prompt for a phantom session. Result: ``held`` if the session had it already, ``absent``
-    if it waits for an OpenCode."""
+    """``opencode.prompt``: a prompt for a phantom session. Result: ``held`` if the session already had the prompt,
+    ``absent`` if it is waiting for an OpenCode.
+    """
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
@@ -114,7 +116,7 @@ class Wake(_Kind):
         return {"status": "sent"}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``: whatever was sent is found by the next attempt."""
+        """See ``EffectKind``: the next attempt finds any message that was sent."""
         return NotDone()
 
 

@@ -1,9 +1,10 @@
-"""The built-in agent ``gardener``: when a session's steps fail too often, a background agent finds out why. Pure.
+"""The built-in agent ``gardener``: when a session's steps fail too often, it starts a background agent to find out why.
+Pure.
 
 At the end of each turn it looks at how many steps of the session's last turns failed: tool calls, and calls of the
 model. At ``threshold`` it records ``agent.correction`` and registers one intent, whose result reaches the session as a
-message. The session gets the next one only after its rate fell to ``calm``. What the gardener's own agents do, and the
-agents that these start, never counts.
+message. The session gets the next agent only after its failure rate has fallen to ``calm``. Steps of the gardener's own
+agents, and of agents that these start, never count.
 
 Off by default: ``[gardener] enabled = true``.
 
@@ -29,10 +30,10 @@ TURNS: Final = 5
 """How many of a session's last turns count."""
 
 KEPT: Final = 200
-"""How many sessions, and how many of its own agents and their sessions, it remembers."""
+"""How many sessions the agent remembers, and how many of its own agents and their sessions."""
 
 ROOT: Final = "gardener"
-"""Its agents share a budget of their own, as if one session had started them."""
+"""The gardener's agents share a separate budget, as if one session had started them."""
 
 DAY_MS: Final = 24 * 3_600_000
 
@@ -50,7 +51,7 @@ class Watched:
     turns: list[list[int]] = field(default_factory=list)
     failed: int = 0
     broken: int = 0
-    """Of these, the errors that are no step."""
+    """How many of these are errors without a step."""
     is_corrected: bool = False
 
     def with_turn(self, steps: int) -> list[list[int]]:
@@ -64,7 +65,7 @@ class State:
 
     sessions: dict[str, Watched] = field(default_factory=dict)
     own: list[str] = field(default_factory=list)
-    """Its own intents, those that they started, and the sessions of all of them."""
+    """Its own intents, the intents that those started, and the sessions of all of them."""
     corrected: list[int] = field(default_factory=list)
     """When it started its last agents, in ms UTC."""
 

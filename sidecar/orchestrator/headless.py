@@ -69,7 +69,7 @@ class Headless:
 
     @property
     def pid(self) -> int | None:
-        """Its process, if it runs."""
+        """Its process id, if the process is running."""
         info = self._running()
         return info["pid"] if info is not None else None
 
@@ -90,7 +90,7 @@ class Headless:
         return found
 
     async def stop(self) -> None:
-        """End it, if it runs."""
+        """End the process, if it is running."""
         info = self._running()
         self._info = None
         if info is not None:
@@ -119,7 +119,7 @@ class Headless:
         deadline = asyncio.get_running_loop().time() + LINK_SECONDS
         while (found := self._linked(pid, directory)) is None:
             if asyncio.get_running_loop().time() > deadline:
-                raise HeadlessError(f"the plugin of the headless OpenCode did not link back from {directory}")
+                raise HeadlessError(f"the headless OpenCode's plugin did not link from {directory}")
             await asyncio.sleep(_POLL_SECONDS)
         return found
 
@@ -218,7 +218,7 @@ def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
 
 
 def _known(pid: int) -> Known:
-    """Read what is known of a process. Only Linux says it."""
+    """Read the program and environment of a process. Only Linux provides them."""
     try:
         executable = Path(f"/proc/{pid}/exe").readlink()
         raw = Path(f"/proc/{pid}/environ").read_bytes()

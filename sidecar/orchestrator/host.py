@@ -13,7 +13,7 @@ Status = Literal["idle", "busy", "absent"]
 
 
 class HostError(Exception):
-    """A host could not do what it was asked; ``permanent`` if trying again cannot help."""
+    """A host could not do what it was asked to do; ``permanent`` if trying again cannot help."""
 
     def __init__(self, reason: str, *, permanent: bool = False) -> None:
         super().__init__(reason)
@@ -32,9 +32,9 @@ class Part(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A look at a session that should be at work.
+    """The state of a session that should be at work.
 
-    ``busy``: it works, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
+    ``busy``: it is working, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
     ``unanswered``: it is idle in the middle of a turn, or before it. ``unprompted``: it is idle and has no prompt,
     because its OpenCode took the prompt and ended before it kept it. ``gone``: there is no such session.
     """
@@ -42,7 +42,7 @@ class Look(NamedTuple):
     state: Literal["busy", "answered", "unanswered", "unprompted", "gone"]
     text: str = ""
     quiet_ms: int = 0
-    """How long a busy session has shown no activity; 0 while a tool runs, or a provider is tried again."""
+    """How long a busy session has shown no activity; 0 while a tool is running or a provider is being retried."""
 
 
 class Host(Protocol):
@@ -72,9 +72,9 @@ class Host(Protocol):
         reply: bool = True,
         pid: int | None = None,
     ) -> bool:
-        """Give a session a message. With ``reply`` the model answers it.
+        """Give a session a message. With ``reply``, the model answers the message.
 
-        Parts whose key the session's history has are left out. Return false if it had all of them.
+        Parts whose key is already in the session's history are left out. Return false if the history had all of them.
         """
         ...
 
@@ -105,5 +105,5 @@ class Host(Protocol):
         ...
 
     def about(self, session: str) -> dict[str, Any]:
-        """What is known of a session: ``directory``, ``agent``, ``model``; empty if nothing."""
+        """What is known about a session: ``directory``, ``agent``, ``model``; empty if nothing is known."""
         ...

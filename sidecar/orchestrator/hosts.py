@@ -1,4 +1,4 @@
-"""One ``Host`` for a home in which OpenCode 1 and 2 are used: each session is acted on where it lives."""
+"""One ``Host`` for a home in which OpenCode 1 and 2 are used: acts on each session where it lives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sidecar.orchestrator.v2 import V2Host
 
 
 class Hosts:
-    """A phantom lives where its parent does; without one, in OpenCode 2 if only that is linked."""
+    """A phantom lives where its parent lives; without a parent, in OpenCode 2 if only that is linked."""
 
     def __init__(self, one: V1Host, two: V2Host) -> None:
         self.one, self.two = one, two

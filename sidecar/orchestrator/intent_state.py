@@ -33,7 +33,7 @@ class Limits:
     """
 
     running: int = 4
-    """How many phantoms run at a time; others are queued, first come, first served."""
+    """How many phantoms may run at a time; others are queued, first come, first served."""
     per_model: Mapping[str, int] = field(default_factory=dict)
     """The same for one provider (``anthropic``) or one model (``anthropic/claude-x``)."""
     depth: int = 20
@@ -110,7 +110,7 @@ class Intent:
     code: str = ""
     """Why it ended, for programs: ``timeout``, ``crash``, ``budget``, ``cancelled`` and so on."""
     root: str = ""
-    """The session that started it, at whatever depth; its own id if a person did."""
+    """The root session that started it, at whatever depth; its own id if a person started it."""
     depth: int = 1
     starter: str | None = None
     """The intent whose session started it."""
@@ -134,26 +134,26 @@ class Intent:
     pid: int | None = None
     """The OpenCode that asked; its environment is the phantom's."""
     prompting: bool = False
-    """True while a prompt is on its way to its session: what rests there meanwhile is no answer."""
+    """True while a prompt is on its way to its session, so that an idle session is not taken for an answer."""
     checked: int | None = None
-    """When its session was last looked at."""
+    """When its session was last checked."""
     isolation: str = "shared"
     """``worktree``: it edits a git worktree of its own; ``auto``: if there is a git repository and its agent may write;
     ``shared``: it edits ``directory``."""
     worktree: dict[str, str] = field(default_factory=dict)
     """Its worktree: ``directory`` of the session, ``root``, and ``base``, the commit that it began with."""
     ending: dict[str, Any] = field(default_factory=dict)
-    """How it ends as soon as its changes are saved: ``type`` and ``about``."""
+    """How it will end once its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
     """What it changed in its worktree: ``ref``, ``files``, ``count``, ``diff``; or ``error``."""
     wake: bool = True
     """Whether the parent's model answers the result."""
     applied: int | None = None
-    """When a person took over its changes."""
+    """When a person applied its changes."""
     edited: list[str] = field(default_factory=list)
     """The user's files that it edited, at most ``MOST_EDITED``; none if it has a worktree."""
     overlaps: dict[str, str] = field(default_factory=dict)
-    """Those of these files that another agent changed while it ran → that agent's intent or session."""
+    """Edited files that another agent also changed while it ran → that agent's intent or session."""
 
     @property
     def place(self) -> str:
@@ -202,7 +202,7 @@ class State:
     sessions: dict[str, str] = field(default_factory=dict)
     """Phantom session → intent."""
     children: dict[str, str] = field(default_factory=dict)
-    """Session that OpenCode's own task tool started in a phantom, at any depth → intent."""
+    """Session that OpenCode's own task tool started in a phantom, at any depth → the phantom's intent."""
     nudged: dict[str, bool] = field(default_factory=dict)
     """Parents that became idle while a message was on its way."""
     spent: dict[str, Spent] = field(default_factory=dict)
@@ -215,7 +215,7 @@ class State:
         return [intent for intent in self.intents.values() if intent.state not in ENDED]
 
     def working(self, session: str) -> Intent | None:
-        """The intent for which a session works: the phantom's own, or one that its task tool started."""
+        """The intent that a session works for: the session is the phantom's own, or one that its task tool started."""
         return self.intents.get(self.sessions.get(session) or self.children.get(session, ""))
 
     def sharing(self, file: str) -> list[Intent]:

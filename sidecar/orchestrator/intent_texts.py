@@ -1,4 +1,4 @@
-"""What a parent's model reads when background work has ended. Pure."""
+"""The texts that a parent's model reads when background work has ended. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from sidecar.orchestrator.intent_state import Intent
 
 SHOWN_DIFF: Final = 4000
-"""A longer diff is not part of the message; the model can read it with git."""
+"""A longer diff is left out of the message; the model can read it with git."""
 
 SHOWN_FILES: Final = 20
 
@@ -23,13 +23,13 @@ def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
 
 
 def overlap_text(intent: Intent) -> list[str]:
-    """A warning for each file that another agent changed meanwhile; empty if there is none."""
+    """A warning for each file that another agent also changed; empty if there is none."""
     shown = list(intent.overlaps.items())[:SHOWN_FILES]
     return [f"Warning: {by} changed {file}, too, while it ran. Check this file." for file, by in shown]
 
 
 def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
-    """Lines on what an intent changed in its worktree; empty if it had none, or changed nothing."""
+    """Lines about what an intent changed in its worktree; empty if it had no worktree or changed nothing."""
     if error := changes.get("error"):
         return [f"Its changes could not be kept ({error}); they are in {intent.worktree.get('root')}."]
     if not changes.get("ref"):

@@ -4,7 +4,7 @@ It decides; effects act (``effects.py``). Its inputs are commands (``intent.regi
 ``intent.cancel``, ``notify``, ``tick``, ``host.ready``), the results of its effects, and
 what capture records of the sessions that it knows.
 
-An intent's events have the intent's id as their ``payload.intent``; a notice's, ``payload.notice``.
+An intent's events have its id as ``payload.intent``; a notice's events have its id as ``payload.notice``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from streams.event import StreamEvent
 NAME: Final = "intents"
 
 MAX_RESULT: Final = 16 * 1024
-"""Most characters of a result that an intent keeps and sends to its parent. The phantom's session has all of it."""
+"""Maximum length of a result that an intent keeps and sends to its parent, in characters. The phantom's session has the
+whole result."""
 
 MAX_RESUMES: Final = 5
-"""How often an intent whose OpenCode died is resumed before it fails."""
+"""How many times an intent whose OpenCode died is resumed before it fails."""
 
 ANSWERED: Final = ("stop", "length")
 """The finish reasons of a turn's last call of the model."""
@@ -36,7 +37,7 @@ ANSWERED: Final = ("stop", "length")
 CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
 
 MAX_STOPS: Final = 20
-"""Most intents that one input stops. The next tick, which follows at once, stops more."""
+"""Maximum number of intents that one input stops. The next tick, which follows at once, stops more."""
 
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
 CHECK = watch.CHECK
@@ -46,7 +47,7 @@ _STATE: Final = TypeAdapter(State)
 
 
 class IntentAgent:
-    """An ``Agent``. First it decides what an input means, then what may start or must stop."""
+    """An ``Agent``. It first decides what an input means, then what may start or must stop."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
@@ -108,7 +109,7 @@ class IntentAgent:
             return outputs  # The end of the turn follows: work that is done is not stopped for what it cost.
         if event.type not in ("tick", "sidecar.started") and not any(output.type in _CHANGES for output in outputs):
             return outputs
-        # What follows is decided on the state as the outputs will leave it.
+        # The rest is decided on the state as it will be after these outputs.
         ahead = IntentAgent(self._limits)
         ahead.data = deepcopy(self.data)
         for output in outputs:
@@ -116,7 +117,7 @@ class IntentAgent:
         return outputs + ahead._follow(outputs, event.ts)
 
     def _follow(self, outputs: list[Output], ts: int) -> list[Output]:
-        """Stop what must stop, deliver what was queued, start what may start.
+        """Stop whatever must stop, deliver whatever was queued, and start whatever may start.
 
         Folds each output into this copy's state.
         """
@@ -208,7 +209,7 @@ class IntentAgent:
         return [starting, self._create(intent, intent.directory)]
 
     def _isolated(self, intent: Intent, error: str, found: Any, ts: int) -> list[Output]:
-        """The worktree exists. Or it cannot exist, and then the intent edits the user's files if it may."""
+        """The worktree exists, or it cannot be created and the intent edits the user's files if it may."""
         if intent.state != "starting" or intent.session is not None:
             return []
         if not isinstance(found, dict) or (not found and intent.isolation == "worktree"):
@@ -236,7 +237,7 @@ class IntentAgent:
         return self._stop(intent, event.ts, Doom("intent.cancelled", reason, "cancelled"))
 
     def _applied(self, event: StreamEvent) -> list[Output]:
-        """A person took over what an intent changed in its worktree."""
+        """A person applied the changes in an intent's worktree."""
         intent = self.data.intents.get(event.payload.get("intent", ""))
         if intent is None or intent.applied is not None:
             return []
@@ -253,7 +254,7 @@ class IntentAgent:
         return [*outputs, *notices.unseen(self.data, now)]
 
     def _resume(self, event: StreamEvent) -> list[Output]:
-        """A sidecar has started. Check every session that was at work, and what waits for a host."""
+        """A sidecar has started. Check every session that was at work, and everything that is waiting for a host."""
         active = [intent.id for intent in self.data.intents.values() if intent.state not in ENDED]
         outputs = [Output("resume", {"intents": active, "ts": event.ts})] if active else []
         for intent in watch.checkable(self.data):
@@ -332,7 +333,7 @@ class IntentAgent:
             return [Output("intent.waiting", {"intent": intent.id, "ts": event.ts})]
         if kind == PROMPT:
             type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
-            # A prompt that an earlier sidecar sent may have ended meanwhile, unseen.
+            # A prompt sent by an earlier sidecar may have ended unseen.
             is_old = isinstance(result, dict) and result.get("held")
             prompted = Output(type_, {"intent": intent.id, "ts": event.ts})
             return [prompted, *(watch.check(intent, event.ts) if is_old else [])]
@@ -349,7 +350,7 @@ class IntentAgent:
             "agent": intent.agent,
             "model": model,
             "pid": intent.pid,
-            "waits": text == CONTINUE,  # for an OpenCode; the session has the prompt itself
+            "waits": text == CONTINUE,  # waiting for an OpenCode; the session itself already has the prompt
         }
         return _effect(PROMPT, intent.id, args)
 
@@ -460,7 +461,7 @@ _CHANGES: Final = {
     "intent.failed",
     "intent.cancelled",
 } | {"intent.fallback", "notice.queued", "notice.held", "notice.observed"}
-"""After these something may start, must stop, or can be delivered."""
+"""Events after which something may start, must stop, or can be delivered."""
 
 
 def _collect(intent: str, worktree: dict[str, str], *, session: str | None, stop: bool) -> Output:

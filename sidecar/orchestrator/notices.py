@@ -12,7 +12,7 @@ from streams.event import StreamEvent
 WAKE: Final = "opencode.wake"
 
 UNSEEN_MS: Final = 60_000
-"""A message that was sent and not observed for this long is looked for, and sent again if it is not there."""
+"""If a sent message has not been observed for this long, the agent looks for it and sends it again if it is missing."""
 
 
 def notice_id(intent: str) -> str:
@@ -21,7 +21,7 @@ def notice_id(intent: str) -> str:
 
 
 def queued(state: State, event: StreamEvent) -> list[Output]:
-    """What the command ``notify`` means."""
+    """Handle the command ``notify``."""
     given = event.payload
     if given["notice"] in state.notices:
         return []
@@ -30,13 +30,13 @@ def queued(state: State, event: StreamEvent) -> list[Output]:
 
 
 def deliver(state: State, session: str) -> list[Output]:
-    """Send everything that waits for a session as one message, unless one is on its way."""
+    """Send everything that is waiting for a session as one message, unless a message is on its way."""
     mine = [n for n in state.notices.values() if n.session == session]
     waiting = [n for n in mine if n.state == "queued"]
     if not waiting or any(n.state in ("sending", "sent") for n in mine):
         return []
     key = f"{waiting[0].id}.{len(waiting)}.{waiting[-1].id}"
-    # One that was sent before keeps its key, so that it is recognised in the history.
+    # A message that was sent before keeps its key, so that it is recognised in the history.
     outputs = [Output("notice.sending", {"notice": n.id, "key": n.key or key}) for n in waiting]
     texts = [{"key": n.key or key, "text": n.text} for n in waiting]
     args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting)}
@@ -44,7 +44,7 @@ def deliver(state: State, session: str) -> list[Output]:
 
 
 def deliver_to(state: State, sessions: Any) -> list[Output]:
-    """Send what waits for these sessions: their OpenCode has appeared."""
+    """Send what is waiting for these sessions, because their OpenCode has appeared."""
     waiting = {n.session for n in state.notices.values() if n.state == "queued"}
     return [output for session in sorted(waiting & set(sessions)) for output in deliver(state, session)]
 
@@ -124,7 +124,7 @@ def _returned(state: State, session: str) -> list[Notice]:
 
 
 def unseen(state: State, now: int) -> list[Output]:
-    """Send messages again, under the same key, that were sent long ago and not observed."""
+    """Resend, under the same key, messages that were sent long ago and never observed."""
     sent = _sent(state)
     lost = {n.session for n in sent if n.sent is not None and n.sent + UNSEEN_MS <= now}
     about = {"why": "not seen in the session", "again": True}

@@ -1,8 +1,8 @@
 """The effects that reach a person, or bring a person's answer to OpenCode.
 
-``opencode.toast`` and ``notify.send`` are at-least-once: nobody can ask a screen or a phone whether a message
-arrived, so after an interrupted attempt the message is sent again. ``opencode.answer`` is once: OpenCode
-takes the first answer to a request and refuses the next.
+``opencode.toast`` and ``notify.send`` are at-least-once: nobody can ask a screen or a phone whether a message arrived,
+so after an interrupted attempt the message is sent again. ``opencode.answer`` takes effect once: OpenCode accepts the
+first answer to a request and refuses later ones.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled, Unkn
 
 
 class Answering(Host, Protocol):
-    """A host that can answer what OpenCode asks."""
+    """A host that can answer OpenCode's asks."""
 
     async def answer(self, session: str, request: str, kind: str, answer: list[str]) -> str:
         """Answer a ``permission`` (``once``, ``always``, or ``reject`` and a message) or a ``question``.
 
-        Returns ``answered``, or ``gone`` if nothing waits for the answer.
+        Returns ``answered``, or ``gone`` if nothing is waiting for the answer.
 
         Raises:
             HostError: OpenCode could not be asked.
@@ -64,7 +64,9 @@ class Answer:
         return {"status": await self._host.answer(args["session"], args["request"], args["kind"], args["answer"])}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``: a second answer is refused, and then what capture saw says how it was answered."""
+        """See ``EffectKind``: a second answer is refused, and then the captured events show how the request was
+        answered.
+        """
         return NotDone()
 
 

@@ -32,7 +32,7 @@ from sidecar.runtime.runtime import Runtime
 from streams.identity import Identity
 
 ANSWER_SECONDS: Final = 25.0
-"""How long an answer may take to reach OpenCode, with all its attempts."""
+"""How long an answer may take to reach OpenCode, including all attempts."""
 
 TOAST_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
@@ -45,8 +45,8 @@ class AnswerArgs(Args):
     answer: list[str] = Field(
         min_length=1,
         max_length=50,
-        description="a permission's `once`, `always` or `reject`, which a message may follow; "
-        "an answer for each question, or `reject`",
+        description="for a permission `once`, `always` or `reject`, optionally followed by a message; otherwise an "
+        "answer for each question, or `reject`",
     )
 
 
@@ -54,8 +54,10 @@ class SignalArgs(Args):
     """See ``People.signal``."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="the signal's name")
-    payload: Any = Field(default=None, description="what whoever waits for it gets")
-    key: str | None = Field(default=None, max_length=300, description="the same key raises it once")
+    payload: Any = Field(default=None, description="the payload for those waiting for the signal")
+    key: str | None = Field(
+        default=None, max_length=300, description="idempotency key: the same key raises the signal once"
+    )
 
 
 class People:
@@ -77,7 +79,7 @@ class People:
         self.kinds: Mapping[str, EffectKind] = notify_kinds(host, self.channels, self.page.link)
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
-        """Checkpoints for which a call in this process waits."""
+        """Checkpoints that a call in this process is waiting for."""
 
     @property
     def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
@@ -93,12 +95,12 @@ class People:
         await self.page.start(stack)
 
     def owes(self) -> bool:
-        """Whether a person should get a message, or may still use a link that one had."""
+        """Whether a person should get a message, or may still use the link in an earlier one."""
         waits = self.page.is_on and any(c.state not in CLOSED for c in self.checkpoints.data.checkpoints.values())
         return waits or self.alerts.deadline() is not None
 
     async def keep_time(self) -> None:
-        """Send the agents a tick whose deadline has passed, and note which calls no longer wait."""
+        """Send a tick to the agents whose deadline has passed, and note which calls no longer wait."""
         for agent in (self.checkpoints, self.alerts):
             deadline = agent.deadline()
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
@@ -135,7 +137,8 @@ class People:
         identifier, number = "", 0
         known: Checkpoint | None = None
         while not identifier or (known is not None and known.told):
-            # A question that was answered and heard may be asked anew; else the same one is the same checkpoint.
+            # A question whose answer was received may be asked anew; otherwise the same question is the same
+            # checkpoint.
             identifier, number = checkpoint_id(session, f"{args.question}#{number}"), number + 1
             known = self.checkpoints.data.checkpoints.get(identifier)
         payload = {
@@ -177,7 +180,7 @@ class People:
             await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
 
             def is_over() -> bool:
-                # It waits no more if its turn was stopped; then the answer goes another way.
+                # The call no longer waits if its turn was stopped; then the answer is sent another way.
                 now = self.checkpoints.data.checkpoints.get(identifier)
                 return now is not None and (now.state in CLOSED or not now.waiting)
 
@@ -223,7 +226,7 @@ class People:
         return {"checkpoints": [as_row(each) for each in listed]}
 
     async def waiting(self) -> list[Checkpoint]:
-        """What waits for a person in any session, oldest first."""
+        """What is waiting for a person in any session, oldest first."""
         listed = await read_checkpoints(open_reader(self._home.store_path))
         return [each for each in listed if each.state not in CLOSED]
 
@@ -234,7 +237,7 @@ class People:
         await self.answer(AnswerArgs(checkpoint=checkpoint, answer=answer), by="link")
 
     async def answer(self, args: AnswerArgs, *, by: str = "user") -> dict[str, Any]:
-        """Answer a checkpoint as a person; returns when OpenCode took the answer.
+        """Answer a checkpoint as a person; returns when OpenCode has accepted the answer.
 
         Raises:
             RequestError: there is none, it has an answer, the answer is not acceptable, or OpenCode cannot be reached.
@@ -263,9 +266,9 @@ class People:
         if known.state not in CLOSED:
             if known.why:
                 raise RequestError(
-                    "not-delivered", f"OpenCode did not take the answer to {known.id}: {known.why}"[:500]
+                    "not-delivered", f"OpenCode did not accept the answer to {known.id}: {known.why}"[:500]
                 )
-            raise RequestError("not-delivered", f"the OpenCode that asks {known.id} cannot be reached; try again")
+            raise RequestError("not-delivered", f"the OpenCode that asked {known.id} cannot be reached; try again")
         return as_row(known)
 
     async def signal(self, args: SignalArgs) -> dict[str, Any]:
@@ -298,19 +301,21 @@ class People:
 
 def _late(known: Checkpoint) -> RequestError:
     how = {"answered": f"answered by {known.by or 'user'}: {'; '.join(known.answer)}"}.get(known.state, known.state)
-    return RequestError("already-answered", f"{known.id} waits no more: {how}"[:500])
+    return RequestError("already-answered", f"{known.id} is no longer waiting: {how}"[:500])
 
 
 def _check_answer(known: Checkpoint, answer: list[str]) -> None:
     """Refuse an answer that OpenCode would not understand."""
     if known.kind == "permission":
         if answer[0] not in checkpoints.PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
-            raise RequestError("unfit-answer", "a permission is answered by once, always, or reject and a message")
+            raise RequestError(
+                "unfit-answer", "answer a permission with once, always, or reject and an optional message"
+            )
     elif known.kind == "question":
         if answer != ["reject"] and len(answer) != known.questions:
             raise RequestError("unfit-answer", f"give {known.questions} answers, one for each question, or reject")
     elif len(answer) != 1 or not answer[0]:
-        raise RequestError("unfit-answer", "one answer is wanted, and it must not be empty")
+        raise RequestError("unfit-answer", "give one answer, which must not be empty")
 
 
 async def until(condition: Callable[[], Any], seconds: float) -> bool:

@@ -52,7 +52,7 @@ async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
 
 
 async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
-    """Every notice and alert, oldest first, with the moments of its states and the channels that were used.
+    """Every notice and alert, oldest first, with the times of its states and the channels that were used.
 
     ``kind`` is ``wake`` for a message to a session's model, ``alert`` for a person.
     """

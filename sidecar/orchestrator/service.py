@@ -71,7 +71,7 @@ log = logging.getLogger("sidecar.orchestrator")
 
 DEFAULT_MINUTES: Final = 60.0
 IDLE_STOP_SECONDS: Final = 120.0
-"""How long the headless OpenCode stays without work."""
+"""How long the headless OpenCode keeps running without work."""
 
 KNOWN_SECONDS: Final = 15.0
 """How long a tool call waits for the record of its session."""
@@ -83,18 +83,22 @@ class RegisterArgs(Args):
     """See ``DurableStream.register_intent``."""
 
     prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent must know")
-    title: str = Field(default="", max_length=100, description="what it is, in a few words")
+    title: str = Field(default="", max_length=100, description="the work's title, in a few words")
     directory: str = Field(max_length=8192, description="the project directory, absolute")
     parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
     agent: str | None = Field(default=None, max_length=100, description="OpenCode's agent")
-    models: list[str] = Field(default=[], description="`provider/model`, the next one after a provider's error")
-    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long it may run")
+    models: list[str] = Field(
+        default=[], description="`provider/model` each; the next one is used after a provider error"
+    )
+    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long the work may run")
     tokens: int = Field(default=0, ge=0, description="how many tokens it may use; 0: no limit of its own")
     cost: float = Field(default=0.0, ge=0, description="how many dollars it may cost; 0: no limit of its own")
     isolation: Literal["auto", "worktree", "shared"] | None = Field(
-        default=None, description="where it edits; default: `[phantom] isolation`"
+        default=None, description="where the agent edits; default: `[phantom] isolation`"
     )
-    key: str | None = Field(default=None, max_length=300, description="the same key registers one intent")
+    key: str | None = Field(
+        default=None, max_length=300, description="idempotency key: the same key registers one intent"
+    )
 
 
 class _Call(NamedTuple):
@@ -114,7 +118,7 @@ class IntentArgs(Args):
 def write_tools(home: Home, wanted: bool) -> None:
     """Tell plugins that load from now on which tools to register.
 
-    If the disk refuses the file, only the tools are missing.
+    If the file cannot be written, only the tools are missing.
     """
     path = home.path / "tools.json"
     text = json.dumps(tools_json() if wanted else {}, indent=1).encode()
@@ -122,7 +126,7 @@ def write_tools(home: Home, wanted: bool) -> None:
         if not path.exists() or path.read_bytes() != text:
             write_durably(path, text)
     except OSError as error:
-        log.warning("the model gets no new tools: %s cannot be written (%s)", path, error.strerror)
+        log.warning("the model has no new tools: %s cannot be written (%s)", path, error.strerror)
 
 
 class DurableStream:
@@ -194,7 +198,7 @@ class DurableStream:
         in_background(stack, self._keep_time())
 
     def owes(self) -> bool:
-        """See ``Component``: an intent that is not ended, or a notice that can be delivered."""
+        """See ``Component``: true for an intent that has not ended, or a notice that can be delivered."""
         running = any(intent.state not in ENDED for intent in self.data.intents.values())
         return running or self.people.owes() or any(notice.state == "sending" for notice in self.data.notices.values())
 
@@ -206,7 +210,7 @@ class DurableStream:
             await asyncio.sleep(_TICK_SECONDS)
             await self._draw_card()
             deadline = self.agent.deadline()
-            # Without a deadline it does not read the clock, which a deterministic run advances with each reading.
+            # Without a deadline, do not read the clock, because in a deterministic run each reading advances it.
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
                 await self._tell("tick", f"tick:{now}", {"now": now})
             try:
@@ -380,7 +384,7 @@ class DurableStream:
                 return f"{intent.id} is being cancelled."
             case "answer":
                 row = await self.people.answer(AnswerArgs(checkpoint=asked.target, answer=[asked.answer]))
-                return f"{row['id']} is answered: {asked.answer}"
+                return f"{row['id']} answered: {asked.answer}"
         return background_command.USAGE
 
     def _listing(self, session: str, unfinished: bool) -> str:
@@ -459,7 +463,11 @@ class DurableStream:
         assert self._runtime is not None
         intent = self._find(args.intent)
         if not intent.changes.get("ref"):
-            why = f"{intent.id} changed nothing in a worktree of its own" if intent.state in ENDED else "it still runs"
+            why = (
+                f"{intent.id} changed nothing in its worktree"
+                if intent.state in ENDED
+                else f"{intent.id} is still running"
+            )
             raise RequestError("no-changes", why)
         try:
             changed = await self.worktrees.apply(intent.id, intent.directory, intent.worktree["base"])

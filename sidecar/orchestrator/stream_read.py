@@ -14,7 +14,7 @@ from streams.store import Record
 
 MAX_LINE: Final = 400
 MAX_CHARACTERS: Final = 16_000
-"""Most characters of an answer; the oldest lines are dropped first."""
+"""Maximum length of an answer, in characters; the oldest lines are dropped first."""
 
 __all__ = ["open_reader", "read_lines"]
 

@@ -1,8 +1,7 @@
 """``Host`` on OpenCode 1: through the links of its plugin, each to the one process that hosts the session.
 
-A user's session is touched only through the OpenCode that hosts it, because processes share
-no lock, and a message from another one would not be shown. A phantom is hosted by the
-sidecar's own headless OpenCode.
+A user's session is touched only through the OpenCode that hosts it, because OpenCode processes share no lock, and a
+message from another process would not be shown. A phantom is hosted by the sidecar's own headless OpenCode.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SETTLE_MS: Final = 30_000
 """A prompt younger than this may not have begun its turn."""
 
 _KEPT_SECONDS: Final = 3.0
-"""How long OpenCode may take to keep a prompt that it took."""
+"""How long OpenCode may take to keep a prompt that it accepted."""
 
 _CUT_OFF: Final = "the OpenCode that runs this work is not linked now"
 
@@ -228,7 +227,7 @@ class V1Host:
         """See ``Answering``."""
         link = self._hosting(session)
         if link is None:
-            raise HostError("the OpenCode that asks is away")
+            raise HostError("the OpenCode that asked is not connected")
         reject = bool(answer) and answer[0] == "reject"
         args: dict[str, Any]
         if kind == "question":
@@ -272,7 +271,7 @@ class V1Host:
     def _would_host(self, session: str, link: Link) -> bool:
         hosting = self._hosting(session)
         if hosting is None and self._is_phantom(session) and isinstance(self._headless, Borrowed):
-            return True  # Any OpenCode of the user may go on with it.
+            return True  # Any OpenCode of the user may continue the session.
         return hosting is link
 
     # --- who hosts what ---
@@ -289,7 +288,7 @@ class V1Host:
             return None
         opened = [link for link in self._links() if link.is_open]
         alone = Counter((link.pid, link.directory) for link in opened)
-        # Of two instances in one process only one delivers, and only that one may be asked to act.
+        # If there are two instances in one process, only one delivers, and only that one may be asked to act.
         links = [link for link in opened if self._delivers(link) or alone[link.pid, link.directory] == 1]
         turn = known.turn or known.last_turn
         boots = {turn.boot} if turn is not None else known.boots
@@ -315,7 +314,7 @@ class V1Host:
             return link
         if self._is_phantom(session) or session not in self._state.sessions:
             return await self._phantoms(directory, pid)
-        raise HostError("the OpenCode that hosts this session is away")
+        raise HostError("the OpenCode that hosts this session is not connected")
 
     async def _phantoms(self, directory: str, pid: int | None) -> Link:
         """The link to the OpenCode that hosts phantoms, for a directory; a headless one is started if needed."""

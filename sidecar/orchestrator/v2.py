@@ -1,10 +1,10 @@
 """``Host`` on OpenCode 2: through the HTTP API of the user's own service, which keeps sessions alive by itself.
 
-Sessions and messages have ids of our own, made from the intent and from the effect's key. The service takes each
-once, so that a retry changes nothing.
+Sessions and messages have ids of our own, made from the intent and from the effect's key. The service accepts each id
+only once, so that a retry changes nothing.
 
-Measured on preview next-16350. It drops a session's parent, title and metadata when it creates one, has no toasts, and
-does not resume what its end interrupted: see ``lacks.py``.
+Measured on preview next-16350. That preview drops a session's parent, title and metadata on creation, has no toasts,
+and does not resume work that its own end interrupted (see ``lacks.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PHANTOM: Final = "ses_ds2"
 
 SETTLE_SECONDS: Final = 1.0
 SETTLE_LOOKS: Final = 5
-"""How long a prompt may take to begin its turn. A service resumes nothing that another one was at."""
+"""How long a prompt may take to begin its turn. A service does not resume the work of another one."""
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -60,7 +60,7 @@ class V2Host:
         return any(True for _ in self._registrations())
 
     def hosts(self, session: str) -> bool:
-        """Whether a session is one of OpenCode 2."""
+        """Whether a session belongs to OpenCode 2."""
         known = self._state.sessions.get(session)
         return session.startswith(PHANTOM) or (known is not None and bool(known.host))
 
@@ -107,8 +107,8 @@ class V2Host:
                 await _post(client, f"{_path(session)}/agent", {"agent": agent})
             if chosen := _model(model):
                 await _post(client, f"{_path(session)}/model", {"model": chosen})
-        # Queued messages get a turn each. A note must have none, and several are to be answered in one.
-        # The session is idle now: what is pending in it are notes.
+        # Queued messages get a turn each. A note must have none, and several are to be answered in one. The session is
+        # idle now, so the pending messages in it are notes.
         is_alone = reply and len(parts) == 1 and not await _pending(client, session)
         for count, part in enumerate(parts, 1):
             body = {
@@ -124,7 +124,7 @@ class V2Host:
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""
         client, message = await self._client(session), message_id(key)
-        # In this order: what is promoted between the two looks is found by the second.
+        # Look in this order, so that the second look finds a message that is promoted between the two.
         if message in await _pending(client, session):
             return True
         return await _get(client, f"{_path(session)}/message/{message}") is not None
@@ -192,7 +192,7 @@ class V2Host:
             await _sent(client, path, body)
         except ServiceError as error:
             if error.status == _CONFLICT:
-                return "gone"  # somebody answered since
+                return "gone"  # somebody has answered in the meantime
             raise HostError(f"OpenCode 2 answered {error}", permanent=400 <= error.status < 500) from None
         return "answered"
 
@@ -230,10 +230,10 @@ class V2Host:
             try:
                 registration = await asyncio.to_thread(read_registration, path)
             except UnsafeService as error:
-                raise HostError(f"the service of OpenCode 2 cannot be trusted: {error}") from None
+                raise HostError(f"the OpenCode 2 service cannot be trusted: {error}") from None
             if registration is not None:
                 return ServiceClient(registration)
-        raise HostError("the service of OpenCode 2 that hosts this session is away")
+        raise HostError("the OpenCode 2 service that hosts this session is not running")
 
 
 async def _get(client: ServiceClient, path: str) -> Any:
@@ -253,7 +253,7 @@ async def _post(client: ServiceClient, path: str, body: dict[str, Any] | None) -
         return await _sent(client, path, body)
     except ServiceError as error:
         if error.status == _CONFLICT:
-            return None  # this message is there, under the same id
+            return None  # the message already exists under the same id
         raise HostError(f"OpenCode 2 answered {error}", permanent=400 <= error.status < 500) from None
 
 
@@ -265,11 +265,11 @@ async def _sent(client: ServiceClient, path: str, body: dict[str, Any] | None) -
 
 
 def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:
-    """A form's answer, made from one text for each field: a chosen option's label, or a text of one's own."""
+    """A form's answer, made from one text for each field: the label of a chosen option, or free text."""
     fields = [mapping(each) for each in _list(form.get("fields"))]
     kinds = {str(each.get("type")) for each in fields}
     if len(fields) != len(answers) or not kinds <= {"string", "multiselect"}:
-        raise HostError("OpenCode 2 takes the answer to this form only in its own terminal", permanent=True)
+        raise HostError("OpenCode 2 accepts the answer to this form only in its own terminal", permanent=True)
     filled: dict[str, Any] = {}
     for field, answer in zip(fields, answers, strict=True):
         options = map(mapping, _list(field.get("options")))

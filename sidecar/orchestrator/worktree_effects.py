@@ -1,4 +1,4 @@
-"""The effects ``worktree.add`` and ``worktree.collect``: where a phantom works, and what it changed there."""
+"""The effects ``worktree.add`` and ``worktree.collect``: where a phantom works, and the changes that it made there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Isolate:
         return {} if found is None else found._asdict()
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``: nothing works in it before this ends, so it can be made again."""
+        """See ``EffectKind``: nobody uses the worktree before this ends, so it can be created again."""
         return NotDone()
 
 
@@ -74,7 +74,7 @@ class Collect:
         raise HostError("the session does not stop, so its worktree is left")
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``: doing it again gives the same."""
+        """See ``EffectKind``: repeating it gives the same result."""
         return NotDone()
 
 

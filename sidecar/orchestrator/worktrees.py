@@ -1,8 +1,8 @@
 """Git worktrees for background work: a copy of the project to edit, and the changes made in it.
 
-A worktree starts as a copy of the tracked files in the user's directory, including uncommitted changes. What the
-agent changed is kept as the commit ``refs/durable-stream/<intent>`` in the user's repository, where no branch list
-shows it, until it is applied. Hooks of the repository do not run. Only ``apply`` changes the user's files.
+A worktree starts as a copy of the tracked files in the user's directory, including uncommitted changes. The agent's
+changes are kept as the commit ``refs/durable-stream/<intent>`` in the user's repository, where no branch list shows it.
+Hooks of the repository do not run. Only ``apply`` changes the user's files.
 
 Source: DESIGN 11 (isolation); FEATURES U25.
 """
@@ -20,14 +20,14 @@ _ID: Final = re.compile(r"int_[0-9a-f]{4,64}")
 _SECONDS: Final = 120.0
 
 MAX_DIFF: Final = 64 * 1024
-"""Most characters of a diff that the log keeps; git has all of it."""
+"""Maximum length of a diff that the log keeps, in characters; git has the whole diff."""
 
 MAX_FILES: Final = 200
-"""Most files that are listed."""
+"""Maximum number of files listed."""
 
 
 class WorktreeError(Exception):
-    """Git refused; the text says what. ``code`` is for programs."""
+    """Git failed; the text says how. ``code`` is for programs."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -51,7 +51,7 @@ class Worktrees:
         self._folder = folder
 
     async def add(self, intent: str, directory: str) -> Worktree | None:
-        """Make the worktree of an intent. Replaces a worktree whose creation was cut off.
+        """Create the worktree of an intent. Replaces a worktree whose creation was cut off.
 
         Returns ``None`` if the directory is in no git repository, or in one without a commit.
 
@@ -101,17 +101,17 @@ class Worktrees:
         return {"ref": ref, "files": files[:MAX_FILES], "count": len(files), "diff": _plain(diff[:MAX_DIFF])}
 
     async def apply(self, intent: str, directory: str, base: str) -> bool:
-        """Apply the saved changes to the user's directory: all of them, or none. False if they are there already.
+        """Apply the saved changes to the user's directory: all of them, or none. False if they were already applied.
 
         Raises:
-            WorktreeError: ``no-changes`` if nothing is kept, ``apply-conflict`` if they conflict with the files.
+            WorktreeError: ``no-changes`` if no changes are saved, ``apply-conflict`` if they conflict with the files.
         """
         ref = _ref(intent)
         if not await asyncio.to_thread(Path(directory).is_dir):
-            advice = f"in another directory of the repository, `git cherry-pick {ref}` makes the changes"
+            advice = f"in another directory of the repository, `git cherry-pick {ref}` applies the changes"
             raise WorktreeError("git-failed", f"{directory} is gone; {advice}")
         if not await self._has(directory, ref):
-            raise WorktreeError("no-changes", f"nothing is kept as {ref}")
+            raise WorktreeError("no-changes", f"no changes are saved as {ref}")
         top = (await _git(directory, "rev-parse", "--show-toplevel")).rstrip("\n")
         patch = await _git(directory, "diff", "--binary", "--no-color", "--no-ext-diff", base, ref)
         try:
@@ -120,14 +120,14 @@ class Worktrees:
             try:
                 await _git(top, "apply", "--whitespace=nowarn", "-", given=patch)
             except WorktreeError as error:
-                advice = f"the changes do not fit the files as they are now; `git cherry-pick {ref}` merges them"
+                advice = f"the changes conflict with the current files; `git cherry-pick {ref}` merges them"
                 raise WorktreeError("apply-conflict", f"{advice} ({error})") from None
             return True
         return False
 
     def _root(self, intent: str) -> Path:
         if not _ID.fullmatch(intent):
-            raise WorktreeError("git-failed", "this is no id of an intent")
+            raise WorktreeError("git-failed", "this is not an intent id")
         return self._folder / intent
 
     async def _has(self, directory: str, ref: str) -> bool:

@@ -1,4 +1,4 @@
-"""The contract of an agent, and what it may return.
+"""The contract of an agent, and the outputs that it may return.
 
 An agent decides and remembers; it never acts. ``receive`` looks at one event
 and returns what should follow, ``apply`` folds what was returned into the
@@ -25,10 +25,10 @@ from streams.event import EVENT_TYPE, MAX_TYPE, StreamEvent
 AGENT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 
 MAX_OUTPUTS: Final = 100
-"""Most events that one call of ``receive`` may return."""
+"""Maximum number of events that one call of ``receive`` may return."""
 
 RESERVED: Final = ("agent.", "capture.", "dlq.", "effect.", "execution.", "lifecycle.", "lineage.", "turn.")
-"""Prefixes of types that only capture and the runtime write."""
+"""Prefixes of event types that only capture and the runtime may write."""
 
 EFFECT_REQUESTED: Final = "effect.requested"
 
@@ -46,11 +46,11 @@ READY: Final = HealthStatus("READY")
 
 
 class Agent(Protocol):
-    """What the engine needs of an agent. A user's agent is wrapped by ``loading.UserAgent``."""
+    """What the engine needs from an agent. ``loading.UserAgent`` wraps a user's agent."""
 
     @property
     def name(self) -> str:
-        """Unique in the home: lower-case letters, digits and ``-``, at most 50."""
+        """Unique in the home: at most 50 lower-case letters, digits and ``-``."""
         ...
 
     @property
@@ -62,12 +62,12 @@ class Agent(Protocol):
     def begins_anywhere(self) -> bool:
         """Whether a new agent may see events that are older than itself.
 
-        If not, its beginning is recorded when it is first started.
+        If not, the agent's starting position is recorded when it is first started.
         """
         ...
 
     def receive(self, event: StreamEvent) -> Sequence[Output]:
-        """Decide what follows from an event or command. Pure: same state and event, same outputs.
+        """Decide what follows from an event or command. Pure: the same state and event give the same outputs.
 
         If it raises, only this event fails, and the agent's state is unchanged.
 
@@ -85,7 +85,7 @@ class Agent(Protocol):
         ...
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Replace the state by one that ``state`` returned; ``None`` means the state of a new agent."""
+        """Replace the state with one that ``state`` returned; ``None`` means the state of a new agent."""
         ...
 
     def health(self) -> HealthStatus:
@@ -137,7 +137,7 @@ class Output(NamedTuple):
                 texts[key] = value
         if "effect" in texts:
             if "to" in texts or "type" in texts:
-                raise BadOutput("an effect has neither a type nor a receiver")
+                raise BadOutput("an effect must have neither a type nor a receiver")
             kind = _type(texts["effect"])
             return cls(EFFECT_REQUESTED, payload, effect=kind, node=texts.get("node", ""))
         if "type" not in texts:

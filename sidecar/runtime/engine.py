@@ -1,14 +1,12 @@
-"""The engine of one agent: inputs in, one batch for each, exactly once.
+"""The engine of one agent: handles inputs, records one batch for each, exactly once.
 
 For each input: look its key up → ``receive`` → ``apply`` its outputs → one
 batch with the input, the outputs and the hash of the new state → durable →
 answer. Inputs that wait together share one batch.
 
-``apply`` runs before the commit, so that the next input of the same batch
-sees the new state, and so that an agent that cannot apply its own output
-fails before anything is recorded. Nothing leaves the engine before the
-commit. If the commit fails, the engine reads the agent's state from the log
-again.
+``apply`` runs before the commit, so that the next input of the same batch sees the new state, and so that an agent that
+cannot apply its own output fails before anything is recorded. Nothing leaves the engine before the commit. If the
+commit fails, the engine re-reads the agent's state from the log.
 
 Source: seed 000, "Reliability & Idempotency Protocol", with the correction in FEATURES; DESIGN 10.
 """
@@ -53,25 +51,25 @@ from streams.store import NOTHING, Record, Snapshot, StreamStore
 log = logging.getLogger("sidecar.runtime")
 
 MAX_GROUP: Final = 64
-"""Most inputs in one batch."""
+"""Maximum number of inputs in one batch."""
 
 MAX_EVENTS: Final = 400
 """A batch with this many events accepts no more inputs; one input adds at most 101, and a batch holds 512."""
 
 MAX_WAITING: Final = 1024
-"""Most inputs that wait; ``submit`` and ``offer`` wait for room."""
+"""Maximum number of waiting inputs; ``submit`` and ``offer`` wait for room."""
 
 SNAPSHOT_RECORDS: Final = 1000
 SNAPSHOT_VERSION: Final = 1
 
 PAUSE_SECONDS: Final = 1.0
-"""How long inputs of the log wait after the log could not be written."""
+"""How long inputs from the log wait before a failed write to the log is retried."""
 
 Outcome = Literal["done", "duplicate", "refused", "nothing", "dead"]
-"""What became of an input.
+"""The outcome of an input.
 
-``nothing``: an event of the log that the agent did not react to; nothing was recorded. ``dead``: an event of the log
-on which the agent failed. It is a dead letter now, because a pure function would fail again.
+``nothing``: an event of the log that the agent did not react to; nothing was recorded. ``dead``: an event of the log on
+which the agent failed. The event is now a dead letter, because a pure function would fail again.
 """
 
 
@@ -131,13 +129,13 @@ class Engine:
     ) -> None:
         self.agent, self.name = agent, agent.name
         self.position = NOTHING
-        """Place in the log of the last event that this agent is done with."""
+        """Position in the log of the last event that this agent has finished."""
         self.last_error = ""
         self.is_broken = False
-        """Whether the agent's own history cannot be applied any more."""
+        """Whether the agent's own history can no longer be applied."""
         self.handled = 0
         self._from_log = 0
-        """Events of the log that were handed in and are not answered."""
+        """Events of the log that were handed in but are not answered yet."""
         self._passed = NOTHING
         self._store, self._identity, self._clean = store, identity, clean
         self._metrics, self._stop = metrics or NoMetrics(), stop
@@ -147,7 +145,7 @@ class Engine:
         self._since_snapshot = 0
         self._last_own = NOTHING
         self._removed: set[str] = set()
-        """Keys of pruned records that were sent again: known, but not found any more."""
+        """Keys of pruned records that were sent again: known, but no longer found."""
         self._waiting: deque[_Waiting] = deque()
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -174,7 +172,7 @@ class Engine:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Handle what waits, keep a snapshot, and stop. Idempotent."""
+        """Handle the waiting inputs, keep a snapshot, and stop. Idempotent."""
         if self._task is None:
             return
         self._closing = True
@@ -200,12 +198,12 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """How many inputs wait."""
+        """How many inputs are waiting."""
         return len(self._waiting)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no input waits or is being handled."""
+        """Whether no input is waiting or being handled."""
         return not self._waiting and not self._from_log
 
     def passed(self, position: int) -> None:
@@ -215,9 +213,9 @@ class Engine:
             self.position = max(self.position, position)
 
     async def keep_place(self) -> None:
-        """Keep a hint of the place in the log, so that a restart need not read the records before it."""
+        """Keep a hint of the position in the log, so that a restart need not read the records before it."""
         if self.position > NOTHING:
-            with hinted(f"the place of agent {self.name}"):
+            with hinted(f"the position of agent {self.name}"):
                 await self._store.advance(self._cursor, self.position)
 
     # --- inputs ---
@@ -225,10 +223,10 @@ class Engine:
     async def command(self, command: Command) -> Handled:
         """Handle a command; returns when its results are durable. Cancelling ends only the wait.
 
-        Types with a reserved prefix are refused, because a command must not pass for what the runtime records.
+        Types with a reserved prefix are refused, because a command must not pass for a record of the runtime.
 
         Raises:
-            InputRefused: it can never be handled.
+            InputRefused: the input can never be handled.
             AgentFailed: the agent could not handle it now.
             StreamError: the log cannot be written; nothing was recorded.
         """
@@ -243,12 +241,12 @@ class Engine:
         return await asyncio.shield(await self._enqueue(given))
 
     async def offer(self, record: Record) -> asyncio.Future[Handled]:
-        """Hand in an event of the log, in the order of the log; waits for room. The future tells what became of it."""
+        """Hand in an event of the log, in log order; waits for room. The future gives the event's outcome."""
         self._from_log += 1
         return await self._enqueue(log_input(self.name, record.event, record.position, self._identity))
 
     async def again(self, record: Record, key: str) -> Handled:
-        """Handle an event of the log once more, under another key; returns when its results are durable.
+        """Handle an event of the log once more, under another key; returns when the results are durable.
 
         Raises:
             AgentFailed: the agent failed again.
@@ -260,9 +258,9 @@ class Engine:
     async def bury(self, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
         """Record a command as a dead letter; durable on return.
 
-        ``key`` names its message, and each message makes one letter.
+        ``key`` identifies the message, so that each message makes one letter.
 
-        ``about`` is redacted and recorded with it; with a ``body`` the letter cannot be redriven.
+        ``about`` is redacted and recorded with the letter; with a ``body``, the letter cannot be redriven.
 
         Raises:
             InputRefused: the command does not match the envelope; bury its body instead.
@@ -287,7 +285,7 @@ class Engine:
             self._room.clear()
             await self._room.wait()
         future: asyncio.Future[Handled] = asyncio.get_running_loop().create_future()
-        # Perhaps nobody awaits the future any more; its error is in ``last_error``.
+        # Perhaps nobody is awaiting the future any more; the error is in ``last_error``.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._waiting.append(_Waiting(given, future))
         self._news.set()
@@ -309,7 +307,7 @@ class Engine:
                 left = await self._handle(group)
                 self._waiting.extendleft(reversed(left))
             except Conflict as error:
-                # Another engine recorded something for this agent: read it, then decide again.
+                # Another engine recorded something for this agent: read those records, then decide again.
                 self._waiting.extendleft(reversed(group))
                 await self._restore_or_break()
                 await self._note_removed(error)
@@ -321,7 +319,7 @@ class Engine:
                 self.is_broken = True
 
     async def _wait_for_the_log(self, group: list[_Waiting], error: StreamError) -> None:
-        """Commands are sent again by whoever sent them; events of the log stay at the front."""
+        """Wait after a failed write. Senders resend their commands; events of the log stay at the front."""
         self._fail([waiting for waiting in group if waiting.input.position is None], error)
         self._waiting.extendleft(reversed([waiting for waiting in group if waiting.input.position is not None]))
         if self._closing:
@@ -338,7 +336,7 @@ class Engine:
                 waiting.future.set_exception(error)
 
     async def _handle(self, group: list[_Waiting]) -> list[_Waiting]:
-        """Handle inputs up to a full batch; return those that are left."""
+        """Handle inputs up to a full batch; return the remaining ones."""
         if self.is_broken:
             self._fail(group, AgentFailed(self.name, self.last_error))
             return []
@@ -379,7 +377,7 @@ class Engine:
             self._metrics.committed(asyncio.get_running_loop().time() - started, len(batch))
             self._stop("after-commit")
             if records[-1].duplicate:
-                # Another engine recorded the very same a moment ago, and perhaps something before it.
+                # Another engine recorded the same input a moment ago, and perhaps others before it.
                 answers = [
                     (waiting, Handled("duplicate") if isinstance(result, Handled) else result, 0, 0)
                     for waiting, result, _, _ in answers
@@ -410,7 +408,7 @@ class Engine:
                 self._metrics.dead(self.name)
             elif result.outcome == "duplicate":
                 self._metrics.duplicate(self.name)
-                log.info("agent %s: duplicate of %s, not handled again", self.name, waiting.input.key[:80])
+                log.info("agent %s: %s is a duplicate and was not handled again", self.name, waiting.input.key[:80])
             elif result.outcome != "nothing":
                 self.handled += 1
                 self.last_error = ""
@@ -427,7 +425,7 @@ class Engine:
             known = found.event
         if known is not None:
             if given.position is None and not _is_same(known, given.record):
-                raise InputRefused("key-conflict", "this key was used for another command; use a new key")
+                raise InputRefused("key-conflict", "this key was already used for another command; use a new key")
             return "duplicate", []
         if given.refusal is not None:
             code, reason = given.refusal
@@ -526,7 +524,7 @@ class Engine:
                 kept = json.loads(snapshot.state)
                 self.agent.load(kept["state"])
                 self._next, position, self._last_own = kept["next"], kept["position"], snapshot.position
-            except Exception as error:  # noqa: BLE001 - a snapshot is a hint: without it the whole stream is read
+            except Exception as error:  # noqa: BLE001 - a snapshot is a hint: without one, the whole stream is read
                 log.warning("agent %s: its snapshot cannot be used (%s)", self.name, type(error).__name__)
                 self.agent.load(None)
                 self._next, position = 0, NOTHING
@@ -558,15 +556,15 @@ class Engine:
 
 @contextmanager
 def hinted(what: str) -> Iterator[None]:
-    """Keep a hint, which only saves time, so an error of the disk is only logged."""
+    """Keep a hint. Hints only save time, so a disk error is only logged."""
     try:
         yield
     except (OSError, StreamError) as error:
-        log.warning("%s was not kept: %s", what, error)
+        log.warning("%s was not saved: %s", what, error)
 
 
 def _is_same(known: StreamEvent, given: StreamEvent) -> bool:
-    """Whether a command is the recorded one. A forgotten payload can no longer be compared."""
+    """Whether a command equals the recorded one. A forgotten payload can no longer be compared."""
     if known.type != given.type:
         return False
     return set(known.payload) == {"$sha256"} or canonical(known.payload) == canonical(given.payload)

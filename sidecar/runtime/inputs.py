@@ -1,9 +1,8 @@
-"""What reaches an agent, and the events that record it together with what followed. Pure, but for the ids.
+"""The inputs of an agent, and the events that record each input with its results. Pure, except for the ids.
 
-An agent's stream ``agent/{name}`` holds groups. Each begins with the input: the
-command itself, or ``agent.received``, which points at an event of the log. What
-``receive`` returned for it follows. The last event of a group has the hash of the
-agent's state after it, in ``metadata.state``.
+An agent's stream ``agent/{name}`` holds groups. Each begins with the input: the command itself, or ``agent.received``,
+which points at an event of the log. The outputs that ``receive`` returned for it follow. The last event of a group has
+the hash of the agent's state after it, in ``metadata.state``.
 
 ``metadata`` of these events: ``role`` (``installed``, ``input``, ``output``, ``command``,
 ``effect``, ``refused`` or ``dead``), ``depth``, and for a command ``to``,
@@ -37,13 +36,13 @@ APPLIED: Final = frozenset({"output", "command", "effect"})
 """The roles of events that ``receive`` returned, and ``apply`` folds."""
 
 PLACED: Final = frozenset({"input", "dead", "installed"})
-"""The roles of events that say how far in the log the agent is."""
+"""The roles of events that show how far the agent has read the log."""
 
 ADAPTER: Final = "runtime"
 _MAX_KEY: Final = 300
 
 Route = Literal["log", "bus"]
-"""How a command reaches its agent: from the log, if the agent is in this home, or over a bus."""
+"""How a command reaches its agent: through the log if the agent is in this home, or over a bus."""
 
 
 class Refusal(NamedTuple):
@@ -55,7 +54,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command as it comes from a bus or a person. ``key`` names it: the same key is handled once."""
+    """A command from a bus or a person. ``key`` is its idempotency key: the same key is handled once."""
 
     key: str
     type: str
@@ -75,7 +74,7 @@ class Command:
 
 @dataclass  # not frozen: one is made for every event that an agent lists, and a frozen one takes longer
 class Input:
-    """Something for an agent: ``event`` is what ``receive`` gets, ``record`` what begins the group in its stream.
+    """An input for an agent: ``event`` is passed to ``receive``, and ``record`` begins the group in the agent's stream.
 
     ``key`` is the idempotency key of ``record``. ``position`` is the event's place in the log; ``None`` for a command.
     """
@@ -89,7 +88,7 @@ class Input:
 
     @cached_property
     def record(self) -> StreamEvent:
-        """Made when it is first asked for: an agent does nothing about most events of the log."""
+        """Made on first use, because an agent ignores most events of the log."""
         return self.make()
 
 
@@ -149,7 +148,7 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
 
 
 def log_input(agent: str, event: StreamEvent, position: int, identity: Identity, *, key: str | None = None) -> Input:
-    """An event of the log as an input: the agent's stream only points at it. ``key`` replaces the event's id."""
+    """An event of the log as an input: the agent's stream only points to it. ``key`` replaces the event's id."""
     key = scoped("inbox", agent, key or event.id)
 
     def record() -> StreamEvent:
@@ -225,8 +224,8 @@ class Outbox:
                 "workspace": output.workspace,
                 "route": "log" if self._is_local(output.to) else "bus",
             }
-            # Each call has its own correlation id, under which its depth is recorded. The trace id is that of the
-            # whole chain.
+            # Each call has its own correlation id, under which its depth is recorded. The trace id belongs to the whole
+            # chain.
             correlation = identity
         return self._stamp(cause, number, identity, type_, payload, metadata, correlation)
 
@@ -267,8 +266,8 @@ class Outbox:
     def dead(self, cause: Input, reason: str, about: dict[str, Any], key: str = "") -> StreamEvent:
         """The dead letter of an input that cannot be handled. It contains what a redrive needs.
 
-        ``about`` with a ``body`` is a message that is not a command, so it cannot be redriven. ``key`` names the
-        message, if the same command may come in several.
+        ``about`` with a ``body`` is a message that is not a command, so it cannot be redriven. ``key`` identifies the
+        message, if the same command may come in several messages.
         """
         event = cause.event
         payload: dict[str, Any] = {"reason": reason, "type": event.type, **about}

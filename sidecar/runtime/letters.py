@@ -20,7 +20,7 @@ _SETTLED: Final[dict[str, State]] = {REDRIVEN: "redriven", DROPPED: "dropped"}
 class Letter:
     """A command or event that an agent could not handle.
 
-    ``can_redrive`` is false for a message that never was a command.
+    ``can_redrive`` is false for a message that was never a command.
     """
 
     id: str

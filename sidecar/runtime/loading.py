@@ -1,8 +1,9 @@
-"""Loads agents and effects that a user names as ``module:attr`` or ``path.py:attr``, and checks their contract.
+"""Loads agents and effects that a user names as ``module:attr`` or ``path.py:attr``, and checks that they meet the
+contract.
 
-A user's agent is a class without arguments, or a function that returns an object. It needs
-``receive(event)``, and imports nothing of ours: events are plain dictionaries. ``apply``,
-``health``, ``state``, ``load``, ``name`` and ``events`` are optional.
+A user's agent is a class without arguments, or a function that returns an object. The object needs ``receive(event)``
+and need not import anything of ours, because events are plain dictionaries. ``apply``, ``health``, ``state``, ``load``,
+``name`` and ``events`` are optional.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def load_object(spec: str, base: Path) -> Any:
     """The object that ``module:attr`` or ``path.py:attr`` names; a path is relative to ``base``.
 
     Raises:
-        LoadError: it cannot be imported, or is not there.
+        LoadError: the object cannot be imported or does not exist.
     """
     where, colon, attr = spec.rpartition(":")
     if not colon or not where or not attr:
@@ -73,7 +74,7 @@ class UserAgent:
         self._agent = self._new()
         given = getattr(self._agent, "name", None) or _dashed(type(self._agent).__name__)
         if not isinstance(given, str) or AGENT_NAME.fullmatch(given) is None:
-            raise LoadError(spec, f"{given!a} cannot be a name: use lower-case letters, digits and -, at most 50")
+            raise LoadError(spec, f"{given!a} is not a valid name: use up to 50 lower-case letters, digits and -")
         events = getattr(self._agent, "events", ())
         if isinstance(events, str) or not all(isinstance(each, str) and _is_wanted(each) for each in events):
             raise LoadError(spec, 'events must be a list of types, such as ["execution.step", "agent.*"]')
@@ -94,7 +95,7 @@ class UserAgent:
 
     @property
     def begins_anywhere(self) -> bool:
-        """See ``Agent``: a user's agent never sees what was before it."""
+        """See ``Agent``: a user's agent never sees events from before its start."""
         return False
 
     def receive(self, event: StreamEvent) -> list[Output]:
@@ -147,7 +148,7 @@ class UserAgent:
                 raise LoadError(self._spec, "it has no method receive(event)")
             return
         if inspect.iscoroutinefunction(found):
-            raise LoadError(self._spec, f"{method} must not be async: it only decides; the runtime acts")
+            raise LoadError(self._spec, f"{method} must not be async: it only decides, and the runtime acts")
         try:
             inspect.signature(found).bind(*[None] * arguments)
         except TypeError:
@@ -213,16 +214,16 @@ def load_agents(specs: Sequence[str], base: Path) -> list[UserAgent]:
     for spec in specs:
         made = load_object(spec, base)
         if not callable(made):
-            raise LoadError(spec, "it must be a class, or a function that returns an agent")
+            raise LoadError(spec, "the attribute must be a class, or a function that returns an agent")
         agent = UserAgent(spec, made)
         if agent.name in agents:
-            raise LoadError(spec, f"another agent is named {agent.name}; both would take the same commands")
+            raise LoadError(spec, f"another agent is already named {agent.name}; both would take the same commands")
         agents[agent.name] = agent
     return list(agents.values())
 
 
 def _plain(event: StreamEvent) -> dict[str, Any]:
-    """An event as a dictionary of its own, so that an agent that changes it changes nothing else."""
+    """An event as a separate dictionary, so that an agent that changes it changes nothing else."""
     plain: dict[str, Any] = json.loads(canonical(event.fields()))
     return plain
 

@@ -16,7 +16,7 @@ class Metrics(Protocol):
         ...
 
     def processed(self, agent: str, seconds: float) -> None:
-        """It was handled; ``seconds`` is the time from the pull to the durable outcome."""
+        """The input was handled; ``seconds`` is the time from the pull to the durable outcome."""
         ...
 
     def emitted(self, agent: str, count: int) -> None:
@@ -39,7 +39,7 @@ class Metrics(Protocol):
         ...
 
     def retried(self, kind: str) -> None:
-        """An effect is tried again after a failure."""
+        """An effect is being retried after a failure."""
         ...
 
     def committed(self, seconds: float, events: int) -> None:

@@ -3,9 +3,9 @@
 None of the three checks proves purity, but together they catch accidents:
 
 * its source must not name a clock, randomness, a socket, a process, a file or an event loop;
-* while ``receive`` and ``apply`` run, these raise;
-* two fresh agents that get the same events must return the same and end in the same state, ``receive``
-  must not change the state, and the state must survive a snapshot.
+* while ``receive`` and ``apply`` run, all of these raise;
+* two fresh agents that get the same events must return the same outputs and end in the same state, ``receive`` must not
+  change the state, and the state must survive a snapshot.
 
 Do not use it in a working sidecar, because the second check changes the whole process while it runs.
 
@@ -60,7 +60,7 @@ _GUARDED: Final = (
     *("asyncio.run", "asyncio.create_task", "asyncio.get_event_loop", "asyncio.get_running_loop"),
 )
 _AUDITED: Final = ("open", "socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.spawn", "os.posix_spawn")
-"""Events of the interpreter's audit hook, by their beginning: what C code does shows here, too."""
+"""Prefixes of the interpreter's audit events, which also show what C code does."""
 
 
 class Finding(NamedTuple):
@@ -124,7 +124,7 @@ class _Run:
         if outputs != again:
             self.findings.append(Finding("receive", f"a second call returned something else for {event.type}"))
         if state_hash(self._agent.state()) != hash_:
-            self.findings.append(Finding("receive", f"it changed the state on {event.type}; only apply may"))
+            self.findings.append(Finding("receive", f"it changed the state on {event.type}; only apply may change it"))
             self._agent.load(json.loads(canonical(before)))
         for output in outputs:
             applied = self._applied(output)
@@ -169,7 +169,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def _guarded(where: str, findings: list[Finding]) -> Iterator[None]:
-    """Make clock, randomness, sockets, processes and files raise, and note what was tried, also if it was caught."""
+    """Make clock, randomness, sockets, processes and files raise, and note every use, even if the error was caught."""
     global _is_hooked
     if not _is_hooked:
         sys.addaudithook(_audit)

@@ -1,10 +1,10 @@
 """Replays an agent: gives its recorded inputs to a new agent, and compares the results with the log.
 
-Nothing is written and no effect is run. It works with any reader, and so also on the log of a stopped sidecar.
+Nothing is written and no effect is run. It works with any reader, and so even on the log of a stopped sidecar.
 
-Compared are, for each input, what ``receive`` returns (type and payload of each event, command and effect)
-and the hash of the state after it; and the stored snapshot with the state at its place. A replay ends at
-the first difference, because whatever follows is built on it.
+For each input, the replay compares what ``receive`` returns (type and payload of each event, command and effect) and
+the hash of the state after it. It also compares the stored snapshot with the state at the snapshot's place. A replay
+ends at the first difference, because everything after it depends on it.
 
 Source: seed 003, "Replay Determinism"; FEATURES R15.
 """
@@ -138,7 +138,7 @@ class _Replay:
     async def _input(self, given: Record, group: _Group) -> Difference | None:
         event = await self._given(given)
         if event is None or any(_is_forgotten(one.event) for one in group.rest):
-            return Difference(given.offset, "removed", "a record that it needs was removed", "nothing")
+            return Difference(given.offset, "removed", "a record that the input needs was removed", "nothing")
         try:
             outputs = [_plain(output, self._clean) for output in outputs_of(self._agent.receive(event))]
         except Exception as error:  # noqa: BLE001 - foreign code
@@ -172,7 +172,7 @@ class _Replay:
         return None if _is_forgotten(event) else plain
 
     async def snapshot_at(self, group: _Group) -> Difference | None:
-        """Compare the stored snapshot, if the replay just reached its place."""
+        """Compare the stored snapshot if the replay has just reached its place."""
         if self._kept == "unread":
             self._kept = await self._read_snapshot()
         if self._kept is None or self._kept[0] != group.last.offset + 1:

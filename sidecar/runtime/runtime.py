@@ -104,8 +104,8 @@ class Runtime:
     async def start(self) -> None:
         """Restore every agent from the log, then begin to hand out events.
 
-        Commands are accepted when this returns. What the runtime owes is folded in the background, because without
-        a snapshot that reads the whole log.
+        Commands are accepted when this returns. The runtime's view is folded in the background, because without a
+        snapshot that means reading the whole log.
 
         Raises:
             StreamError: the log cannot be read or written.
@@ -117,7 +117,7 @@ class Runtime:
         self._reading = asyncio.create_task(self._read())
 
     async def close(self) -> None:
-        """Stop handing out events, finish what the engines hold, and keep snapshots. Idempotent."""
+        """Stop handing out events, finish the inputs that the engines hold, and keep snapshots. Idempotent."""
         if self._reading is None:
             return
         self._reading.cancel()
@@ -194,7 +194,7 @@ class Runtime:
     # --- dead letters ---
 
     async def redrive(self, letter_id: str) -> str:
-        """Hand a dead letter to its agent again; returns what became of it.
+        """Hand a dead letter to its agent again; returns the outcome.
 
         If it fails again, it becomes a dead letter again.
 
@@ -295,7 +295,7 @@ class Runtime:
     async def _keep(self) -> None:
         self._kept = self.view.position
         if self.view.position > NOTHING:
-            with hinted("what the runtime owes"):
+            with hinted("the runtime's snapshot"):
                 await self._store.put_snapshot(VIEW, Snapshot(VIEW_VERSION, self.view.position, self.view.dump()))
         for engine in self.engines.values():
             await engine.keep_place()
@@ -304,9 +304,8 @@ class Runtime:
 def wants(agent: Agent, event: StreamEvent) -> bool:
     """Whether an event of the log is for an agent.
 
-    A command goes only to its receiver, and an effect's result only to the agent that asked for it. Every other
-    event goes to each agent that lists its type. An agent never gets its own events, nor those of old sessions
-    that were imported.
+    A command goes only to its receiver, and an effect's result only to the agent that asked for it. Every other event
+    goes to each agent that lists its type. An agent never gets its own events or events of imported old sessions.
     """
     if event.metadata.get("history"):
         return False

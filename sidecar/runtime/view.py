@@ -1,4 +1,6 @@
-"""What the runtime owes, as a fold over the whole log: open effects, dead letters, and the depths of chains. Pure."""
+"""The runtime's open obligations, as a fold over the whole log: open effects, dead letters, and the depths of chains.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ VIEW: Final = "runtime"
 VIEW_VERSION: Final = 1
 
 MAX_CHAINS: Final = 20_000
-"""Most chains whose depth is remembered; the oldest is dropped, and its next message is judged by its header."""
+"""Maximum number of chains whose depth is remembered; the oldest is dropped, and its next message is judged by its
+header."""
 
 REDRIVEN, DROPPED = "dlq.redriven", "dlq.dropped"
 REQUESTED, COMPLETED, FAILED, IN_DOUBT = "effect.requested", "effect.completed", "effect.failed", "effect.in_doubt"
@@ -53,7 +56,7 @@ class RuntimeView:
     """The open effects, by the id of the request."""
     dead: dict[str, DeadLetter] = field(default_factory=dict)
     depths: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """By correlation id: the depth of each command that an agent sent or took."""
+    """By correlation id: the depth of each command that an agent sent or received."""
 
     def apply(self, record: Record) -> None:
         """Apply one record. Records that were applied before change nothing."""

@@ -1,1 +1,1 @@
-"""What the command line shows of a log: catalog, turns, one event in a line, finding what a person named."""
+"""The command line's views of a log: catalog, turns, one event in a line, and finding what a person named."""

@@ -17,8 +17,7 @@ from streams.query import describe_span
 from streams.store import Record
 
 LEAST_PERSON_MS = 100
-"""A person cannot read an ask and reject it in less time: ``opencode run`` did, which OpenCode reports
-like a person."""
+"""A person cannot read and reject an ask in less time, so ``opencode run`` rejected it; OpenCode reports both alike."""
 
 AskState = Literal["waiting", "replied", "rejected", "over"]
 """``over``: the turn or the process ended before anybody answered."""
@@ -34,10 +33,10 @@ class Question:
 
 @dataclass(slots=True)
 class Ask:
-    """A permission or a question: what was asked exactly, and who answered what, after how long.
+    """A permission or a question: exactly what was asked, who answered, with what answer, and after how long.
 
-    ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``.
-    ``by`` is empty without an answer, and if a program rejected it.
+    ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``. ``by`` is
+    empty if there is no answer or a program rejected the ask.
     """
 
     event: str
@@ -241,7 +240,7 @@ _PATTERN_FIELDS = {
     "task": "subagent_type",
     "subagent": "agent",
 }
-"""By permission: the field of a call's input from which the patterns are derived."""
+"""For each permission, the field of a call's input from which the patterns are derived."""
 
 
 def _may_be_same_file(asked: str, given: str) -> bool:

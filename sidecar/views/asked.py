@@ -14,7 +14,7 @@ CHECKPOINT = "workflow.checkpoint"
 
 
 def what_is_asked(payload: dict[str, Any]) -> str:
-    """What an ask is about, on one line: the command, else the patterns; of a question its text.
+    """What an ask is about, on one line: the command, or else the patterns; for a question, its text.
 
     The patterns of a command are its parts, so only the command itself shows how they are joined.
     """

@@ -37,7 +37,7 @@ NEWS: Final = frozenset(
         "signal.raised",
     }
 )
-"""What a person who follows everything wants to see of the agents' streams; the rest is bookkeeping."""
+"""The events of agents' streams that a person who follows everything wants to see; the rest is bookkeeping."""
 
 
 def is_news(stream_id: str, type_: str) -> bool:

@@ -160,7 +160,7 @@ class Catalog:
         elif event.type == CHECKPOINT:
             self._checkpoint(record, session)
         elif event.type == "turn.started":
-            # An earlier turn without an end is over too: OpenCode died, and the session continues.
+            # An earlier turn without an end is also over: OpenCode died, and the session continued.
             stream.turns += 1
             session.agent = session.agent or event.actor
             session.turn, session.is_turn_open = as_text(payload.get("message")), True
@@ -186,7 +186,8 @@ class Catalog:
     def end_dead(self, still_runs: Callable[[int, int], bool]) -> None:
         """Close the open turns, with their asks, whose OpenCode process has ended.
 
-        The sidecar records their end. Until it does, or if no sidecar runs, readers must not show them as active.
+        The sidecar records their end. Until it does so, or if no sidecar is running, readers must not show the turns as
+        active.
         """
         for session in self.sessions.values():
             if session.is_turn_open and session.pid and not still_runs(session.pid, session.turn_ms):
@@ -196,7 +197,7 @@ class Catalog:
     # Queries
 
     def asks(self, streams: Collection[str] | None = None) -> list[OpenAsk]:
-        """What waits for a person, the oldest first; only in ``streams`` if they are given."""
+        """What is waiting for a person, oldest first; only in ``streams`` if they are given."""
         found = [
             ask
             for session in self.sessions.values()
@@ -226,7 +227,7 @@ class Catalog:
         return root.stream if root is not None else stream_id
 
     def status(self, stream_id: str) -> str:
-        """``waiting`` for a person, ``active`` while a turn is open; else ``ended``, ``idle``, or ``unknown``.
+        """``waiting`` for a person, or ``active`` while a turn is open; otherwise ``ended``, ``idle`` or ``unknown``.
 
         The parent of an ``unknown`` session is not known.
         """

@@ -11,7 +11,7 @@ from streams.lineage import CREATED, LINKED, RESUMED
 from streams.store import Record
 
 MOST_DEPTH = 8
-"""How deep sessions are nested; deeper ones become roots."""
+"""Maximum nesting depth of sessions; deeper ones become roots."""
 
 
 class Conversation:
@@ -30,7 +30,7 @@ class Conversation:
         """Apply one record."""
         event, payload = record.event, record.event.payload
         named = payload.get("session")
-        # A root session has its stream's name, so what was forgotten stays with it.
+        # A root session has its stream's name, so forgotten records stay with it.
         fold = self._fold(named if isinstance(named, str) else event.stream_id, record)
         fold.apply(record)
         if is_forgotten(payload):
@@ -61,7 +61,7 @@ class Conversation:
             self._put_below(above, child, call)
 
     def _finished(self, above: SessionFold, payload: dict[str, Any]) -> None:
-        """A ``task`` call ended. It holds its child session, even if no event announced the child."""
+        """A ``task`` call ended. The call holds its child session, even if no event announced the child."""
         child = self._folds.get(as_text(payload.get("child")))
         if child is not None and child.branch is None:
             last = next(reversed(above.turn_of(payload).items), None)

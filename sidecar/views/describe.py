@@ -19,7 +19,7 @@ from streams.event import StreamEvent
 from streams.query import describe_span
 
 LONGEST = 2000
-"""Most characters of a text that are used for one line; no terminal is wider."""
+"""Maximum number of a text's characters used for one line; no terminal is wider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Line:
 def describe(event: StreamEvent, *, took_ms: int | None = None, waited_ms: int = 0) -> Line:
     """The line of an event of any type; an unknown type shows the most useful field of its payload.
 
-    ``took_ms`` is how long a turn took that ends with this event, ``waited_ms`` how long a step waited
-    for a person: what the payload does not say. See ``Timing``.
+    ``took_ms`` is how long the turn that ends with this event took; ``waited_ms`` is how long the step waited for a
+    person. The payload has neither; see ``Timing``.
     """
     payload = event.payload
     if is_forgotten(payload):
@@ -71,7 +71,7 @@ def spent(payload: dict[str, Any]) -> str:
 
 
 def input_text(payload: dict[str, Any]) -> str:
-    """The text of a prompt, with the names of its files and agents; of a command run with ``!``, the command."""
+    """The text of a prompt, with the names of its files and agents; for a command run with ``!``, the command."""
     if isinstance(payload.get("shell"), str):
         return f"!{_text(payload['shell'])}"
     said = []
@@ -242,7 +242,7 @@ def _json(value: Any) -> str:
 
 
 def _number(value: Any) -> bool:
-    """True for a number worth showing: not 0."""
+    """True for a number worth showing, that is, not 0."""
     return is_number(value) and bool(value)
 
 

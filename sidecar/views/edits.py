@@ -17,7 +17,7 @@ EDITORS = frozenset({"edit", "write", "multiedit", "patch", "apply_patch"})
 """The tools that change files. The files that a command changes are not known."""
 
 MOST_COMPARED = 1_000_000
-"""Most pairs of lines for which two texts are compared. Larger texts are shown one after the other."""
+"""Maximum number of line pairs for which two texts are compared. Larger texts are shown one after the other."""
 
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _NAME = re.compile(r"(?:\+\+\+ (?:b/)?|Index: )([^\t]+)")
@@ -86,7 +86,7 @@ def diff_lines(diff: str) -> Iterator[tuple[str, str]]:
 
 
 def short_path(file: str, directory: str) -> str:
-    """``file`` relative to ``directory`` if it is below it, else unchanged."""
+    """``file`` relative to ``directory`` if the file is below it, else unchanged."""
     inside = f"{directory.rstrip('/')}/"
     return file.removeprefix(inside) if directory and file != inside else file
 

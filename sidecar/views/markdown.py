@@ -1,4 +1,4 @@
-"""Parse untrusted Markdown: raw HTML is text, and links lead to http and https only. Pure."""
+"""Parse untrusted Markdown: raw HTML is text, and links may only lead to http and https. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 DEEPEST: Final = 40
-"""How deep Markdown may be nested to be rendered; a list or quote counts as two levels. The parser drops
-deeper content."""
+"""Maximum nesting depth of Markdown to be rendered; a list or quote counts as two levels. The parser drops deeper
+content."""
 
 
 class _Markdown(MarkdownIt):
@@ -33,5 +33,5 @@ MARKDOWN: Final = parser()
 
 
 def is_whole(tokens: Iterable[Token]) -> bool:
-    """False if the parser may have dropped what was nested too deep."""
+    """False if the parser may have dropped content that was nested too deep."""
     return all(token.level < DEEPEST - 2 for block in tokens for token in (block, *(block.children or ())))

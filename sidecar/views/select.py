@@ -1,4 +1,4 @@
-"""Find the stream or event that a person named by its id, or by a unique prefix or suffix of it."""
+"""Find the stream or event that a person named by its id, or by a unique prefix or suffix of the id."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class AllPruned(SelectError):
 
 
 SHORT_STREAM: Final = 10
-"""Last characters of the id of a stream or session that a narrow terminal shows: enough to name it."""
+"""How many of a stream or session id's last characters a narrow terminal shows: enough to name it."""
 
 SHORT_EVENT: Final = 6
-"""Last characters of an event id that a terminal shows."""
+"""How many of an event id's last characters a terminal shows."""
 
 _SHOWN = 5
-"""Near matches that an error names."""
+"""How many near matches an error names."""
 
 
 def open_reader(store: Path) -> LogReader:
@@ -134,7 +134,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
         CorruptLog: no match comes before the fault.
     """
     given = given.lstrip("…")  # as a narrow terminal shows a stream
-    with suppress(CorruptLog):  # reading all of it comes to the same fault
+    with suppress(CorruptLog):  # reading the whole log hits the same fault
         known = await first(reader.read(given))
         if known is not None:
             return known.event.stream_id, None
@@ -169,7 +169,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
 
 
 def pruned_text(stream: str, gone: Gone) -> str | None:
-    """What a stream no longer holds, and since when; ``None`` when nothing of it was pruned."""
+    """What a stream no longer holds, and since when; ``None`` if none of it was pruned."""
     if gone.pruned_ms is None:
         return None
     day = local_time(gone.pruned_ms)

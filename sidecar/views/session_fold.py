@@ -21,7 +21,7 @@ from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
 
 _UNDONE = 60
-"""Characters of a prompt that say which one was undone."""
+"""How many characters of a prompt are shown to say which one was undone."""
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class SessionFold:
             self.turn(known.ask.turn).items.append(known.ask)
 
     def _end_asks(self, turn: str | None = None) -> None:
-        """OpenCode keeps its asks in memory: they end with the turn and with the process."""
+        """OpenCode keeps asks in memory, so they end with the turn and with the process."""
         for ask in (each.ask for each in self.approvals):
             if ask.state == "waiting" and turn in (None, ask.turn):
                 ask.state = "over"
@@ -251,7 +251,7 @@ def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:
 
 
 _TOOLS_2 = {"shell": "bash", "subagent": "task"}
-"""OpenCode 2's names of tools → OpenCode 1's, which readers know."""
+"""OpenCode 2's names of tools → OpenCode 1's names, which readers know."""
 
 _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     CREATED: SessionFold._begun,

@@ -32,7 +32,7 @@ class Timing:
             self.approvals.apply(record)
 
     def took_ms(self, event: StreamEvent) -> int | None:
-        """How long the turn that ``event`` ends took; ``None`` if it ends no turn, or the start is not known."""
+        """How long the turn that ends with ``event`` took; ``None`` if it ends no turn or the start is unknown."""
         started = self._started.get(_turn(event)) if event.type == ENDED else None
         return None if started is None else max(event.ts - started, 0)
 

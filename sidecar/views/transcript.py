@@ -1,6 +1,6 @@
 """The data of a conversation: sessions, their turns, and the items of each turn. Pure.
 
-``conversation`` builds it from records. Other modules write it as Markdown, HTML and text. The strings are hostile,
+``conversation`` builds it from records. Other modules write it as Markdown, HTML and text. The strings may be hostile,
 so each writer must make them harmless.
 """
 
@@ -79,7 +79,7 @@ class Call:
 
 @dataclass(slots=True)
 class Notice:
-    """Something that is not an agent's act: an error, a gap, a compaction, an end.
+    """Something that is not an agent's action: an error, a gap, a compaction, an end.
 
     ``count`` is the number of its records. The kind ``other`` is shown only with ``full``.
     """
@@ -97,7 +97,7 @@ Item = Prompt | Said | Ask | Call | Notice
 
 @dataclass(slots=True)
 class Turn:
-    """One message being answered. ``outcome`` is empty while the turn is open, ``started_ms`` null before it began."""
+    """The answer to one message. ``outcome`` is empty while the turn is open, ``started_ms`` null before it began."""
 
     message: str
     agent: str = ""

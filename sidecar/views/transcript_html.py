@@ -1,6 +1,6 @@
 """A transcript as one HTML file: without scripts or external content, readable in light and dark mode. Pure.
 
-Every text is escaped. Answers are rendered from Markdown without raw HTML; links lead to http and https only.
+Every text is escaped. Answers are rendered from Markdown without raw HTML; links may only lead to http and https.
 """
 
 from __future__ import annotations

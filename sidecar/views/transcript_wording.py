@@ -1,6 +1,6 @@
 """The sentences of a transcript, the same in a terminal, in Markdown and in HTML. Pure.
 
-The results are not yet harmless; their writer must make them so.
+The results are not yet harmless; the writer of the transcript must make them so.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _OUTCOMES = {
 
 
 def shortened(lines: list[T], most: int, *, full: bool = False) -> tuple[list[T], int, list[T]]:
-    """The beginning of ``lines``, how many are left out, and the end, which often says how a command went."""
-    if full or len(lines) <= most + 1:  # one line more is as long as saying so
+    """The beginning of ``lines``, how many are left out, and the end, which often shows how a command went."""
+    if full or len(lines) <= most + 1:  # a line that says so would be as long as the omitted line
         return lines, 0, []
     tail = most // 3
     return lines[: most - tail], len(lines) - most, lines[len(lines) - tail :]
@@ -192,7 +192,7 @@ def is_about(ask: Ask, call: Call) -> bool:
 
 
 def waiting_in(turns: list[Turn]) -> list[Ask]:
-    """What waits for a person, in these turns and below them."""
+    """What is waiting for a person in these turns and below them."""
     return [ask for ask in asks_below(turns) if ask.state == "waiting"]
 
 

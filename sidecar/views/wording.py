@@ -26,7 +26,7 @@ def local_time(ts: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     try:
         return datetime.fromtimestamp(ts / 1000, UTC).astimezone().strftime(form)
     except (OverflowError, ValueError, OSError):
-        return f"{ts}ms"  # a clock gone wild: beyond the year 9999
+        return f"{ts}ms"  # a badly wrong clock: beyond the year 9999
 
 
 def iso_time(ts: int) -> str:
@@ -76,7 +76,7 @@ def bytes_text(size: int) -> str:
 
 
 def money(cost: float) -> str:
-    """US dollars: ``-`` for nothing, cents and more with two places, less with four."""
+    """US dollars: ``-`` for nothing, two decimal places for a cent or more, four for less."""
     if not cost:
         return "-"
     return f"${cost:.2f}" if cost >= 0.995 else f"${cost:.4f}"

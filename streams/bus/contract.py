@@ -1,11 +1,11 @@
-"""The event bus: messages by subject, subscribers by pattern. The interface of all implementations.
+"""The event bus: messages have subjects, subscribers have patterns. The interface of all implementations.
 
 What every bus does (``tests/streams/bus_contract.py``):
 
 * A message is kept before ``publish`` returns; the same message id is kept once.
-* The first token of a subject is its mode. ``cmd`` is a work queue: patterns of
-  two durables may not overlap, ``start`` is ignored, and a handled message is
-  gone. ``str`` is never kept; a bus on a server refuses it. All others are kept.
+* The first token of a subject is its mode. ``cmd`` is a work queue: the patterns of two durables must not overlap,
+  ``start`` is ignored, and a handled message is removed. ``str`` is never kept; a bus on a server refuses it. All
+  others are kept.
 * Subscribers with different durables each get every message (multicast). Subscribers
   that share a durable compete: each message goes to one of them. A durable keeps its
   place while it has no subscriber.
@@ -40,11 +40,11 @@ Start = Literal["new", "all"]
 
 
 class BusError(Exception):
-    """Root of a bus's errors::
+    """Base of the bus's errors::
 
     BusError
     ├── BusClosed         the owner closed the bus
-    ├── BusUnavailable    nothing is known to be kept; safe to publish again under the same message id
+    ├── BusUnavailable    the message may not be kept; safe to publish again under the same message id
     └── DurableConflict   the durable has another pattern or redelivery, or another one handles these commands
     """
 
@@ -57,7 +57,7 @@ class BusClosed(BusError):
 
 
 class BusUnavailable(BusError):
-    """The server is away. Safe to retry with the same message id."""
+    """The server is unreachable. Safe to retry with the same message id."""
 
 
 class DurableConflict(BusError):
@@ -68,7 +68,7 @@ class DurableConflict(BusError):
         self.durable, self.reason = durable, reason
 
     def __str__(self) -> str:
-        return f"durable {self.durable}: {self.reason}; use the same everywhere, or another name"
+        return f"durable {self.durable}: {self.reason}; use the same settings everywhere, or another name"
 
 
 class Retry(Exception):
@@ -94,7 +94,7 @@ class Poison(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Redelivery:
-    """How often to try a failing message, and the seconds before each next attempt.
+    """How many times to try a failing message, and the seconds before each further attempt.
 
     The last back-off repeats; without any it is 0.
     """
@@ -136,7 +136,7 @@ Handler = Callable[[Delivery], Awaitable[None]]
 class Published(NamedTuple):
     """Where a message is kept.
 
-    ``duplicate``: its id was known, so nothing was added, and the place is that of the first message.
+    ``duplicate``: its id was already known, so nothing was added and the place is that of the first message.
     """
 
     sequence: int
@@ -153,7 +153,7 @@ class Subscription(Protocol):
     def durable(self) -> str | None: ...
 
     async def cancel(self) -> None:
-        """Take no more messages. Returns when the running handler has ended; from within it, at once.
+        """Take no more messages. Returns when the running handler has ended, or at once if the handler itself calls it.
 
         Idempotent. A durable keeps its place: unhandled messages go to its
         other subscriptions, or wait for the next one.
@@ -175,14 +175,15 @@ class EventBus(Protocol):
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> Published:
-        """Keep a message and deliver it. Nobody has to listen.
+        """Keep a message and deliver it, whether or not anybody is listening.
 
-        After cancelling, it may be published or not. Publish again with the same ``message_id`` to be sure.
+        After a cancellation, the message may or may not be published. To be sure, publish it again with the same
+        ``message_id``.
 
         Raises:
             SubjectError: ``subject`` is invalid, as with wildcards.
             HeaderError: a header cannot be sent.
-            BusUnavailable: the server is away.
+            BusUnavailable: the server is unreachable.
             BusClosed: the bus is closed.
         """
         ...
@@ -196,7 +197,7 @@ class EventBus(Protocol):
         start: Start = "new",
         redelivery: Redelivery | None = None,
     ) -> Subscription:
-        """Await ``handler`` for every message that ``pattern`` matches, from the time this returns.
+        """Await ``handler`` for every message that matches ``pattern`` once this has returned.
 
         A subscription without a ``durable`` is forgotten when it ends. A message that fails its last
         attempt there is counted, but does not become a dead letter. ``start`` applies only to a new
@@ -223,7 +224,7 @@ def check_subscription(pattern: str, durable: str | None) -> str:
     """
     check_pattern(pattern)
     if durable is not None and "." in check_subject(durable):
-        raise SubjectError(durable, "the name of a durable must be one token")
+        raise SubjectError(durable, "a durable's name must be a single token")
     return pattern
 
 
@@ -231,7 +232,7 @@ def check_shared(durable: str, *, current: object, pattern: str, is_same_redeliv
     """Check that a subscription may join an existing durable, whose pattern is ``current``.
 
     Raises:
-        DurableConflict: it has another pattern or other redelivery settings.
+        DurableConflict: the durable has another pattern or other redelivery settings.
     """
     if current != pattern:
         raise DurableConflict(durable, f"its pattern is {current}, not {pattern}")
@@ -248,9 +249,9 @@ def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | N
 
 
 def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dict[str, str]]:
-    """(subject, headers) of the dead letter for a message that ``durable`` gives up; its body stays the same.
+    """(subject, headers) of the dead letter for a message that ``durable`` gives up; the body stays the same.
 
-    Its headers stay, except the message id, which belongs to its old place. The reason is percent-encoded.
+    The headers stay, except the message id, which belongs to the message's old place. The reason is percent-encoded.
     """
     added = {
         DEAD_SUBJECT: _told(delivery.subject),
@@ -263,7 +264,7 @@ def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dic
 
 
 def _told(text: str) -> str:
-    """Any text as a header's value; percent-encodes all but printable ASCII."""
+    """Any text as a header value; all but printable ASCII is percent-encoded."""
     return quote(text, safe=_PLAIN, errors="replace")[:_TOLD].strip() or "-"
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 MAX_VALUE: Final = 512
-"""Most characters of a header's value."""
+"""Maximum length of a header value, in characters."""
 
 MAX_HEADERS: Final = 40
 
@@ -22,7 +22,7 @@ _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 class HeaderError(ValueError):
-    """A header cannot be sent: ``name`` says which, ``reason`` why. Never quotes the value."""
+    """A header cannot be sent: ``name`` says which one, ``reason`` says why. Never quotes the value."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -40,16 +40,16 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
             too long, or a name differs from another only by case.
     """
     if len(headers) > MAX_HEADERS:
-        raise HeaderError("*", f"there are {len(headers)}, more than {MAX_HEADERS}")
+        raise HeaderError("*", f"there are {len(headers)} headers; the limit is {MAX_HEADERS}")
     seen: set[str] = set()
     for name, value in headers.items():
         if not isinstance(name, str) or not _is_name(name):
-            raise HeaderError(str(name), "a name is a letter, then letters, digits, `-` and `_`, 64 at most")
+            raise HeaderError(str(name), "a name must be 1 to 64 letters, digits, `-` or `_`, and begin with a letter")
         if name.lower() in seen:
-            raise HeaderError(name, "it appears twice, differing only in case")
+            raise HeaderError(name, "this name appears twice, differing only in case")
         seen.add(name.lower())
         if not isinstance(value, str) or not is_header_value(value):
-            raise HeaderError(name, "a value is printable ASCII, not empty, without space at its ends; escape it")
+            raise HeaderError(name, "a value must be non-empty printable ASCII without spaces at either end; escape it")
         if len(value) > MAX_VALUE:
             raise HeaderError(name, f"its value is longer than {MAX_VALUE} characters")
     return dict(headers)

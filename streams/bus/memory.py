@@ -58,7 +58,7 @@ class _Group:
     """Lossy messages published while the group had a subscription."""
 
     def settle(self, sequence: int) -> None:
-        """Note the end of a first attempt."""
+        """Record that a first attempt has ended."""
         self.lossy.discard(sequence)
         waiting = self.first_attempts.pop(sequence, None)
         if waiting is not None and not waiting.done():
@@ -68,12 +68,13 @@ class _Group:
 class MemoryEventBus:
     """``EventBus`` in memory: its messages are gone with the process.
 
-    ``publish`` waits until every matching subscription has tried the message once
-    (seed 003), successfully or not. A handler that publishes does not wait, because it might wait for its own
-    end. ``waits=False`` returns at once, as a server does. The oldest messages and message ids beyond ``keep``
-    are forgotten, handled or not. ``sleep`` waits for a back-off.
+    ``publish`` waits until every matching subscription has tried the message once (seed 003), successfully or not. A
+    handler that publishes does not wait, because it might be waiting for itself. ``waits=False`` returns at once, as a
+    server does. The oldest messages and message ids beyond ``keep`` are forgotten, handled or not. ``sleep`` waits for
+    a back-off.
 
-    ``counts``: published, duplicates, handled, failed, dead, given_up (no durable, so no dead letter), forgotten.
+    ``counts``: published, duplicates, handled, failed, dead, given_up (without a durable, so without a dead letter),
+    forgotten.
     """
 
     def __init__(
@@ -190,7 +191,9 @@ class MemoryEventBus:
             return
         for group in self._groups:
             if overlap(group.pattern, _COMMANDS) and overlap(group.pattern, pattern):
-                raise DurableConflict(durable or pattern, f"{group.durable or group.pattern} works on this queue")
+                raise DurableConflict(
+                    durable or pattern, f"{group.durable or group.pattern} already consumes this queue"
+                )
 
     def take(self, group: _Group) -> Delivery | None:
         """The next message of ``group``, or ``None``; a failed one that is due goes first."""
@@ -306,7 +309,7 @@ class MemorySubscription:
                     await self.group.work.wait()
                     continue
                 await self._handle(delivery)
-                # A handler that never waits must not block the others.
+                # A handler that never awaits must not block the others.
                 await asyncio.sleep(0)
         finally:
             self._bus.left(self)

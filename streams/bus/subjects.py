@@ -15,7 +15,8 @@ from hashlib import sha256
 from typing import Final
 
 MAX_SUBJECT: Final = 3000
-"""Most characters of a subject. A server reads subject, reply and sizes as one line of at most 4096 bytes."""
+"""Maximum length of a subject, in characters. A server reads subject, reply and sizes as one line of at most 4096
+bytes."""
 
 ONE: Final = "*"
 """Any one token of a pattern."""
@@ -108,8 +109,8 @@ def covers(wide: str, narrow: str) -> bool:
 def dead_letter_subject(durable: str, subject: str) -> str:
     """The subject for a message that ``durable`` could not handle: ``dlq.{durable}.{subject}``.
 
-    The old subject stays readable after the name, so that ``dlq.*.cmd.>`` matches every dead command. If it
-    is too long, only its first token and a digest stay; a header of the dead letter has all of it.
+    The old subject stays readable after the name, so that ``dlq.*.cmd.>`` matches every dead command. If the whole is
+    too long, only the old subject's first token and a digest stay; a header of the dead letter has the full subject.
 
     Raises:
         SubjectError: ``durable`` is not one token, or ``subject`` is invalid.
@@ -132,7 +133,7 @@ def _tokens(text: str) -> list[str]:
 
 def _check_token(text: str, token: str) -> None:
     if not token:
-        raise SubjectError(text, "it has an empty token (two dots together, or one at an end)")
+        raise SubjectError(text, "it has an empty token (two adjacent dots, or a dot at either end)")
     if _TOKEN.fullmatch(token) is not None:
         return
     if ONE in token or REST in token:

@@ -1,4 +1,4 @@
-"""Open the backends of a store's directory, and explain the system's errors there."""
+"""Open the backends of a store's directory, and explain the operating system's errors."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ async def open_backend(
 def unavailable(store: Path, error: OSError) -> StoreUnavailable:
     """Explain an operating system's error while opening."""
     if error.errno in (errno.EACCES, errno.EPERM):
-        hint = "it belongs to another user or is closed to you: choose another home, or have its owner give it to you"
+        hint = (
+            "another user owns it, or you lack permission: choose another home, or ask its owner to transfer it to you"
+        )
         return StoreUnavailable(f"cannot open the log in {store}: {error.filename or store}: {error.strerror}", hint)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"free {mib_to_open(store)} MiB on that disk, then run the same command again"
     elif error.errno == errno.EROFS:
         hint = "mount it writable, or copy the home elsewhere"
     else:
-        hint = "check that the directory is yours and the disk has space"
+        hint = "check that you own the directory and the disk has space"
     return StoreUnavailable(f"cannot open the log in {store}: {error.strerror or error}", hint)

@@ -28,10 +28,15 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
             raise
         return Finding("corrupt", str(path), None, None, None, error.reason)
     if manifest is None and has_log:
-        reason = "a log without it cannot be opened; `durable-stream repair` rewrites it if every record verifies"
+        reason = (
+            "the log cannot be opened without it; `durable-stream repair` rewrites it if every record passes "
+            "verification"
+        )
         return Finding("missing", str(path), None, None, None, reason)
     if manifest is not None and not has_log:
-        reason = f"it says that the log is in {manifest.backend}, which is not there: restore the store from a backup"
+        reason = (
+            f"it says that the log is in {manifest.backend}, but that log is missing: restore the store from a backup"
+        )
         return Finding("missing", str(path), None, None, None, reason)
     if manifest is None and (left := left_alone(store)) is not None:
         return Finding("missing", str(path), None, None, None, f"{left.reason}: {left.hint}")
@@ -49,16 +54,17 @@ def is_newer(path: Path) -> bool:
 
 
 def lost_findings(store: Path, last: int) -> list[Finding]:
-    """Findings for records that cursors and snapshots know but the log no longer holds, as after a deleted WAL.
+    """Findings for records that cursors and snapshots refer to but the log no longer holds, for example after a deleted
+    WAL.
 
-    A hint beyond ``last``, the last record of the log, was made when the log had more records. The same is true
-    of a hint that an opening set aside.
+    A hint beyond ``last``, the last record of the log, was made when the log had more records. The same is true of a
+    hint that was set aside when the log was opened.
     """
     hints = Hints(store)
     ahead = [Lost(name, last, position) for name, position in hints.known() if position > last]
     found = []
     for name, after, until in [*ahead, *hints.lost()]:
         records = f"record {until} was" if until == after + 1 else f"records {after + 1} to {until} were"
-        reason = f"{records} written and lost: this was made when the log held them"
+        reason = f"{records} written and then lost: this file was made when the log still held them"
         found.append(Finding("missing", str(store / "hints" / name), None, after + 1, None, reason))
     return found

@@ -14,14 +14,14 @@ from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE
 from streams.stores.sqlite.head import HEAD_FILE
 
 ROWS_TO_LINES: Final = 2
-"""For events of ordinary size, a log of rows with keys is at most this many times as large as a log of lines."""
+"""For events of ordinary size, a log of rows with keys is at most this many times larger than a log of lines."""
 
 WAL_BYTES: Final = 16 * MIB
 """About the largest that SQLite's write-ahead file gets while records are copied."""
 
 
 def missing_for_copy(store: Path, to: Backend) -> int:
-    """Estimate how many bytes to free for a migration to ``to``. Errs on the high side, and returns at least one MiB.
+    """Estimate how many bytes to free for a migration to ``to``. Errs on the high side and returns at least one MiB.
 
     The migration continues an earlier copy, so the copy's bytes do not count again.
     """
@@ -51,7 +51,7 @@ def holds_payloads(store: Path, backend: Backend) -> bool:
 def kept_facts(store: Path, manifest: Manifest) -> dict[str, Any] | None:
     """``{backend, head, there}`` of the old store that the last migration left behind; ``None`` without one.
 
-    ``there``: some file of it may still hold payloads. Somebody may have deleted it by hand.
+    ``there``: some file of the old store may still hold payloads. Somebody may have deleted the store by hand.
     """
     kept = manifest.kept
     if kept is None:
@@ -68,7 +68,7 @@ def _is_directory(place: Path) -> bool:
 
 
 def discard(store: Path, backend: Backend) -> int:
-    """Delete a backend's files and return the bytes freed. The caller knows that they are not the log."""
+    """Delete a backend's files and return the bytes freed. The caller must know that they are not the log."""
     manifest = read_manifest(store)
     if manifest is not None and manifest.backend == backend:
         raise ValueError(f"{backend} holds the log")

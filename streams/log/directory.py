@@ -1,6 +1,6 @@
-"""What the rest of the program may use of a log's directory: its manifest, lock and hints, and its size.
+"""The parts of a log's directory that the rest of the program may use: manifest, lock, hints and size.
 
-The stores have their own modules for these; nothing above ``streams/log`` imports from ``streams/stores``.
+The stores have their own modules for these, but nothing above ``streams/log`` imports from ``streams/stores``.
 """
 
 from __future__ import annotations

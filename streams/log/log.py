@@ -45,7 +45,7 @@ from streams.stores.sqlite.store import SqliteStore
 
 SLOWED_SECONDS: Final = 0.002
 MOST_SLOWED_SECONDS: Final = 0.05
-"""Pause between two appends while a migration falls behind: the first, and the longest."""
+"""The first and the longest pause between two appends while a migration falls behind."""
 
 Result = TypeVar("Result")
 
@@ -66,9 +66,9 @@ class Log(KeepsHints):
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._pace = 0.0
-        """Seconds between two appends; 0: no limit."""
+        """Minimum seconds between two appends; 0: no limit."""
         self._waiting = 0
-        """Waiting appends; a later one must not overtake them."""
+        """Waiting appends, which a later append must not overtake."""
         self._gate = asyncio.Lock()
         self._to_sqlite_turn = asyncio.Lock()
         self._moving = self._removals = 0
@@ -157,8 +157,8 @@ class Log(KeepsHints):
             return None
         file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
         return (
-            f"missing: {file}: it is missing or damaged, and was renewed now: "
-            "records lost at the log's very end would not have been noticed"
+            f"missing: {file}: it was missing or damaged and has now been renewed: a loss of records at the very end "
+            "of the log would have gone unnoticed"
         )
 
     @property
@@ -196,7 +196,8 @@ class Log(KeepsHints):
     ) -> list[Record]:
         """See ``StreamStore.append``.
 
-        Waits under a second while the backend is exchanged, and for its turn while a migration cannot keep up.
+        Waits for less than a second while the backend is being exchanged, and for its turn while a migration cannot
+        keep up.
         """
         if self._pace or self._waiting or not self._admitted.is_set():
             await self._wait_for_turn()
@@ -261,13 +262,13 @@ class Log(KeepsHints):
             return (await backend.forget(streams, at_ms=at_ms, positions=positions))._replace(moved_from=moved)
 
     async def _to_sqlite(self) -> Backend | None:
-        """Migrate the log to sqlite, the only backend that removes records.
+        """Migrate the log to sqlite, the only backend that can remove records.
 
-        Return the old backend, ``None`` if sqlite.
+        Return the old backend; ``None`` if it was sqlite.
         """
         if self._closed:
             raise StoreClosed("the log is closed", "open it again")
-        async with self._to_sqlite_turn:  # concurrent removals move it once
+        async with self._to_sqlite_turn:  # concurrent removals migrate the log only once
             if self.backend == "sqlite":
                 return None
             moved_from = self.backend
@@ -301,10 +302,12 @@ class Log(KeepsHints):
         self._still.clear()
         try:
             async with self._to_sqlite_turn:
-                await discard_old(self.store)  # it would still hold what is removed here
+                await discard_old(self.store)  # the old store would still hold what is removed here
             self.reread_manifest()
             if not isinstance(self._backend, SqliteStore):
-                raise StoreUnavailable(f"the log in {self.store} migrated to {self.backend} meanwhile", "try again")
+                raise StoreUnavailable(
+                    f"the log in {self.store} migrated to {self.backend} in the meantime", "try again"
+                )
             yield self._backend
         finally:
             self._removals -= 1
@@ -316,7 +319,7 @@ class Log(KeepsHints):
         return self._live.follow(after)
 
     def check_lock(self) -> None:
-        """Prove that no other process can have taken over, as every commit does. Quick.
+        """Prove that no other process can have taken over; every commit also does this. Quick.
 
         Raises:
             StoreFenced: the lock file was deleted or replaced, so nothing more is written.
@@ -347,7 +350,7 @@ class Log(KeepsHints):
 
     @asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """Hold off prunes and forgets during a migration, after waiting for the running ones."""
+        """Hold off prunes and forgets during a migration, after waiting for any in progress."""
         self._moving += 1
         try:
             await self._still.wait()
@@ -356,7 +359,7 @@ class Log(KeepsHints):
             self._moving -= 1
 
     async def hold(self) -> None:
-        """Admit no append until ``release``. Returns when the running ones have ended, cancelled ones too."""
+        """Admit no append until ``release``. Returns when all running appends have ended, including cancelled ones."""
         self._admitted.clear()
         await self._quiet.wait()
         # Cancelling an append ends its caller's wait, not the write.
@@ -371,7 +374,7 @@ class Log(KeepsHints):
         self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
 
     def full_speed(self) -> None:
-        """Let appends pass as they arrive, after those that already wait."""
+        """Let appends pass as they arrive, after those already waiting."""
         self._pace = 0.0
 
     def reread_manifest(self) -> None:
@@ -392,7 +395,7 @@ class Log(KeepsHints):
         try:
             await asyncio.to_thread(write_manifest, self.store, manifest)
         except OSError:
-            # It may be renamed without a sync. The next start must not find the copy, which gets no more records.
+            # The rename may not have been synced. The next start must not find the copy, which gets no more records.
             await asyncio.to_thread(write_manifest, self.store, self.manifest)
             raise
         old, self._backend, self.manifest = self._backend, backend, manifest

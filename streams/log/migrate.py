@@ -7,9 +7,8 @@ last hash with the original's, and replaces ``store.json`` by a rename.
 Until that rename the old backend holds the log, after it the new one. A hash
 covers its stream's whole history, so equal last hashes mean equal records.
 
-The next run continues a copy that was cut off. The old store stays as it was at the
-switch until it is discarded. It is never continued, because migrating back makes a new
-copy.
+The next run continues an interrupted copy. The old store stays as it was at the switch until it is discarded. It is
+never continued, because migrating back makes a new copy.
 
 A log from which records were pruned or forgotten stays in sqlite.
 
@@ -41,7 +40,7 @@ from streams.threads import in_thread
 
 CHUNK: Final = 512
 CLOSE_ENOUGH: Final = 1024
-"""Most records left to copy when appends are held."""
+"""Maximum number of records left to copy when appends are held."""
 
 Tails = dict[str, tuple[int, bytes]]
 """By stream: the next offset and the last hash."""
@@ -50,7 +49,7 @@ Phase = Literal["opening", "copying", "verifying", "switching", "done"]
 
 
 class MovableLog(Protocol):
-    """What a migration needs of its log; ``streams.log.log.Log`` implements it."""
+    """What a migration needs from its log; ``streams.log.log.Log`` implements it."""
 
     store: Path
     manifest: Manifest
@@ -73,7 +72,7 @@ class MovableLog(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """How far a migration is; ``head`` grows while others append."""
+    """The progress of a migration; ``head`` grows while others append."""
 
     to: Backend
     phase: Phase = "opening"
@@ -113,7 +112,7 @@ def explaining_full_disk(store: Path, to: Backend) -> Iterator[None]:
             raise
         missing = -(-missing_for_copy(store, to) // MIB)
         raise StoreUnavailable(
-            f"the log in {store} did not migrate to {to}: {cause.filename or store}: {cause.strerror}",
+            f"the log in {store} was not migrated to {to}: {cause.filename or store}: {cause.strerror}",
             f"free about {missing} MiB on that disk, then run the same command again",
         ) from error
 
@@ -137,14 +136,14 @@ class Migration:
         self.progress = Progress(self.to)
 
     async def run(self) -> Progress:
-        """Move the log. Returns when the new backend holds it.
+        """Migrate the log. Returns when the new backend holds it.
 
         Raises:
             HoldsRemoved: records were removed from the log, and ``to`` is jsonl.
             MigrationFailed: the copy differs from the original. The log is unchanged, the copy deleted.
             StoreUnavailable, BadStore: a store cannot be read or written. The log is unchanged.
         """
-        # Records pruned or forgotten meanwhile would be missing in one of the two.
+        # Records pruned or forgotten in the meantime would be missing from one of the two stores.
         async with self.log.moving():
             with explaining_full_disk(self.log.store, self.to):
                 try:
@@ -152,7 +151,7 @@ class Migration:
                 except MigrationFailed:
                     if not self._continued:
                         raise
-                    # The continued copy was damaged, or of another log. It is deleted now.
+                    # The continued copy was damaged or belonged to another log. It has been deleted.
                     return await self._run()
 
     async def _run(self) -> Progress:
@@ -208,7 +207,7 @@ class Migration:
             await self._copy_to(copy)
 
     async def _open_copy(self) -> DiskStore:
-        """Open the copy that a cut-off run left in the other backend, if usable, else a new one.
+        """Open the copy that an interrupted run left in the other backend, if it is usable, or else a new one.
 
         A store that once held the log is never continued. It may have been damaged since, so it is deleted.
         """
@@ -277,7 +276,7 @@ class Migration:
 
     def _failed(self, what: str) -> MigrationFailed:
         return MigrationFailed(
-            f"{what}, so the log did not migrate", "run `durable-stream verify`, then the same command again"
+            f"{what}, so the log was not migrated", "run `durable-stream verify`, then the same command again"
         )
 
     def _report(self, phase: Phase) -> None:
@@ -288,10 +287,10 @@ class Migration:
 async def discard_old(store: Path) -> int:
     """Verify the whole log, then delete the store that a migration left. Return the bytes freed, 0 for none.
 
-    The caller holds the store's lock, or asks the sidecar that does, and ensures that no migration runs.
+    The caller holds the store's lock, or asks the sidecar that holds it, and ensures that no migration is running.
 
     Raises:
-        StoreUnavailable: the log does not verify, so the old store may be the only good copy; or the disk failed.
+        StoreUnavailable: the log failed verification, so the old store may be the only good copy; or the disk failed.
         BadStore: as ``read_manifest``.
     """
     manifest = await in_thread(read_manifest, store)
@@ -302,7 +301,8 @@ async def discard_old(store: Path) -> int:
         faults = [str(finding) async for finding in verification.run() if is_of_records(finding)]
         if faults:
             raise StoreUnavailable(
-                f"the log in {store} does not verify ({faults[0]}), so the old {manifest.kept.backend} store was kept",
+                f"the log in {store} failed verification ({faults[0]}), so the old {manifest.kept.backend} store was "
+                "kept",
                 "run `durable-stream verify`, and restore the log or use the old store, then run the command again",
             )
     return await in_thread(discard_kept, store)
@@ -323,7 +323,7 @@ def discard_kept(store: Path) -> int:
             return 0
         if manifest.kept is None:
             return discard_copy(store, manifest.backend)
-        # Change store.json first, because it must not name half a store.
+        # Change store.json first, because it must never name a partly deleted store.
         write_manifest(store, Manifest(manifest.backend, manifest.log_id))
         return discard(store, manifest.kept.backend)
     except OSError as error:
@@ -331,9 +331,10 @@ def discard_kept(store: Path) -> int:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             hint = f"free {mib_to_open(store)} MiB on that disk, {again}"
         else:
-            hint = f"check that the directory is yours and its disk is writable and works, {again}"
+            hint = f"check that you own the directory and that its disk is writable and works, {again}"
         where = f"{error.filename}: " if error.filename else ""
         raise StoreUnavailable(
-            f"the old store in {store} could not be deleted: {where}{error.strerror or error}; the log itself is whole",
+            f"the old store in {store} could not be deleted: {where}{error.strerror or error}; the log itself is "
+            "intact",
             hint,
         ) from error

@@ -1,9 +1,8 @@
 """Which stores are in a directory, and whether the one that ``store.json`` names is among them.
 
-A backend's files are made before ``store.json`` first names it. So a store that is
-named but missing was deleted, and so was one that has only its head file left.
-Writers and readers both stop then: a writer would begin a second log in its place, a
-reader would show an empty one.
+A backend's files are made before ``store.json`` first names it. So a store that is named but missing was deleted, and
+so was one that has only its head file left. In both cases writers and readers stop: a writer would begin a second log
+in place of the first, and a reader would show an empty one.
 """
 
 from __future__ import annotations
@@ -29,14 +28,16 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
 
     Raises:
         ForeignStore: as ``read_manifest``.
-        MissingLog: records exist without a ``store.json``, or it names a store that is missing.
+        MissingLog: records exist without a ``store.json``, or ``store.json`` names a missing store.
         CorruptLog: a sqlite log has fewer records than its head file says. A jsonl log is checked on reading.
         StoreLocked: another program holds the database.
     """
     manifest = read_manifest(store)
     if manifest is None:
         if with_records(store, alone=alone):
-            hint = f"`durable-stream repair` rewrites it if every record verifies; else restore {MANIFEST}"
+            hint = (
+                f"`durable-stream repair` rewrites it if every record passes verification; otherwise restore {MANIFEST}"
+            )
             raise MissingLog(str(store), f"it holds a log but no {MANIFEST}, which says where the log is", hint)
         lost = left_alone(store)
         if lost is not None:
@@ -45,9 +46,9 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
     if manifest.backend == "jsonl":
         # Either file shows that the log was here; reading reports which file is missing.
         if not (store / "head").exists() and not list_segments(store / "log"):
-            raise _gone(store, manifest, alone, "log/ and head are not there")
+            raise _gone(store, manifest, alone, "log/ and head are missing")
     elif not holds_known_log(store, alone=alone):
-        raise _gone(store, manifest, alone, f"{LOG_FILE} is not there, or is empty")
+        raise _gone(store, manifest, alone, f"{LOG_FILE} is missing or empty")
     return manifest
 
 
@@ -61,14 +62,14 @@ class LeftAlone(NamedTuple):
     def reason(self) -> str:
         """What to report."""
         return (
-            f"{self.file.name} says that records up to position {self.position} were written, "
-            f"but neither the log nor {MANIFEST} is there"
+            f"{self.file.name} says that records up to position {self.position} were written, but both the log and "
+            f"{MANIFEST} are missing"
         )
 
     @property
     def hint(self) -> str:
         """What to do."""
-        return f"restore the store from a backup; without one, move {self.file.name} away: then a new log is begun"
+        return f"restore the store from a backup; without one, move {self.file.name} away to start a new log"
 
 
 def left_alone(store: Path) -> LeftAlone | None:
@@ -104,7 +105,7 @@ def holds_files(store: Path, backend: Backend) -> bool:
 
 def _gone(store: Path, manifest: Manifest, alone: bool, what: str) -> MissingLog:
     others = [backend for backend in with_records(store, alone=alone) if backend != manifest.backend]
-    kept = "".join(f"; records in {backend} are there too, perhaps older ones" for backend in others)
+    kept = "".join(f"; {backend} also holds records, which may be older" for backend in others)
     if manifest.kept is not None and manifest.kept.backend in others:
         kept = f"; {_kept_words(manifest.kept)}"
     return MissingLog(
@@ -123,7 +124,7 @@ def kept_hint(store: Path) -> str | None:
     except (StreamError, OSError):
         return None  # the code that needs it reports the error
     command = "`durable-stream repair --dry-run`"
-    return f"{_kept_words(manifest.kept)}: {command} says whether that store is intact, and how to use it"
+    return f"{_kept_words(manifest.kept)}: {command} shows whether that store is intact and how to use it"
 
 
 def _kept_words(kept: Kept) -> str:

@@ -1,7 +1,7 @@
 """Plan a prune: a request (age, size, streams) against what a log holds and what is still needed. Pure.
 
-A stream is pruned as a whole, because it is a session, and half a session is of no use.
-What is still needed stays, even if requested, and the plan says so.
+A stream is pruned as a whole, because it is a session, and half a session is of no use. A stream that is still needed
+stays, even if its removal was requested, and the plan says so.
 
 Source: DESIGN, "Store contract" (prune); FEATURES U10 (retention, size cap).
 """
@@ -19,7 +19,7 @@ RECENT_MS: Final = 24 * HOUR_MS
 """A size cap spares streams written to within this time, because they may still be in use."""
 
 CAP_SHARE: Final = 0.9
-"""A log over its cap is pruned to this share of it, so that not every check prunes a little."""
+"""A log over its cap is pruned to this share of the cap, so that not every check prunes a little."""
 
 Why = Literal["age", "size", "named"]
 
@@ -54,7 +54,9 @@ class Item:
 
 @dataclass(slots=True)
 class PrunePlan:
-    """``cuts`` are removed, oldest first; ``kept`` were requested but stay; ``unknown`` are not in the log."""
+    """Streams in ``cuts`` are removed, oldest first; those in ``kept`` were requested but stay; those in ``unknown``
+    are not in the log.
+    """
 
     cuts: list[Item] = field(default_factory=list)
     kept: list[Item] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Read a log while it is written, also from another process, in whichever backend holds it now.
+"""Read a log while it is being written, even from another process, in whichever backend holds it now.
 
 A log may migrate to the other backend during a read, and its old store may be deleted.
 So each read finds out where the log is, and continues there.
@@ -47,7 +47,7 @@ class LogReader:
         manifest = look(self.store)
         if manifest is None or manifest.backend == "jsonl":
             if self._sqlite is not None:
-                # The old store may be deleted now or later: open files would keep their disk space.
+                # The old store may be deleted at any time, and open files would keep its disk space in use.
                 self._sqlite.let_go()
             return self._jsonl
         if self._sqlite is None:
@@ -93,7 +93,7 @@ class LogReader:
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
         """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can tell.
 
-        ``None`` also if one of them is damaged, because a full read reports it in its place.
+        Also ``None`` if one of them is damaged, because a full read reports the damage in its place.
         """
         backend = self._backend()
         if not isinstance(backend, SqliteReader):
@@ -128,7 +128,7 @@ class LogReader:
     async def event_ids(self) -> AsyncIterator[list[str]]:
         """Yield the ids of all events, many at a time, in no particular order, without reading payloads.
 
-        Some may come twice if the log migrated meanwhile.
+        Some ids may come twice if the log migrates in the meantime.
         """
         while True:
             backend = self._backend()
@@ -148,7 +148,7 @@ class LogReader:
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
         if found is None or found.position > self.head:
             return None
-        # The snapshot may count removed records, because a removal drops snapshots last.
+        # The snapshot may include removed records, because a removal drops snapshots last.
         return None if (await self._backend().removal()).pending else found
 
     async def sizes(self) -> list[StreamSize]:
@@ -156,7 +156,7 @@ class LogReader:
         return await ask_wherever(self._backend, lambda backend: backend.sizes())
 
     async def is_removing(self) -> bool:
-        """True if a prune or forget is running or was cut off, so that some of what it removes may still be there."""
+        """True if a prune or forget is running or was cut off, so some of the records it removes may still exist."""
         return (await self._backend().removal()).pending
 
     async def cut_off(self) -> str | None:
@@ -164,8 +164,8 @@ class LogReader:
         if not await self.is_removing() or await asyncio.to_thread(is_being_written, self.store):
             return None
         return (
-            "a prune or forget was cut off, so of what was to be removed some may still be there: "
-            "the next start of the sidecar ends it, or `durable-stream repair`"
+            "a prune or forget was cut off, so some of the records to be removed may remain: the next start of the "
+            "sidecar or `durable-stream repair` finishes it"
         )
 
     async def removed(self) -> dict[str, Gone]:

@@ -1,4 +1,4 @@
-"""What ``repair`` does about each fault of a store, and what it leaves alone.
+"""Defines what ``repair`` does about each fault of a store, and what it leaves alone.
 
 It does only what is provably safe: it removes nothing that was acknowledged, and keeps what it removes in
 ``repaired/``, or a torn tail, as at every opening, in ``torn/``.
@@ -60,7 +60,7 @@ FILES: Final[dict[Backend, tuple[str, ...]]] = {
 """A backend's files in the store's directory, in the order of setting them aside."""
 
 MOST_TOLD: Final = 20
-"""Most faults to list one by one; ``verify`` lists them all."""
+"""Maximum number of faults to list one by one; ``verify`` lists them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ class StoreFacts:
 
     @property
     def is_sound(self) -> bool:
-        """True if every record below head verifies."""
+        """True if every record below head passes verification."""
         return not self.lost
 
     @property
     def only_indexes(self) -> bool:
-        """True if every row of a sqlite store verifies, yet SQLite finds fault with the file."""
+        """True if every row of a sqlite store passes verification, but SQLite finds faults in the file."""
         whole = self.records > 0 and self.records + self.pruned == self.head + 1
         return whole and bool(self.lost) and all(fault.position is None for fault in self.lost)
 
@@ -153,7 +153,10 @@ def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
         return
     bad = sorted(name for name, store in with_records.items() if not store.is_sound)
     if bad:
-        why = f"the records in {' and '.join(bad)} do not all verify (see below), so which one is the log is uncertain"
+        why = (
+            f"some records in {' and '.join(bad)} failed verification (see below), so it is uncertain which store "
+            "is the log"
+        )
         yield Item(found, None, f"{why}: restore {MANIFEST}, or the whole store, from a backup")
         for name in bad:
             yield from _lost(with_records[name], facts, backend=name)
@@ -161,12 +164,16 @@ def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
     if len(with_records) > 1:
         both = ", ".join(f"{name} up to position {store.head}" for name, store in sorted(with_records.items()))
         text = (
-            f"there are two stores ({both}): restore {MANIFEST} from a backup, or move away the one that is not the log"
+            f"there are two stores ({both}): restore {MANIFEST} from a backup, or move away the store that is not the "
+            "log"
         )
-        yield Item(found, None, f"{text} and run this again")
+        yield Item(found, None, f"{text} and run this command again")
         return
     [(name, store)] = with_records.items()
-    text = f"rewrite it: the log is in {name}, where all {store.records} records verify; the log gets a new id"
+    text = (
+        f"rewrite it: the log is in {name}, where all {store.records} records passed verification; the log gets a "
+        "new id"
+    )
     yield Item(found, "write manifest", text, damaged, Manifest(name, log_id))
 
 
@@ -177,8 +184,8 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
         return
     if manifest.backend == "sqlite":
         if store.only_indexes:
-            found = f"log.db: {store.lost[0].reason.partition('; ')[0]}; every row verifies"
-            yield Item(found, "copy rows", "copy the rows into a new file, verify that, and keep the old one aside")
+            found = f"log.db: {store.lost[0].reason.partition('; ')[0]}; every row passed verification"
+            yield Item(found, "copy rows", "copy the rows into a new file, verify that file, and set the old one aside")
         else:
             yield from _lost(store, facts, backend="sqlite")
     else:
@@ -190,32 +197,32 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
             if Path(fault.file).name == "log.db":  # a removal that was cut off
                 why = "finish it" if safe else "it stays"
         elif _is_head(fault):
-            why = "every record verifies: rewrite it; records lost at the very end would not be noticed"
+            why = "every record passed verification: rewrite it; a loss of records at the very end would go unnoticed"
             why = why if safe else "it stays"
         else:
             continue
-        rest = "" if safe else ", because the log is damaged below: restore that first"
+        rest = "" if safe else ", because the log is damaged (see below): restore the log first"
         yield Item(str(fault).split("; ")[0], "open" if safe else None, why + rest)
 
 
 def _lost(store: StoreFacts, facts: Facts, *, backend: Backend = "jsonl") -> Iterator[Item]:
     why = {
-        "corrupt": "it was acknowledged, so it is not cut: restore the file from a backup",
-        "tampered": "what was written there cannot be known: restore the file from a backup, and ask who changed it",
-        "missing": "only a backup has what is missing: restore the store from it",
+        "corrupt": "it was acknowledged, so it is not cut off: restore the file from a backup",
+        "tampered": "the original content is unknown: restore the file from a backup, and find out who changed it",
+        "missing": "only a backup has the missing records: restore the store from one",
     }
     for fault in store.lost[:MOST_TOLD]:
         text = why.get(fault.kind, "restore the store from a backup")
         if backend == "sqlite" and fault.kind == "missing" and fault.position == store.head + 1:
             copied = "copy log.db-wal, then " if facts.has_wal else ""
-            text += f"; without one: {copied}move sqlite-head away, and the log continues after {store.head}"
+            text += f"; without a backup: {copied}move sqlite-head away, and the log continues after {store.head}"
         yield Item(str(fault), None, text)
     if len(store.lost) > MOST_TOLD:
         yield Item(f"{len(store.lost) - MOST_TOLD} more faults", None, "`durable-stream verify` lists them all")
 
 
 def _gone(manifest: Manifest) -> Item:
-    found = f"{MANIFEST} says that the log is in {manifest.backend}, which is not there"
+    found = f"{MANIFEST} says that the log is in {manifest.backend}, but that log is missing"
     return Item(found, None, "restore the store from a backup")
 
 
@@ -227,36 +234,41 @@ def _other(facts: Facts, manifest: Manifest) -> Iterator[Item]:
         if name == manifest.backend:
             continue
         is_kept = manifest.kept is not None and manifest.kept.backend == name
-        what = "the last migration left behind" if is_kept else f"{MANIFEST} does not name"
-        found = f"{name}: a store that {what}, up to position {store.head}"
+        what = "left behind by the last migration" if is_kept else f"not named in {MANIFEST}"
+        found = f"{name}: a store {what}, up to position {store.head}"
         if is_lost and store.head > NOTHING:
             files = " and ".join((*_shown(manifest.backend), MANIFEST))
-            text = f"without a backup: move {files} away and run this again: it uses this store if all records verify; "
-            yield Item(found, None, f"{text}it lacks everything that was recorded, pruned or forgotten since")
+            text = (
+                f"without a backup, move {files} away and run this command again: it uses this store if all its "
+                "records pass verification; "
+            )
+            yield Item(
+                found, None, f"{text}the store lacks everything recorded, pruned or forgotten since the migration"
+            )
         elif is_kept or truth is None or truth.head == store.head == NOTHING:
             continue
         elif store.head <= truth.head and not is_lost:
             text = "set it aside: an unfinished migration left it behind, and the log is intact"
             yield Item(found, "set aside", text, FILES[name])
         else:
-            text = f"it is longer than the log: if {MANIFEST} came from a backup, restore the whole store"
-            yield Item(found, None, f"{text}; else move {' and '.join(_shown(name))} away by hand")
+            text = f"this store is longer than the log: if {MANIFEST} came from a backup, restore the whole store"
+            yield Item(found, None, f"{text}; otherwise move {' and '.join(_shown(name))} away by hand")
 
 
 def _beside(facts: Facts) -> Iterator[Item]:
     if facts.drafts:
-        text = "set aside: a process that was killed left it"
+        text = "set it aside: a killed process left it behind"
         yield from (Item(f"{draft}: a draft", "set aside", text, (draft,)) for draft in facts.drafts)
     for hint in facts.damaged_hints:
-        yield Item(f"{hint}: damaged", "set aside", "set it aside: what it says is folded from the log again", (hint,))
+        yield Item(f"{hint}: damaged", "set aside", "set it aside: its content is rebuilt from the log", (hint,))
     for hint in facts.hints_ahead:
-        found = f"{hint}: made when the log was longer (up to position {facts.furthest_hint}) than what is left of it"
-        text = "set it aside; records at the end of the log are lost: only a backup has them"
+        found = f"{hint}: made when the log was longer than it is now (up to position {facts.furthest_hint})"
+        text = "set it aside; records at the end of the log are lost, and only a backup has them"
         yield Item(found, "set aside", text, (hint,))
     if facts.search_fault is not None:
         files = tuple(file for file in FILES["sqlite"] if file.startswith("search"))
-        text = "delete it: the sidecar rebuilds it, and until then a search reads the log"
-        ahead = "the search index knows records that the log does not hold: the log was cut, or is an older copy"
+        text = "delete it: the sidecar rebuilds it; until then, searches read the log"
+        ahead = "the search index has records that the log lacks: the log was cut, or is an older copy"
         found = "the search index is damaged" if facts.search_fault == "damaged" else ahead
         yield Item(f"search.db: {found}", "delete", text, files)
 
@@ -270,7 +282,7 @@ def _is_head(fault: Finding) -> bool:
 
 
 def leftovers(store: Path) -> list[str]:
-    """What killed processes left and ``repair`` removes, relative to ``store``. Quick; only for a store at rest.
+    """Leftovers of killed processes that ``repair`` removes, relative to ``store``. Quick; only for a store at rest.
 
     Raises:
         ForeignStore: as ``read_manifest``, or a file is a symbolic link.
@@ -324,7 +336,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
     whole = {hint.name for hint in known}
     ahead = {f"hints/{name}": until for name, _, until in hints.lost()}
     if truth is not None and (stores[truth].is_sound or stores[truth].only_indexes):
-        # Nobody knows how far a damaged log went. Restored from a backup, it may reach these positions.
+        # Nobody knows how far a damaged log went. Once the log is restored from a backup, it may reach these positions.
         ahead |= {f"hints/{name}": until for name, until in known if until > head}
     return Facts(
         manifest=manifest,
@@ -348,7 +360,7 @@ class Repairing:
     aside: Path | None = None
 
     async def carry_out(self, item: Item) -> None:
-        """Do what ``item`` says; doing it again changes nothing.
+        """Carry out ``item``; repeating it changes nothing.
 
         Raises:
             StreamError, OSError: it failed; the fault remains.
@@ -381,7 +393,7 @@ class Repairing:
         old, new = await _verified(self.store, "sqlite", None), await _verified(fresh, "sqlite", None)
         if new.lost or (new.head, new.records) != (old.head, old.records):
             raise StoreUnavailable(
-                f"the copy of {self.store / LOG_FILE} does not verify, so it stays as it was",
+                f"the copy of {self.store / LOG_FILE} failed verification, so the original was left unchanged",
                 "restore the store from a backup",
             )
         await asyncio.to_thread(self._replace_database, fresh)
@@ -467,7 +479,8 @@ async def _head(store: Path, backend: Backend) -> int:
 
 async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:
     fault = await asyncio.to_thread(search_fault, store, log.head)
-    # Nobody knows how far a damaged log went. Restored from a backup, it may reach what is indexed.
+    # Nobody knows how far a damaged log went. Once the log is restored from a backup, it may reach the indexed
+    # positions.
     return None if fault == "ahead" and not (log.is_sound or log.only_indexes) else fault
 
 

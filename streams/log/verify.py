@@ -1,4 +1,4 @@
-"""Verifying a whole log, whatever its backend; see ``streams/findings.py`` for what can be found."""
+"""Verify a whole log, whatever its backend; ``streams/findings.py`` lists what can be found."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def is_of_records(finding: Finding) -> bool:
 class Verification:
     """One pass over the log in ``store``. ``run`` yields the findings; then ``summary`` has the counts.
 
-    It changes nothing and takes no lock. While a writer runs, it verifies the log up to the head at
-    the start of the pass. ``backend`` is the one to verify, whatever ``store.json`` says.
-    ``alone``: the caller holds the writer's lock itself. ``quick`` checks only the end of the log:
-    for jsonl the last segments; for sqlite the last records, and as much of the file as a moment
-    allows.
+    It changes nothing and takes no lock. While a writer runs, it verifies the log up to the head at the start of the
+    pass. ``backend`` is the one to verify, whatever ``store.json`` says. ``alone``: the caller holds the writer's lock
+    itself. ``quick`` checks only the end of the log: for jsonl the last segments; for sqlite the last records, and as
+    much of the file as about a second allows.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Verification:
 
         Raises:
             ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
-            StoreUnavailable: the log migrated to the other backend meanwhile, and the old store was deleted.
+            StoreUnavailable: the log migrated to the other backend in the meantime, and the old store was deleted.
             OSError: a file cannot be read.
         """
         found = 0
@@ -106,9 +105,9 @@ class Verification:
         names = {manifest.backend, manifest.kept.backend if manifest.kept else None} if manifest is not None else set()
         if manifest is not None and self._backend not in names:
             raise StoreUnavailable(
-                f"the log in {self._store} migrated to {manifest.backend} while it was verified, "
-                f"and its old {self._backend} store was deleted",
-                "run it again: it then reads the new store",
+                f"the log in {self._store} migrated to {manifest.backend} while it was being verified, and its old "
+                f"{self._backend} store was deleted",
+                "run the command again to verify the new store",
             )
 
 

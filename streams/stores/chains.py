@@ -1,9 +1,8 @@
 """Verify that each record continues its stream. Pure.
 
-Offsets are dense in a stream, and each record's hash continues the one before it. Two things
-explain a gap in a stream: pruned records, and lost ones, which are findings already. A lost
-record may have been of any stream, so it explains one skipped offset in each. After a gap there
-is nothing to check the hash against.
+Offsets are dense in a stream, and each record's hash continues the one before it. Two things explain a gap in a stream:
+pruned records, and lost ones, which are already findings. A lost record may have been of any stream, so it explains one
+skipped offset in each. After a gap there is nothing to check the hash against.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Chains:
         skipped = offset - tail.next_offset
         if skipped == 0:
             if chain(tail.hash, stored_form_of(event)[1]) != hash_:
-                return "it does not continue its stream's hash chain: it or the record before it was changed"
+                return "it does not continue its stream's hash chain: this record or the one before it was changed"
         elif not 0 < skipped <= lost - tail.lost:
-            return f"its offset in its stream is {offset}, not {tail.next_offset}"
+            return f"its stream offset is {offset}; expected {tail.next_offset}"
         return None

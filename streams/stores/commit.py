@@ -10,9 +10,9 @@ itself, and the appends of one turn of the loop share one. Two slower syncs
 close together, or one that really blocked the loop, send commits back
 to the thread until the disk has been fast for a while (``Trust``).
 
-A commit that fails with an ``OSError`` is fail-stop: its appends and all later
-ones raise ``StoreFailed``, nothing is retried, nothing more is acknowledged. A writer that
-lost its lock is stopped in the same way: ``check`` runs before every write (``StoreFenced``).
+A commit that fails with an ``OSError`` is fail-stop: its appends and all later ones raise ``StoreFailed``, and nothing
+more is retried or acknowledged. A writer that lost its lock is stopped in the same way: ``check`` runs before every
+write (``StoreFenced``).
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ class Pending:
 
 
 class WouldStall(Exception):
-    """Raised by ``commit`` on the loop, before it does anything, if it would have to wait. The thread then does it."""
+    """Raised by ``commit`` on the loop, before it does anything, if it would have to wait. The thread then does the
+    commit.
+    """
 
 
 class Trust:
-    """Says whether the disk is fast enough for the loop to wait for it, by a leaky count of slow syncs."""
+    """Decides whether the disk is fast enough for the loop to wait for it, using a leaky count of slow syncs."""
 
     LIMIT = 16
     SLOW, STALL = 8, 48
@@ -123,7 +125,7 @@ class GroupCommit:
         self._stop: StoreUnavailable | None = None
         self._trust = Trust()
         self.on_loop = False
-        """True if the running commit is on the loop; only ``commit`` may read it."""
+        """True if the running commit is on the loop; only ``commit`` may read this field."""
         self._last_group = 1
         self._flush_is_due = False
         self._thread = Thread(target=self._run, name=f"log-writer-{name}", daemon=True)
@@ -166,8 +168,8 @@ class GroupCommit:
     def _flush(self) -> None:
         """Commit what this turn of the loop submitted.
 
-        It wakes the thread only now. Woken earlier, the thread might commit the turn's first appends alone, make
-        the others wait for a second sync, and compete with the loop for the interpreter.
+        It wakes the thread only now. If woken earlier, the thread might commit the turn's first appends alone, make the
+        others wait for a second sync, and compete with the loop for the interpreter.
         """
         self._flush_is_due = False
         if self._is_for_the_loop():
@@ -239,7 +241,7 @@ class GroupCommit:
         await asyncio.to_thread(self._thread.join)
 
     def _take(self) -> list[Pending]:
-        """Take what waits, up to the limit."""
+        """Take the waiting appends, up to the limit."""
         group: list[Pending] = []
         size = 0
         with self._lock:
@@ -282,7 +284,7 @@ class GroupCommit:
     def _fail(self, group: list[Pending], error: Exception) -> None:
         hint = "free disk space or repair the disk, then start again"
         if isinstance(error, StoreUnavailable) and error.hint:
-            reason, hint = error.reason, error.hint  # its own hint fits; the disk is not full
+            reason, hint = error.reason, error.hint  # its own hint fits, because the disk is not full
         elif isinstance(error, StreamError):
             reason = str(error)
         else:
@@ -294,7 +296,7 @@ class GroupCommit:
         try:
             self.check()
         except (StoreFenced, OSError) as lost:
-            # Do not cut the end of the log: another process may have written there since.
+            # Do not cut the end of the log, because another process may have written there since.
             may_abandon = False
             failure = lost if isinstance(lost, StoreFenced) else failure
         else:

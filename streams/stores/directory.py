@@ -74,17 +74,22 @@ def read_manifest(store: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except orjson.JSONDecodeError:
-        hint = "`durable-stream repair` rewrites it if every record verifies; else restore it from a backup"
+        hint = (
+            "`durable-stream repair` rewrites it if every record passes verification; otherwise restore it from a "
+            "backup"
+        )
         raise ForeignStore(str(path), f"it is damaged: {hint}") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
         raise ForeignStore(str(path), NOT_OURS)
     if fields["format"] > NEWEST:
         raise ForeignStore(
-            str(path), f"it has format {fields['format']}, this version reads up to {NEWEST}: upgrade durable-stream"
+            str(path),
+            f"it has format {fields['format']}, but this version only reads formats up to {NEWEST}: "
+            "upgrade durable-stream",
         )
     backend = fields.get("backend")
     if backend not in FORMATS:
-        raise ForeignStore(str(path), "it names no backend that this version knows: upgrade durable-stream")
+        raise ForeignStore(str(path), "it names a backend that this version does not know: upgrade durable-stream")
     return Manifest(cast(Backend, backend), str(fields.get("log_id", "")), _kept(fields.get("kept")))
 
 
@@ -96,7 +101,7 @@ def refuse_links(store: Path) -> None:
     with suppress(OSError):  # no permission: reading it says so
         file = next((path for path in (store, store.parent) if path.exists() and not path.is_dir()), None)
         if file is not None:
-            hint = "choose another home with --home, or move it away"
+            hint = "choose another home with --home, or move this file away"
             raise ForeignStore(str(file), f"it is not a directory, so it cannot hold a log: {hint}")
     for path in (store, store / LOCK):
         refuse_link(path)
@@ -131,16 +136,16 @@ def create(store: Path, *inside: Path) -> None:
     if not (store / MANIFEST).exists():
         # The store is new, and perhaps its home too: a power loss must not lose the directories above it.
         for directory in store.absolute().parents:
-            with suppress(PermissionError):  # one we may not list is not one we made
+            with suppress(PermissionError):  # a directory that we may not list is not one that we made
                 sync_directory(directory)
 
 
 class StoreLock:
     """The held writer's lock; ``take_lock`` takes it. ``release``, or the end of the process, gives it up.
 
-    Two locks, because a lock file can be deleted while it is held: one on the file, which also names the
-    holder, and one on the directory itself. Some file systems (NFS) cannot lock directories. There only
-    ``check`` stops a writer whose lock file was deleted.
+    There are two locks, because a lock file can be deleted while it is held: one on the file, which also names the
+    holder, and one on the directory itself. Some file systems (NFS) cannot lock directories. There only ``check`` stops
+    a writer whose lock file was deleted.
     """
 
     def __init__(self, store: Path, directory: int, file: int) -> None:
@@ -164,8 +169,9 @@ class StoreLock:
             if (found.st_dev, found.st_ino) == self._identity:
                 return
         raise StoreFenced(
-            f"the lock file of the log in {self._store} was deleted or replaced, so another process may write there",
-            "start the sidecar again if none runs: nothing that was acknowledged is lost",
+            f"the lock file of the log in {self._store} was deleted or replaced, so another process may write to the "
+            "log",
+            "start the sidecar again if none is running: nothing that was acknowledged is lost",
         )
 
     def release(self) -> None:
@@ -213,7 +219,7 @@ def _locked(store: Path) -> StoreLocked:
         holder = read_file(store / LOCK)[:32].decode("ascii", "replace").strip()
     return StoreLocked(
         f"the log in {store} is being written by {f'process {holder}' if holder else 'another process'}",
-        "stop the sidecar with `durable-stream stop`, or wait until that process ends",
+        "stop the sidecar with `durable-stream stop`, or wait until that process exits",
     )
 
 

@@ -100,8 +100,8 @@ class Hints:
     def set_aside_after(self, position: int) -> list[Lost]:
         """Set aside the hints that are beyond the log's end at ``position``, because their records are lost.
 
-        Once the log had grown that far again, such a hint would mean other records. It stays next to the others,
-        so that ``verify`` can report the loss.
+        Once the log had grown that far again, such a hint would refer to different records. It stays next to the
+        others, so that ``verify`` can report the loss.
         """
         for name, known in self.known():
             if known > position:
@@ -149,7 +149,7 @@ class Hints:
                 file.write(header + b"\n" + state)
             temporary.replace(self._directory / name)
         except BaseException:
-            temporary.unlink(missing_ok=True)  # do not fill a full disk further
+            temporary.unlink(missing_ok=True)  # do not fill a full disk any further
             raise
 
 
@@ -186,7 +186,7 @@ def checked_name(name: str) -> str:
     """``name`` if it may name a hint. Raises ``ValueError``."""
     if not NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} is not a name for a cursor or snapshot: use small letters, digits and '-', up to 63"
+            f"{name!r} is not a valid cursor or snapshot name: use up to 63 lower-case letters, digits and '-'"
         )
     return name
 

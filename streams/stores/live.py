@@ -31,7 +31,7 @@ class LiveTail:
         self.notify()
 
     async def follow(self, after: int = NOTHING) -> AsyncIterator[Record]:
-        """Yield those after ``after``, then new ones, until the store closes."""
+        """Yield the records after ``after``, then new ones, until the store closes."""
         news = asyncio.Event()
         self._waiting.add(news)
         try:

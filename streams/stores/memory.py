@@ -195,7 +195,7 @@ class MemoryStore:
         return Forgotten(records + len(singles), saved, len({*marks, *last}))
 
     def _forget_one(self, placed: Placed) -> int:
-        """Forget a record's payload; return the number of bytes saved."""
+        """Forget a record's payload; return the number of bytes freed."""
         shorter = _forgotten(placed)
         name = placed.encoded.event.stream_id
         self._streams[name][placed.offset - self._removal.first_offset(name)] = shorter
@@ -204,7 +204,7 @@ class MemoryStore:
         return len(placed.encoded.canonical) - len(shorter.encoded.canonical)
 
     def _singles(self, positions: Collection[int], streams: Collection[str]) -> list[Placed]:
-        """The records at these positions that still have a payload, without those of ``streams``."""
+        """The records at these positions that still have a payload, except the records of ``streams``."""
         found = (self._records[each] for each in sorted(set(positions)) if 0 <= each < len(self._records))
         return [p for p in found if p and p.encoded.event.stream_id not in streams and not self._is_forgotten(p)]
 

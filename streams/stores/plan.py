@@ -73,7 +73,7 @@ class Known(Protocol):
 
 
 class Kept:
-    """``Known`` by the record itself; ``read`` returns it, and is called only when needed."""
+    """``Known`` through the record itself; ``read`` returns the record and is called only when needed."""
 
     def __init__(self, read: Callable[[], Placed | Record]) -> None:
         self._read = read
@@ -88,7 +88,7 @@ class Kept:
 
 
 class Removed:
-    """``Known`` by what is left of a pruned record."""
+    """``Known`` through what is left of a pruned record."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
@@ -123,8 +123,8 @@ def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
     for encoded in batch:
         if len(encoded.event.payload) == 1 and is_digest(encoded.event.payload):
             raise InvalidEvent(
-                f"not a valid event: the payload of {encoded.event.idempotency_key} is only a digest, "
-                "like a forgotten one; append the payload itself"
+                f"not a valid event: the payload of {encoded.event.idempotency_key} is only a digest, as in a "
+                "forgotten event; append the payload itself"
             )
     return batch
 

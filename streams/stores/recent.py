@@ -40,7 +40,7 @@ class Recent:
                 self._bytes -= len(self._placed.popleft().encoded.canonical)
 
     def clear(self) -> None:
-        """Keep nothing: stored records were changed or removed."""
+        """Drop everything, because stored records were changed or removed."""
         with self._lock:
             self._clear()
 

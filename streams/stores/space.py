@@ -19,7 +19,7 @@ def store_bytes(store: Path) -> int:
     """The bytes that the store takes on the disk, indexes included."""
     total = 0
     for path in store.rglob("*"):
-        with suppress(FileNotFoundError):  # its owner removed it meanwhile
+        with suppress(FileNotFoundError):  # its owner has removed it
             total += path.stat().st_size if path.is_file() else 0
     return total
 

@@ -80,7 +80,7 @@ def test_an_empty_or_former_home_is_closed_a_foreign_directory_is_not_touched(tm
     (foreign / "letters.txt").touch()
     for as_it_is in (0o755, 0o700):
         foreign.chmod(as_it_is)
-        with pytest.raises(HomeError, match="it contains other files and is not a home of Durable Stream"):
+        with pytest.raises(HomeError, match="it contains other files and is not a Durable Stream home"):
             Home(foreign).create()
         assert mode(foreign) == as_it_is and [path.name for path in foreign.iterdir()] == ["letters.txt"]
     foreign.chmod(0o755)
@@ -99,7 +99,7 @@ def test_a_file_in_the_homes_place_is_told(tmp_path: Path) -> None:
 def test_a_directory_swapped_for_a_link_is_told(home: Home, tmp_path: Path) -> None:
     home.spool_path.rmdir()
     home.spool_path.symlink_to(tmp_path)
-    with pytest.raises(HomeError, match="it is a symbolic link, which is not followed"):
+    with pytest.raises(HomeError, match="it is a symbolic link, and links are not followed"):
         home.create()
 
 
@@ -107,7 +107,7 @@ def test_a_directory_swapped_for_a_link_is_told(home: Home, tmp_path: Path) -> N
 def test_a_token_open_to_others_is_refused(home: Home, bits: int) -> None:
     home.ensure_token(lambda: TOKEN)
     home.token_path.chmod(bits)
-    with pytest.raises(HomeError, match="open to others"):
+    with pytest.raises(HomeError, match="accessible to other users"):
         home.read_token()
 
 
@@ -142,7 +142,7 @@ def test_a_token_that_is_no_file_is_refused_and_does_not_hang(
 def test_another_users_token_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     home.ensure_token(lambda: TOKEN)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(HomeError, match="not to you"):
+    with pytest.raises(HomeError, match="not by you"):
         home.read_token()
 
 

@@ -79,7 +79,7 @@ class FakeLink:
         if isinstance(answer, CallError):
             raise answer
         if answer is None:
-            raise CallError("unavailable", "no OpenCode behind this link")
+            raise CallError("unavailable", "this link has no OpenCode")
         return answer
 
     def finish(self, seqs: Iterable[int]) -> None:

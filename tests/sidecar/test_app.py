@@ -125,7 +125,7 @@ class TestLife:
         refused = run(home, "serve")
         assert refused.returncode == 1 and f"{segment}:" in refused.stderr and "Traceback" not in refused.stderr
         played = run(home, "play", str(RECORDINGS / "chat.jsonl"))
-        assert played.returncode == 1 and "ended right after its start" in played.stderr
+        assert played.returncode == 1 and "ended right after it started" in played.stderr
         reason = refused.stderr.removeprefix("durable-stream: ").removesuffix(" [log-damaged]\n")
         assert played.stderr.endswith(f"{reason} [sidecar-unavailable]\n"), "the sidecar's own reason"
         assert segment.read_bytes() == data, "nothing was changed"
@@ -142,14 +142,14 @@ class TestLife:
         shutil.copytree(recorded.path, home.path)
         home.token_path.chmod(0o644)
         status = run(home, "status")
-        assert status.returncode == 1 and "open to others" in status.stdout
+        assert status.returncode == 1 and "accessible to other users" in status.stdout
 
     def test_one_that_hangs_is_ended_by_stop(self, home: Home) -> None:
         process = start(home)
         running(home)
         process.send_signal(signal.SIGSTOP)
         stopped = run(home, "stop")
-        assert stopped.returncode == 0 and "by SIGKILL" in stopped.stdout, stopped.stdout + stopped.stderr
+        assert stopped.returncode == 0 and "with SIGKILL" in stopped.stdout, stopped.stdout + stopped.stderr
         assert process.wait(HANG_SECONDS) == -signal.SIGKILL
 
     def test_serve_in_the_foreground_says_where_it_listens(self, home: Home, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ class TestPlay:
             nonlocal killed
             if killed < 25:
                 killed += 1
-                raise LinkUnavailable("the sidecar ended right after its start (exit code -9)", "read its log")
+                raise LinkUnavailable("the sidecar ended right after it started (exit code -9)", "read its log")
             return await ensure_running(*arguments)
 
         monkeypatch.setattr("sidecar.capture.play.ensure_running", killed_at_first)
@@ -273,7 +273,7 @@ class TestPlay:
         )
         assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done
         assert re.search(
-            "ended again and again without taking anything: the log could not be written .*; free", done.stderr
+            "ended repeatedly without accepting anything: the log could not be written .*; free", done.stderr
         )
         assert home.log_path.read_text().count("ERROR sidecar: stopped: the log could not be written") == MAX_EXPLAINED
         assert await keys(home) == held
@@ -330,5 +330,5 @@ class TestPlay:
 def test_the_demo_holds_and_leaves_nothing_behind(tmp_path: Path) -> None:
     shown = run(Home(tmp_path / "unused"), "demo")
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "kill -9" in shown.stdout and "Nothing is missing and nothing is doubled." in shown.stdout
+    assert "kill -9" in shown.stdout and "Nothing is missing, and nothing is duplicated." in shown.stdout
     assert not (tmp_path / "unused").exists()

@@ -292,7 +292,7 @@ def test_a_store_that_another_process_writes(
     with home.lock():
         for name in registered(WRITING):
             done = run(home.path, *arguments(name, sound[backend]))
-            assert is_sentence(done, r"another sidecar.* serves this home.*`durable-stream stop`"), (name, done)
+            assert is_sentence(done, r"another sidecar.* serving this home.*`durable-stream stop`"), (name, done)
         life.end_sidecars(home)  # they wait for the lock
     assert without_shared_memory(snapshot(store)) == before
 
@@ -377,10 +377,10 @@ def test_a_store_that_is_closed_to_us(home: Home, sound: dict[Backend, Sound], b
     for name in TELLING:
         assert answers[name].code == 1 and answers[name].err == "", answers
         assert "cannot be written, so nothing is recorded" in answers[name].out, answers
-    assert is_sentence(answers["migrate"], r"Permission denied; .*closed to you: choose another"), answers
+    assert is_sentence(answers["migrate"], r"Permission denied; .*lack permission: choose another"), answers
     assert explained(answers["migrate"].err), answers
     if part == ".":
-        assert is_sentence(answers["streams"], r"Permission denied; .*closed to you: choose another"), answers
+        assert is_sentence(answers["streams"], r"Permission denied; .*lack permission: choose another"), answers
         assert "could not be read: see above" in answers["status"].out, answers
 
 
@@ -433,7 +433,7 @@ def test_a_full_disk(home: Home, sound: dict[Backend, Sound], backend: Backend) 
     for name in registered((*READING, "verify")):
         assert answers[name].code == 0, (name, answers[name])
     # With jsonl it gets as far as the port that another program has.
-    serve = {"jsonl": "a port to listen on is taken", "sqlite": r"No space left on device; free \d+ MiB"}
+    serve = {"jsonl": "the port to listen on is in use", "sqlite": r"No space left on device; free \d+ MiB"}
     for name in registered(("migrate", "prune", "forget")):
         assert is_sentence(answers[name], serve[backend]), (name, answers[name])
     assert is_sentence(answers["serve"], serve[backend]), answers["serve"]

@@ -171,7 +171,7 @@ def test_plugin_missing_twice_broken_or_of_another_home(home: Home) -> None:
     (programs(home) / "durable-stream").write_text("#!/bin/sh\nexit 3\n")
     assert "cannot be run" in look(home)["plugin"].text
     (programs(home) / "durable-stream").unlink()
-    assert "is not there" in look(home)["plugin"].text and look(home)["plugin"].level == "problem"
+    assert "does not exist" in look(home)["plugin"].text and look(home)["plugin"].level == "problem"
 
     everywhere.plugin.unlink()
     assert look(home)["plugin"].hint.startswith("run `durable-stream install`")
@@ -250,7 +250,7 @@ def test_no_opencode_ever_linked(home: Home) -> None:
     home.log_path.unlink()
     found = look(home)["links"]
     assert found.level == "note" and "ever linked" in found.text and "--pure" in found.hint
-    assert "what is recorded came in through the spool" in found.text
+    assert "the records came through the spool" in found.text
     home.log_path.write_text(LINKED.replace("1.18.33", "recording"))
     assert look(home)["links"].level == "note"
     home.log_path.with_name("sidecar.log.1").write_text(LINKED)
@@ -288,7 +288,10 @@ def test_a_stub_that_keeps_a_tools_packages_away_and_a_setting_of_the_users(home
     config = Target.everywhere().config
     (config / "tool").mkdir()
     (config / "tool" / "mine.ts").write_text("")
-    assert "keeps them away" in look(home)["start-up"].text and look(home)["start-up"].level == "problem"
+    assert (
+        "keeps OpenCode from installing them" in look(home)["start-up"].text
+        and look(home)["start-up"].level == "problem"
+    )
     assert run(home.path, "doctor", "--fix").out.count("fixed: ") == 1
     assert look(home)["start-up"].level == "ok"
     (config / ".npmrc").write_text("fetch-retries=7\n")
@@ -316,7 +319,7 @@ def test_a_configured_port(home: Home) -> None:
         port = other.getsockname()[1]
         home.config_path.write_text(f"[link]\nport = {port}\n")
         found = look(home)["port"]
-        assert found.level == "problem" and "another program has it" in found.text
+        assert found.level == "problem" and "another program is using it" in found.text
         with home.lock():
             home.write_info(SidecarInfo(os.getpid(), port, "b" * 32, "0.1.0", 1, 0))
             assert at_home.check_port(scene_of(home))[0].level == "ok"
@@ -358,7 +361,7 @@ def test_fixing(home: Home) -> None:
     uninstall(Target.everywhere())
     assert run(home.path, "doctor").code == 1
     done = run(home.path, "doctor", "--fix")
-    assert done.code == 0 and done.out.endswith("\n1 finding fixed, no problem left\n") and "fixed: wrote" in done.out
+    assert done.code == 0 and done.out.endswith("\n1 finding fixed, no problems left\n") and "fixed: wrote" in done.out
     assert Target.everywhere().plugin.is_file()
 
 
@@ -481,7 +484,7 @@ def test_what_only_the_chain_and_the_hints_can_tell(home: Home) -> None:
     hints = Hints(home.store_path)
     hints.advance("mirror", 7)
     found = look(home)["log"]
-    assert found.level == "problem" and "records 5 to 7 were written and lost" in found.text
+    assert found.level == "problem" and "records 5 to 7 were written and then lost" in found.text
     assert "durable-stream repair --dry-run" in found.hint
     hints.forget_after(4)
     assert look(home)["log"].level == "ok"

@@ -302,7 +302,7 @@ async def test_a_home_gives_the_address(tmp_path: Path) -> None:
     home.create()
     home.ensure_token(lambda: TOKEN)
     async with serving() as (_, _, address):
-        with pytest.raises(LinkUnavailable, match="no sidecar runs"):
+        with pytest.raises(LinkUnavailable, match="no sidecar is running"):
             await ControlClient.connect(home, version="0.1", nonce=nonce)
         with home.lock():
             home.write_info(SidecarInfo(os.getpid(), address.port, "boot", "0.1", 1, 0))

@@ -105,9 +105,9 @@ def test_a_mistake_names_the_file_and_the_place(tmp_path: Path, text: str, said:
         ("link = 1", "link: must be a section of keys and values, not 1"),
         ('[redact]\nenabled = "perhaps"', "redact.enabled: must be true or false, not 'perhaps'"),
         ('[redact]\npatterns = ["a"]', 'redact.patterns: must be a table, such as { name = "value" }'),
-        ("[redact]\nkeys = [1]", "redact.keys.0: must be a text, not 1"),
+        ("[redact]\nkeys = [1]", "redact.keys.0: must be a string, not 1"),
         ('[capture]\nexclude = "x"', 'capture.exclude: must be a list, such as ["a", "b"], not \'x\''),
-        ("[capture]\nexclude = [1]", "capture.exclude.0: must be a path as a text, not 1"),
+        ("[capture]\nexclude = [1]", "capture.exclude.0: must be a path as a string, not 1"),
     ],
 )
 def test_a_mistake_is_told_in_plain_words(tmp_path: Path, text: str, said: str) -> None:

@@ -102,7 +102,7 @@ def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
     for arguments in (["repair", "--dry-run"], ["repair"]):
         done = run(home, *arguments)
         assert done.code == 1 and snapshot(store) == before, "going back is the user's choice"
-    [names] = re.findall(r"without a backup: move (.*) away and run this again", done.out)
+    [names] = re.findall(r"without a backup, move (.*) away and run this command again", done.out)
     for name in names.split(" and "):
         path = store / name.rstrip("/")
         if path.exists():
@@ -299,10 +299,10 @@ def test_only_a_wal_that_is_there_is_to_be_copied(home: Path, sound: dict[Backen
     store = put(home, sound["sqlite"])
     wal_gone(store)
     done = run(home, "repair", "--dry-run")
-    assert done.code == 1 and "without one: move sqlite-head away" in done.out, done
+    assert done.code == 1 and "without a backup: move sqlite-head away" in done.out, done
     (store / "log.db-wal").write_bytes(b"half a WAL" * 10)
     done = run(home, "repair", "--dry-run")
-    assert done.code == 1 and "without one: copy log.db-wal, then move sqlite-head away" in done.out, done
+    assert done.code == 1 and "without a backup: copy log.db-wal, then move sqlite-head away" in done.out, done
 
 
 def test_a_dry_run_at_a_lock_names_the_process(home: Path, sound: dict[Backend, Path]) -> None:
@@ -327,6 +327,6 @@ def test_a_page_of_zeros_is_told_in_a_short_line(home: Path, sound: dict[Backend
         file.write(bytes(size))
     for name in ("verify", "doctor", "repair --dry-run"):
         done = run(home, *name.split())
-        (line,) = (line for line in done.out.splitlines() if "SQLite says" in line or "log.db: " in line)
+        (line,) = (line for line in done.out.splitlines() if "SQLite reports" in line or "log.db: " in line)
         assert done.code == 1 and len(line) - len(str(store)) < 250, (name, done)
-        assert re.search(r"SQLite says: Failed to .* \(and \d+ more\)", line) and "***" not in line, (name, line)
+        assert re.search(r"SQLite reports: Failed to .* \(and \d+ more\)", line) and "***" not in line, (name, line)

@@ -97,7 +97,9 @@ class TestWhatADeadOneLeaves:
         # A living process with the number of the dead sidecar, and a port where nobody listens.
         home.write_info(SidecarInfo(os.getpid(), info.port, info.boot, info.version, info.protocol, info.started_ms))
         assert home.lock_path.exists() and home.running() is None
-        assert run_as(COMMAND, home, "stop").stdout == f"no sidecar runs for {home.path}\n", "we are not ended for it"
+        assert run_as(COMMAND, home, "stop").stdout == f"no sidecar is running for {home.path}\n", (
+            "we are not ended for it"
+        )
         with shims(1, home.path, runtime=runtime) as (shim,):
             shim.ask("events", **{"from": 1}, count=20)
             shim.until("acked", 20)
@@ -188,7 +190,7 @@ class TestAnImpostorOnThePort:
                 with pytest.raises(ImpostorError):
                     await connecting
             told = run_as(COMMAND, home, "status")
-            assert told.returncode == 1 and "does not hold this home's token" in told.stdout
+            assert told.returncode == 1 and "does not have this home's token" in told.stdout
             assert {tuple(json.loads(text)) for text in impostor.heard} == {("type", "role", "protocol", "nonce")}
         kill(process.pid)
 
@@ -300,7 +302,7 @@ class TestItsEnd:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             home.config_path.write_text(f"[link]\nport = {taken.getsockname()[1]}\n")
             failed = run_as(COMMAND, home, "serve")
-        assert failed.returncode == 1 and failed.stderr.count("\n") == 1 and "is taken; another" in failed.stderr
+        assert failed.returncode == 1 and failed.stderr.count("\n") == 1 and "is in use; another" in failed.stderr
         assert "could not serve" in logged(home) and not home.info_path.exists()
 
 

@@ -32,7 +32,7 @@ async def test_a_newer_shim_makes_an_older_sidecar_leave_and_no_hook_is_lost(
         shim.answer()
         counters = shim.until("acked", 300)
         assert running(home).version == "0.1.0" and counters["upgrades"] == 1 and counters["refusals"] == 0
-    assert "leaving: a newer plugin (0.1.0" in logged(home)
+    assert "exiting so that a newer plugin (0.1.0" in logged(home)
     assert await recorded(home) == dict.fromkeys(range(1, 301), 1)
 
 
@@ -104,9 +104,9 @@ def test_the_command_line_is_refused_in_words_by_a_sidecar_of_another_protocol_a
     process = start_as(release("9.0.0", protocol=9), home)
     running(home)
     told = run_as(release("0.1.0"), home, "status")
-    assert told.returncode == 1 and "speaks link protocol 9, this side 1" in told.stdout, told.stdout
+    assert told.returncode == 1 and "speaks link protocol 9, but this side speaks 1" in told.stdout, told.stdout
     stopped = run_as(release("0.1.0"), home, "stop")
-    assert stopped.returncode == 0 and "by SIGTERM" in stopped.stdout
+    assert stopped.returncode == 0 and "with SIGTERM" in stopped.stdout
     assert process.wait(HANG_SECONDS) == 0
 
 

@@ -163,7 +163,7 @@ def test_a_setting_of_the_user_is_not_overruled(tmp_path: Path, config: Path, se
     before = contents(tmp_path)
     told = " ".join(do())
     assert (config / ".npmrc").read_text() == setting
-    assert waits(config) == ("5" in setting) == ("was left as it is" in told)
+    assert waits(config) == ("5" in setting) == ("was left unchanged" in told)
     uninstall(Target.everywhere())
     assert contents(tmp_path) == before
 

@@ -104,7 +104,7 @@ class HintsContract(Opened):
             store.snapshot(name, 1),
             store.put_snapshot(name, Snapshot(1, 0, b"")),
         ):
-            with pytest.raises(ValueError, match="name for a cursor"):
+            with pytest.raises(ValueError, match="cursor or snapshot name"):
                 await attempt
 
     async def test_hints_survive_a_restart(self) -> None:

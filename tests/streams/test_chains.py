@@ -60,7 +60,7 @@ def test_a_jump_is_explained_by_as_many_lost_records_and_no_more(lost: int, offs
     fault = chains.take("a", offset, *made[offset], lost=lost)
     assert (fault is None) is is_explained, fault
     if fault is not None:
-        assert fault == f"its offset in its stream is {offset}, not 1"
+        assert fault == f"its stream offset is {offset}; expected 1"
 
 
 def test_a_lost_record_explains_no_second_jump_of_the_same_stream() -> None:
@@ -68,5 +68,5 @@ def test_a_lost_record_explains_no_second_jump_of_the_same_stream() -> None:
     made = records(5)
     assert chains.take("a", 0, *made[0], lost=3) is None, "they were lost before the stream began here"
     fault = chains.take("a", 2, *made[2], lost=3)
-    assert fault == "its offset in its stream is 2, not 1"
+    assert fault == "its stream offset is 2; expected 1"
     assert chains.take("a", 4, *made[4], lost=4) is None

@@ -123,8 +123,11 @@ async def test_foreign_files_in_the_log_are_left_alone(tmp_path: Path, small_log
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b'{"backend":"jsonl","format":3,"log_id":"x"}', "format 3, this version reads up to 2: upgrade"),
-        (b'{"backend":"paper","format":2,"log_id":"x"}', "no backend that this version knows"),
+        (
+            b'{"backend":"jsonl","format":3,"log_id":"x"}',
+            "format 3, but this version only reads formats up to 2: upgrade",
+        ),
+        (b'{"backend":"paper","format":2,"log_id":"x"}', "a backend that this version does not know"),
         (b"", "damaged"),
         (b"\xff\xfe", "damaged"),
         (b'{"backend":"jsonl","for', "damaged"),

@@ -153,7 +153,7 @@ class TestFailingDisk:
 
     async def test_a_read_only_directory_is_refused_with_a_hint(self, tmp_path: Path) -> None:
         (tmp_path / "store").write_text("a file where the directory should be")
-        with pytest.raises(StoreUnavailable, match="check that the directory is yours"):
+        with pytest.raises(StoreUnavailable, match="check that you own the directory"):
             await open_store(tmp_path / "store")
 
     def test_short_writes_of_the_system_are_completed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

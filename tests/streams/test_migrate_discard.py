@@ -64,7 +64,7 @@ async def test_a_source_whose_store_is_discarded_does_not_end_as_if_it_were_whol
     assert await anext(reading) == written[0]
     await Migration(log, "jsonl").run()
     await asyncio.to_thread(discard_kept, tmp_path)
-    with pytest.raises(StoreUnavailable, match="moved away while it was read; read the log again"):
+    with pytest.raises(StoreUnavailable, match="moved away while it was being read; read the log again"):
         await collect(reading)
     with pytest.raises(StoreUnavailable, match="moved away"):
         await old.find(written[-1].event.idempotency_key)
@@ -125,7 +125,7 @@ async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Pat
     await Migration(log, to).run()
     assert [finding async for finding in Verification(tmp_path).run()] == []
     await asyncio.to_thread(discard_kept, tmp_path)
-    with pytest.raises(StoreUnavailable, match=f"migrated to {to} while it was verified.*run it again"):
+    with pytest.raises(StoreUnavailable, match=f"migrated to {to} while it was being verified.*run the command again"):
         assert [finding async for finding in check.run()] == []
     assert [finding async for finding in Verification(tmp_path).run()] == []
     await log.close()

@@ -26,7 +26,7 @@ async def test_a_damaged_database_is_not_moved(tmp_path: Path) -> None:
         connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 7")
     connection.close()
     before = {name for name in files_of(tmp_path) if not name.startswith("log.db-")}
-    with pytest.raises(MigrationFailed, match=r"record 7 does not continue.*did not migrate.*verify"):
+    with pytest.raises(MigrationFailed, match=r"record 7 does not continue.*was not migrated.*verify"):
         await Migration(log, "jsonl").run()
     assert log.backend == "sqlite" and not (tmp_path / "log").exists() and not (tmp_path / "head").exists()
     assert {name for name in files_of(tmp_path) if not name.startswith("log.db-")} == before
@@ -77,7 +77,7 @@ async def test_what_was_tampered_with_is_not_moved(tmp_path: Path, what: str) ->
     connection.commit()
     connection.close()
     log = await open_log(tmp_path)
-    with pytest.raises(MigrationFailed, match="does not continue its stream's hash chain, so the log did not migrate"):
+    with pytest.raises(MigrationFailed, match="does not continue its stream's hash chain, so the log was not migrated"):
         await Migration(log, "jsonl").run()
     assert log.backend == "sqlite" and log.head == written[-1].position
     await log.close()

@@ -192,7 +192,7 @@ async def test_what_is_safe_is_mended_and_mended_once(tmp_path: Path, backend: B
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (search_ahead, "search.db: the search index knows records that the log does not hold"),
+        (search_ahead, "search.db: the search index has records that the log lacks"),
         (search_damaged, "search.db: the search index is damaged"),
     ],
 )
@@ -297,7 +297,7 @@ async def test_damage_below_head_is_never_cut(tmp_path: Path, head: bool) -> Non
     items = await repair(tmp_path)
     assert items and all(item.action is None for item in items) and contents(tmp_path) == before
     assert any("wrong checksum" in item.found and "backup" in item.text for item in items)
-    assert any("damaged below" in item.text for item in items), "the tail stays, too"
+    assert any("restore the log first" in item.text for item in items), "the tail stays, too"
 
 
 async def test_a_lost_pointer_to_a_damaged_log_is_not_written(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ async def test_a_lost_pointer_to_a_damaged_log_is_not_written(tmp_path: Path) ->
     manifest_lost(tmp_path)
     before = contents(tmp_path)
     items = await repair(tmp_path)
-    assert items[0].action is None and "do not all verify" in items[0].text and contents(tmp_path) == before
+    assert items[0].action is None and "failed verification" in items[0].text and contents(tmp_path) == before
     assert any(item.found.startswith("missing") for item in items)
 
 

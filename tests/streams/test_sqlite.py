@@ -107,7 +107,9 @@ async def test_a_newer_schema_and_a_foreign_database_are_refused(tmp_path: Path)
     newer = len(STEPS) + 1
     change(tmp_path, f"PRAGMA user_version = {newer}")
     for opening in (Log.open(tmp_path, seeded_identity(1)), collect(SqliteReader(tmp_path).read_all())):
-        with pytest.raises(ForeignStore, match=rf"schema {newer}, this version reads up to {newer - 1}: upgrade"):
+        with pytest.raises(
+            ForeignStore, match=rf"schema {newer}, but this version only reads schemas up to {newer - 1}: upgrade"
+        ):
             await opening
     change(tmp_path, "PRAGMA application_id = 7")
     with pytest.raises(ForeignStore, match=r"another program wrote it, or its header is damaged.*from a backup"):

@@ -48,12 +48,12 @@ async def test_a_sound_log_verifies(tmp_path: Path) -> None:
             "sum",
         ),
         ("UPDATE records SET hash = zeroblob(32) WHERE position = 22", "tampered", 22, "hash chain"),
-        ("UPDATE records SET actor = 'nobody' WHERE position = 22", "tampered", 22, "otherwise than the event: actor"),
+        ("UPDATE records SET actor = 'nobody' WHERE position = 22", "tampered", 22, "contradicts the event: actor"),
         ("UPDATE records SET key = zeroblob(16) WHERE position = 22", "tampered", 22, "idempotency_key"),
         ("UPDATE records SET stream = 1, offset = 100 WHERE position = 22", "tampered", 22, "stream_id"),
         ("DELETE FROM records WHERE position = 22", "missing", 22, "record 22 is missing"),
         ("DELETE FROM records WHERE position BETWEEN 5 AND 9", "missing", 5, "records 5 to 9 are missing"),
-        ("DELETE FROM records WHERE position = 59", "missing", 59, "last batch is not whole"),
+        ("DELETE FROM records WHERE position = 59", "missing", 59, "last batch is incomplete"),
         ("UPDATE records SET batch_index = 0 WHERE position = 22", "tampered", 22, "batch"),
     ],
 )
@@ -292,7 +292,7 @@ async def test_an_older_database_in_the_place_of_the_log_is_refused(tmp_path: Pa
         await Log.open(tmp_path, seeded_identity(1))
     (tmp_path / "log.db").write_bytes(newer)
     change(tmp_path, "UPDATE records SET hash = zeroblob(32) WHERE position = 2")
-    with pytest.raises(CorruptLog, match="not the record that sqlite-head names"):
+    with pytest.raises(CorruptLog, match="not the record named in sqlite-head"):
         await Log.open(tmp_path, seeded_identity(1))
 
 

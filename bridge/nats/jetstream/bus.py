@@ -1,8 +1,8 @@
 """The event bus on JetStream: durable across processes and machines.
 
-The stream definitions say which stream stores a subject. Each durable is a durable
-pull consumer: subscriptions with the same durable compete, and each other durable
-receives everything. The server stores the subscribed pattern with the consumer.
+The stream definitions say which stream stores a subject. Each durable is a durable pull consumer: subscriptions with
+the same durable compete, and every other durable receives everything. The server stores the subscribed pattern with the
+consumer.
 
 Source: seed 002, 6; seed 003, "Bus Specification"; the contract is ``streams/bus/contract.py``.
 """
@@ -47,7 +47,7 @@ from streams.bus.subjects import DEAD_LETTERS, SubjectError, check_subject, cove
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
-"""When the server removes the consumer of a dead process that had no durable."""
+"""Idle seconds after which the server removes the consumer of a dead process that had no durable."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _REDELIVERY: Final = "ds-redelivery"
@@ -58,12 +58,11 @@ _MAX_ACK_PENDING: Final = 10_000
 class JetStreamEventBus:
     """``EventBus`` on a server's streams, created at first use. The caller closes ``sessions``.
 
-    A failed message waits on the server, so it survives this process. ``pull`` sets
-    how messages are requested, except that a subscription always handles one
-    message at a time.
+    A failed message waits on the server, so it outlives this process. ``pull`` sets how messages are requested, except
+    that a subscription always handles one message at a time.
 
-    ``counts``: published, duplicates, handled, failed, dead, and given_up (a failed message that does not become a
-    dead letter, because it is one already or its subscription has no durable).
+    ``counts``: published, duplicates, handled, failed, dead, and given_up (a failed message that does not become a dead
+    letter, because it already is one or its subscription has no durable).
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class JetStreamEventBus:
         """See ``EventBus.subscribe``. Raises ``SubjectError`` if no single stream stores the whole pattern.
 
         Raises:
-            BusUnavailable: the server is away, or its streams cannot get the required settings.
+            BusUnavailable: the server is unreachable, or its streams cannot get the required settings.
         """
         self._check_open()
         stream = self._stream_of(check_subscription(pattern, durable))
@@ -168,7 +167,7 @@ class JetStreamEventBus:
         for each in self._definitions:
             if any(covers(kept, pattern) for kept in each.subjects):
                 return each
-        raise SubjectError(pattern, "no stream stores all subjects of this pattern")
+        raise SubjectError(pattern, "no stream stores all subjects that match this pattern")
 
     async def _consumer(
         self,
@@ -217,7 +216,7 @@ class JetStreamEventBus:
             NatsError: storing failed.
         """
         if durable is None or delivery.subject.startswith(f"{DEAD_LETTERS}."):
-            # A dead letter makes no second dead letter, which would only hide the first.
+            # A failed dead letter creates no second one, which would only hide the first.
             self.counts["given_up"] += 1
             return
         subject, headers = dead_letter(delivery, durable, reason)
@@ -286,7 +285,7 @@ class JetStreamSubscription:
                 raise
             # Something that the handler awaited was cancelled, not the handler itself.
             return self._failed(delivery, error)
-        except Exception as error:  # noqa: BLE001 - every error of a handler is a failed attempt
+        except Exception as error:  # noqa: BLE001 - any error in a handler is a failed attempt
             return self._failed(delivery, error)
         self._bus.counts["handled"] += 1
         return Done()

@@ -1,4 +1,4 @@
-"""Connects with the client library, and overrides its client where that misbehaves.
+"""Connects through the client library, and overrides the library's client where it misbehaves.
 
 Only this file and ``client_errors.py`` import the library. The library's own reconnecting is off, because pull
 subscriptions may stay dead after a reconnect (nats.py issue 504), and messages that it resends may arrive after
@@ -41,14 +41,15 @@ CLOSE_SECONDS: Final = 2.0
 """How long closing a connection waits for the last messages to leave."""
 
 FLUSH_SECONDS: Final = 10.0
-"""How long a sender waits for the socket. Then it continues, because its wait for the answer has a limit too."""
+"""How long a sender waits for the socket. The sender then continues, because its wait for the answer also has a limit.
+"""
 
 _CONNECTS: Final = 2
-"""How often the library tries each server before it gives up."""
+"""How many times the library tries each server before giving up."""
 
 
 async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> GuardedClient:
-    """Connect to the first server that accepts us. When the connection ends, ``ended`` gets the reason.
+    """Connect to the first server that accepts us. ``ended`` receives the reason when the connection ends.
 
     Raises:
         NatsRefused: the settings cannot work: files, TLS or token. No secret was sent.
@@ -116,8 +117,7 @@ def check_not_cancelled() -> None:
 class GuardedClient(Client):
     """The library's client, which checks the server's greeting before it sends a secret.
 
-    The library itself continues in plain text, and sends the token, if a server
-    that should speak TLS offers none.
+    If a server that should use TLS does not offer it, the library itself continues in plain text and sends the token.
     """
 
     def __init__(self, options: ConnectOptions, ended: asyncio.Future[str]) -> None:
@@ -166,7 +166,7 @@ class GuardedClient(Client):
             await super()._process_pong()
 
     async def _process_op_err(self, e: Exception) -> None:
-        # The library first writes all unsent data, to a peer that may never read again, and only then reports the end.
+        # The library reports the end only after writing all unsent data, to a peer that may never read again.
         if not self._ended.done() and not self.is_connecting:
             self._ended.set_result(short(e))
         self.abort()
@@ -177,7 +177,7 @@ class GuardedClient(Client):
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
-        # With unsent data, closing raises half way and leaves tasks behind.
+        # With unsent data, closing raises halfway and leaves tasks behind.
         self._pending.clear()
         self._pending_data_size = 0
         # When the library's writer ends, it forgets the tasks that wait for it, which would then wait forever.

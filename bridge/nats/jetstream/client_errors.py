@@ -25,11 +25,11 @@ from bridge.nats.jetstream.options import ConnectOptions
 
 NO_ANSWER: Final = "the server does not answer"
 UNKNOWN_HOST: Final = "the host name does not resolve"
-NOTHING_LISTENS: Final = "nothing listens there"
+NOTHING_LISTENS: Final = "nothing is listening there"
 
 
 class OtherServer(nats.errors.Error):
-    """A program that is not our server answered on our server's port."""
+    """Another program answered on our server's port."""
 
 
 def not_connected(options: ConnectOptions, error: Exception, problems: list[Exception]) -> NatsError:
@@ -47,9 +47,11 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
         case NatsError():
             return error
         case OtherServer():
-            return WrongServer(f"another program answers on {where}, not our NATS server", "nothing was sent to it")
+            return WrongServer(
+                f"another program answers on {where} instead of our NATS server", "nothing was sent to it"
+            )
         case nats.errors.SecureConnRequiredError() | nats.errors.SecureConnWantedError():
-            return TlsFailed(f"the NATS server at {where} offers no TLS", "turn TLS on there")
+            return TlsFailed(f"the NATS server at {where} offers no TLS", "turn on TLS on that server")
         case nats.errors.MaxPayloadError():
             return MessageTooLarge()
         case nats.errors.BadSubjectError():
@@ -73,12 +75,12 @@ def _login_refused(where: str) -> LoginRefused:
 
 
 def _why(error: Exception) -> str:
-    """Why there was no connection, without error numbers and addresses."""
+    """Why there was no connection, without error numbers or addresses."""
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return NO_ANSWER
     if isinstance(error, socket.gaierror):
         return UNKNOWN_HOST
-    # For a host with several addresses asyncio names the error number only in the text.
+    # For a host with several addresses, asyncio gives the error number only in the text.
     found = re.search(r"\[Errno (\d+)\]", str(error))
     number = getattr(error, "errno", None) or (int(found[1]) if found else 0)
     if number == errno.ECONNREFUSED:

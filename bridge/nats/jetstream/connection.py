@@ -1,8 +1,7 @@
 """One connection to a NATS server with JetStream: requests, publishing and subscriptions.
 
-A connection that ends stays closed. If the server dies, stops or no longer
-answers pings, everything that waits on the connection fails with
-``NatsUnavailable``; ``sessions.py`` opens the next connection.
+A connection that ends stays closed. If the server dies, stops or no longer answers pings, everything waiting on the
+connection fails with ``NatsUnavailable``; ``sessions.py`` opens the next connection.
 
 ``client.py`` wraps the client library, and ``client_errors.py`` translates its errors.
 """
@@ -117,7 +116,7 @@ class JetStream:
         """Send a request and wait for its answer, at most ``seconds``; by default ``options.request_seconds``.
 
         Raises:
-            NoStream: nothing listens on the subject.
+            NoStream: nothing is listening on the subject.
             NatsUnavailable: no answer in time, or the connection ended. The request may still have been carried out.
         """
         limit = self._options.request_seconds if seconds is None else seconds
@@ -128,7 +127,9 @@ class JetStream:
         except TimeoutError:
             raise NatsUnavailable(f"the NATS server did not answer within {limit:g} s") from None
         if answer.status == NO_RESPONDERS:
-            raise NoStream(f"nothing listens on {subject}", "the stream is missing, or the server is still starting")
+            raise NoStream(
+                f"nothing is listening on {subject}", "the stream is missing, or the server is still starting"
+            )
         return answer
 
     async def api(self, method: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -258,7 +259,7 @@ class JetStream:
     def _forget(self, token: str, done: asyncio.Future[Received]) -> None:
         self._waiting.pop(token, None)
         if not done.cancelled():
-            done.exception()  # mark as retrieved, so that asyncio does not log an abandoned request
+            done.exception()  # mark the exception as retrieved, so that asyncio does not log an abandoned request
 
     def _end_all(self, ended: asyncio.Future[str]) -> None:
         why = "it was abandoned" if ended.cancelled() else ended.result()

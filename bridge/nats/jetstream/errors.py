@@ -69,13 +69,13 @@ class NoStream(NatsUnavailable):
 
 
 class ServerBusy(NatsUnavailable):
-    """The server cannot do it right now: it has no room, is busy, or still removes older data."""
+    """The server cannot carry out the request right now: it has no room, is busy, or is still removing older data."""
 
     code = "nats-busy"
 
 
 class NatsRefused(NatsError):
-    """The settings cannot work, and nothing was sent. ``reason`` says why, ``hint`` what to do."""
+    """The settings cannot work, and nothing was sent. ``reason`` says why, and ``hint`` says what to do."""
 
     code = "nats-refused"
 
@@ -94,7 +94,7 @@ class LoginRefused(NatsRefused):
 
 
 class TlsFailed(NatsRefused):
-    """The server offers no TLS, or its certificate does not verify."""
+    """The server offers no TLS, or its certificate cannot be verified."""
 
     code = "nats-tls-failed"
 
@@ -115,7 +115,7 @@ class MessageTooLarge(NatsRefused):
     code = "nats-message-too-large"
 
     def __init__(self) -> None:
-        super().__init__("the message is larger than the NATS server accepts", "raise max_payload on the server")
+        super().__init__("the message is larger than the NATS server accepts", "increase max_payload on the server")
 
 
 class ServerRefused(NatsError):
@@ -139,7 +139,7 @@ class NotFound(ServerRefused):
 
 
 class WrongExpectation(ServerRefused):
-    """Another publisher was first, or this is a different stream. Read the stream and decide again."""
+    """Another publisher was faster, or this is a different stream. Read the stream and decide again."""
 
     code = "nats-wrong-expectation"
 
@@ -151,7 +151,7 @@ class BatchRefused(ServerRefused):
 
 
 class BatchDuplicate(BatchRefused):
-    """A message id of the batch is already stored. Published one by one, the other messages are accepted."""
+    """A message id of the batch is already stored. The other messages are accepted if published one by one."""
 
     code = "nats-batch-duplicate"
 
@@ -167,7 +167,7 @@ _EXPECTATION = frozenset({10060, 10070, 10071, 10164})
 _BATCH = frozenset({10174, 10175, 10176, 10177, 10178, 10179, 10199, 10200})
 BATCH_DUPLICATE = 10201
 _TEMPORARY = frozenset({10002, 10008, 10023, 10047, 10077})
-"""The server's numbers for "no room" and "busy", which may pass."""
+"""The server's error numbers for "no room" and "busy", which may be temporary."""
 
 
 def refusal(what: str, error: dict[str, Any]) -> NatsError:
@@ -184,5 +184,5 @@ def refusal(what: str, error: dict[str, Any]) -> NatsError:
     if code in _BATCH:
         return BatchRefused(what, code, description)
     if code in _TEMPORARY or error.get("code") == 503:
-        return ServerBusy(str(ServerRefused(what, code, description)), "the request is retried")
+        return ServerBusy(str(ServerRefused(what, code, description)), "the request will be retried")
     return ServerRefused(what, code, description)

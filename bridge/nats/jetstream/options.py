@@ -1,4 +1,4 @@
-"""How to reach a NATS server and how to fetch from it: settings, and checks of the files that they name.
+"""Settings for reaching a NATS server and fetching from it, and checks of the files that the settings name.
 
 TLS fails closed: with TLS on, a missing or unreadable file and a server
 without TLS are errors. There is no fallback to a plain connection.
@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 from bridge.nats.jetstream.errors import FileRefused
 
 CA: Final = "ca.pem"
-"""In the certificate directory: the authority that signs servers' certificates. Required."""
+"""In the certificate directory: the certificate of the authority that signs server certificates. Required."""
 
 CERTIFICATE: Final = "cert.pem"
 KEY: Final = "key.pem"
-"""In the same directory, both or neither: our own certificate, for servers that ask for one."""
+"""In the same directory, both or neither: our own certificate and its key, for servers that ask for them."""
 
 _SEED_MARK: Final = "BEGIN USER NKEY SEED"
 _JWT_MARK: Final = "BEGIN NATS USER JWT"
@@ -64,10 +64,9 @@ class ConnectOptions:
 class PullSettings:
     """How a pull consumer requests messages. Times in seconds.
 
-    After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the
-    pause before the second one, doubled each time up to ``longest_backoff_s``. A
-    message that is not answered within ``ack_wait_s`` is delivered again; while a
-    handler runs, the loop extends that time.
+    After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the pause before the second one, doubled
+    each time up to ``longest_backoff_s``. A message that is not answered within ``ack_wait_s`` is delivered again;
+    while a handler is running, the loop extends that time.
     """
 
     batch_size: int = 64
@@ -81,7 +80,7 @@ class PullSettings:
     ack_wait_s: float = 30.0
 
     def backoff(self, count: int) -> float:
-        """The pause after the ``count``-th delivery failed."""
+        """The pause after the ``count``-th failed delivery."""
         return min(self.backoff_s * float(1 << min(count - 1, 32)), self.longest_backoff_s)
 
 
@@ -101,23 +100,23 @@ def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
     if options.cert_dir is None:
         return ssl.create_default_context()
     authority = options.cert_dir / CA
-    _read(authority, "certificate of the authority")
+    _read(authority, "CA certificate")
     try:
         context = ssl.create_default_context(cafile=authority)
     except (ssl.SSLError, OSError) as error:
         raise FileRefused(
-            authority, f"{authority} contains no certificate ({_reason(error)})", "put a PEM file there"
+            authority, f"{authority} contains no certificate ({_reason(error)})", "put a PEM file at that path"
         ) from None
     certificate, key = options.cert_dir / CERTIFICATE, options.cert_dir / KEY
     if certificate.exists() or key.exists():
         _read(certificate, "certificate")
-        _read(key, "certificate's key")
+        _read(key, "certificate key")
         try:
             # The empty password keeps OpenSSL from asking on the terminal.
             context.load_cert_chain(certificate, key, password="")
         except (ssl.SSLError, OSError) as error:
-            reason = f"{certificate} and {key} do not work together ({_reason(error)})"
-            raise FileRefused(key, reason, "put a PEM certificate and its key there, without a pass phrase") from None
+            reason = f"{certificate} and {key} do not match ({_reason(error)})"
+            raise FileRefused(key, reason, "put a PEM certificate and its key there, without a passphrase") from None
     return context
 
 

@@ -18,7 +18,7 @@ from bridge.nats.jetstream.errors import BatchRefused, NatsError, NoStream
 from bridge.nats.jetstream.wire import Received
 
 MAX_BATCH: Final = 1000
-"""Most messages in an atomic batch, which is the server's limit."""
+"""Maximum number of messages in an atomic batch: the server's limit."""
 
 PUBLISH_SECONDS: Final = 10.0
 """How long to wait for the confirmation of a message."""
@@ -80,9 +80,9 @@ class Stored:
 
 
 class PublishStopped(Exception):
-    """Publishing stopped at ``error``. The messages before it are stored; ``stored`` says where.
+    """Publishing stopped at ``error``. The earlier messages are stored; ``stored`` says where.
 
-    Some of the messages after it may be stored too. Publish again from there; the ids prevent duplicates.
+    Some of the later messages may also be stored. Publish again from the failed message on; the ids prevent duplicates.
     """
 
     code: ClassVar[str] = "nats-publish-stopped"
@@ -125,7 +125,7 @@ async def publish_all(
     try:
         for sent, message in enumerate(messages):
             if len(in_flight) - len(stored) >= window:
-                # Wait for half of the window, because waking up for each single answer costs more than it gains.
+                # Wait for half of the window, because waking up for every answer costs more than it gains.
                 await _take(messages, in_flight, stored, sent - window // 2)
             in_flight.append(await session.begin(message.subject, message.body, {**message.headers, **more}))
         await _take(messages, in_flight, stored, len(messages))
@@ -161,7 +161,7 @@ async def publish_batch(
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """An atomic batch of which all messages but the last are sent. Nothing is stored before ``commit``.
+    """An atomic batch whose messages have all been sent except the last one. Nothing is stored before ``commit``.
 
     The server drops a batch that is not committed within some seconds.
     """
@@ -201,10 +201,11 @@ async def stage_batch(
         NatsError: sending failed.
     """
     if not 0 < len(messages) <= MAX_BATCH:
-        raise ValueError(f"a batch has 1 to {MAX_BATCH} messages, not {len(messages)}")
+        raise ValueError(f"a batch must have 1 to {MAX_BATCH} messages, not {len(messages)}")
     begun = None
     if len(messages) > 1:
-        # The server answers the first message, with nothing or with an error, and none of those between.
+        # The server answers the first message (with an empty body or an error) but not the messages between the first
+        # and the last.
         first = messages[0]
         begun = await session.begin(first.subject, first.body, _in_batch(first, batch_id, 1, expect))
         await session.send_all(

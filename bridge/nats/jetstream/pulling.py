@@ -27,7 +27,7 @@ log = logging.getLogger("sidecar.nats")
 
 HEARTBEAT: Final = "100"
 EXPIRED: Final = frozenset({"404", "408"})
-"""A request ended with fewer messages than it asked for, so send another."""
+"""Statuses that end a request with fewer messages than it asked for, so that another must be sent."""
 
 _NS: Final = 1_000_000_000
 
@@ -36,8 +36,8 @@ _NS: Final = 1_000_000_000
 class ConsumerDefinition:
     """The required settings of a durable pull consumer. Times in seconds; ``max_deliver`` -1 means no limit.
 
-    Consumers with the same name compete for messages; each other name receives all of
-    them. ``new_only`` skips messages older than the consumer.
+    Consumers with the same name compete for messages; every other name receives all of them. ``new_only`` skips
+    messages older than the consumer.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ConsumerDefinition:
     max_ack_pending: int = 1024
     new_only: bool = False
     inactive_s: float = 0.0
-    """Idle time after which the server removes the consumer and its progress; 0: never."""
+    """Idle seconds after which the server removes the consumer and its progress; 0: never."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Stored by the server with the consumer."""
 
@@ -126,7 +126,7 @@ async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerD
     """
     wanted = definition.config()
     request = {"stream_name": stream, "config": wanted}
-    what, remedy = f"consumer {definition.name} of {stream}", "remove it, and it is created again"
+    what, remedy = f"consumer {definition.name} of {stream}", "remove the consumer; it will be recreated"
     try:
         answer = await session.api(f"CONSUMER.DURABLE.CREATE.{stream}.{definition.name}", request)
     except NotFound:
@@ -168,8 +168,8 @@ class PullLoop:
     as one that returns ``Again``. A message is delivered again if its
     acknowledgement is lost, so handlers must be idempotent.
 
-    Streams in ``definitions`` are created if they are missing. ``answered`` is called when the
-    answer for a message was sent.
+    Streams in ``definitions`` are created if they are missing. ``answered`` is called when a message's answer has been
+    sent.
     """
 
     def __init__(
@@ -186,11 +186,11 @@ class PullLoop:
     ) -> None:
         self._definitions, self._answered = tuple(definitions), answered
         self.problem = ""
-        """Why no messages come at the moment; empty while all is well."""
+        """Why no messages are arriving at the moment; empty while all is well."""
         self.is_ready = False
-        """Whether stream and consumer exist, so that what is sent now arrives."""
+        """Whether stream and consumer exist, so that a message sent now will arrive."""
         self.pending = 0
-        """Messages that the server had not delivered when it delivered the last one."""
+        """How many messages the server had not yet delivered when it delivered the last one."""
         self._sessions, self._stream, self._consumer = sessions, stream, consumer
         self._handle, self._bury = handle, bury
         self._settings = settings or PullSettings()
@@ -288,14 +288,14 @@ class PullLoop:
                                 raise NatsUnavailable(f"the server ended a request for messages: {why}")
                             break
         finally:
-            # Return messages that arrived too late, so that other consumers need not wait for the deadline.
+            # Give back messages that arrived too late, so that other consumers need not wait for the deadline.
             while not arrived.empty():
                 left = arrived.get_nowait()
                 if not left.status:
                     await self._send(left.reply, b"-NAK")
 
     async def _free(self) -> int:
-        """Wait until another message can be handled; return how many."""
+        """Wait until at least one more message can be handled; return how many can."""
         while len(self._working) >= self._settings.max_inflight:
             self._room.clear()
             await self._room.wait()
@@ -305,7 +305,7 @@ class PullLoop:
         place = Delivered.of(message.reply)
         if place is None:
             self.counts["unanswered"] += 1
-            log.warning("ignored a message of %s without a stream sequence", self._stream)
+            log.warning("ignored a message from %s without a stream sequence", self._stream)
             return
         self.counts["delivered"] += 1
         self.pending = place.pending
@@ -333,7 +333,7 @@ class PullLoop:
         else:
             try:
                 outcome = await self._handle(delivery)
-            except Exception as error:  # noqa: BLE001 - the loop survives any error of a handler
+            except Exception as error:  # noqa: BLE001 - the loop survives any error in a handler
                 log.warning("handling %s failed: %s", delivery.subject, type(error).__name__)
                 outcome = Again()
         if isinstance(outcome, Again) and delivery.count >= self._settings.attempts:

@@ -1,4 +1,4 @@
-"""Keeps one connection open, and reopens it with the current settings."""
+"""Keeps one connection open and reopens it with the current settings."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Sessions:
     async def wait(self) -> JetStream:
         """Wait for an open connection, without a time limit; the pauses between attempts grow.
 
-        Refusals are retried too, because somebody may supply the missing file. Ends
-        when cancelled, or with ``NatsUnavailable`` after ``close``.
+        Refusals are also retried, because somebody may supply the missing file. Ends when cancelled, or with
+        ``NatsUnavailable`` after ``close``.
         """
         pause, logged = FIRST_PAUSE_SECONDS, ""
         while True:

@@ -1,4 +1,4 @@
-"""The required streams, as data, and what to do about those on the server. Pure.
+"""The required streams, as data, and what to do about the streams on the server. Pure.
 
 ``wanted`` lists the required streams. ``plan`` compares them with the server's
 answer (its JSON, times in nanoseconds) and decides for each: create, update,
@@ -73,7 +73,7 @@ class StreamDefinition:
 
 
 _NEWER: Final[dict[str, tuple[tuple[int, int], str]]] = {"allow_atomic": ((2, 12), "atomic")}
-"""Settings of newer servers: the first version, and the field that asks for it. Read back, never assumed."""
+"""Settings of newer servers: the first version that has the setting, and its field. Read back, never assumed."""
 
 
 def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
@@ -86,7 +86,9 @@ def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tu
         StreamDefinition(
             EVENTS, (f"evt.{REST}",), "limits", "Every record of every log, in order", max_bytes=max_bytes, atomic=True
         ),
-        StreamDefinition(COMMANDS, (f"cmd.{REST}",), "workqueue", "Commands for agents, each for one worker"),
+        StreamDefinition(
+            COMMANDS, (f"cmd.{REST}",), "workqueue", "Commands for agents; one worker handles each command"
+        ),
         StreamDefinition(
             f"cg_cmd_{token}",
             (stream_pattern("cmd", version),),
@@ -159,7 +161,7 @@ _COUNTS: Final = frozenset({"max_bytes", "max_msgs", "max_msgs_per_subject", "ma
 
 _IN_THE_WAY: Final[dict[str, str]] = {
     "mirror": "it is a mirror of another stream, to which nothing can be published",
-    "sources": "it takes messages from other streams, which would not be records",
+    "sources": "it takes messages from other streams, and those messages would not be records",
     "sealed": "it is sealed: nothing can be added",
     "subject_transform": "it renames subjects, and the mirror finds records by subject",
     "allow_msg_counter": "it is a counter and takes no messages",
@@ -182,7 +184,7 @@ def plan_stream(
     """
     name = definition.name
     reasons = [
-        f"the stream {other.get('name')} takes in {theirs} as well; change or remove it"
+        f"the stream {other.get('name')} also stores {theirs}; change or remove that stream"
         for other in others
         if other.get("name") != name
         for theirs in other.get("subjects") or ()
@@ -195,7 +197,7 @@ def plan_stream(
     changes = tuple(_changes(config, found))
     for change in changes:
         if change.setting == "storage":
-            reasons.append(f"it is kept in {change.found}, not in files, and that cannot be changed")
+            reasons.append(f"its storage is {change.found}, must be file, and cannot be changed")
         if change.setting == "retention" and "workqueue" in (change.found, change.wanted):
             reasons.append(f"its retention is {change.found}, must be {change.wanted}, and cannot be changed")
     if reasons:

@@ -17,11 +17,11 @@ READ_BATCH: Final = 256
 """Messages per request; the next request is sent while these arrive."""
 
 _PAGE: Final = 256
-"""Streams per answer of the server."""
+"""Streams in each answer from the server."""
 
 _NS: Final = 1_000_000_000
 _DELETIONS: Final = 128
-"""Deletions in flight at a time."""
+"""Maximum number of deletions in flight at a time."""
 
 DELETE_SECONDS: Final = 10.0
 
@@ -119,7 +119,7 @@ async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinit
 
 
 _OPTIONAL: Final = frozenset({"allow_atomic", "allow_direct", "description"})
-"""Settings that a stream can lack, because without them it only works more slowly."""
+"""Settings that a stream can do without: it only works more slowly."""
 
 
 async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:
@@ -273,7 +273,7 @@ async def read_back(
                 message = await arriving(session, arrived, silence_seconds + 1)
                 place = Delivered.of(message.reply) if not message.status else None
                 if place is None or place.consumer_sequence != taken + 1:
-                    why = message.description or "a message is missing in between"
+                    why = message.description or "a message in the sequence is missing"
                     raise NatsUnavailable(f"reading {stream} was interrupted: {why}")
                 taken += 1
                 left = place.pending if place.stream_sequence < last else 0

@@ -1,7 +1,6 @@
 """The wire format: received messages, and the command that publishes one. Pure.
 
-A reader of millions of messages needs the headers of few, so a received header
-block is parsed only on access.
+A reader of millions of messages needs the headers of only a few, so a received header block is parsed only on access.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class HeaderBlock(Mapping[str, str]):
         return self.raw.startswith(lines) and _SERVERS_OWN.fullmatch(self.raw, len(lines)) is not None
 
     def get(self, name: str, default: Any = None, /) -> Any:
-        """As in any mapping. Finds one header without parsing all of them."""
+        """As in any mapping, but finds one header without parsing all of them."""
         if self._parsed is None:
             mark = name.encode()
             at = self.raw.find(b"\r\n%b: " % mark)
@@ -130,7 +129,8 @@ def published(subject: str, headers: Mapping[str, str], more: str, body: bytes, 
         NatsRefused: the subject or a header is invalid, or the message is too large.
     """
     lines = header_lines(headers)
-    # The caller has checked the headers. Check them again, because an extra line could forge a header or a command.
+    # The caller has already checked the headers. Check them again, because an extra line could forge a header or a
+    # command.
     if not are_lines(lines, len(headers)) or not _is_subject(subject):
         raise NatsRefused("a message has an invalid header or subject", "escape its names and values")
     head = f"NATS/1.0\r\n{lines}{more}\r\n".encode("ascii")

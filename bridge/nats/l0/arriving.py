@@ -68,10 +68,10 @@ class Undecodable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ArrivedCommand:
-    """A command with everything that its headers, subject and body say.
+    """A command with all facts from its headers, subject and body.
 
-    ``decision`` judges its depth: ``depth`` is what it claims, or what its chain has. Count the ``notes``:
-    ``trace_made``, ``trace_invalid``, ``tracestate_dropped``, ``timestamp_invalid`` and ``reserved_keys``.
+    ``decision`` judges the depth; ``depth`` is the depth that the command claims, or that of its chain. Count the
+    ``notes``: ``trace_made``, ``trace_invalid``, ``tracestate_dropped``, ``timestamp_invalid`` and ``reserved_keys``.
     """
 
     agent: str
@@ -113,7 +113,7 @@ def read_command(
     try:
         names = CommandSubject.parse(subject)
     except SubjectError as error:
-        raise Undecodable(f"its subject is not the subject of a command: {error.reason}") from None
+        raise Undecodable(f"its subject is not a command subject: {error.reason}") from None
     given, fields = known_headers(headers), _fields_of(body)
     notes: list[str] = []
     payload = fields["payload"]
@@ -121,7 +121,7 @@ def read_command(
         notes.append("reserved_keys")
     key = fields.get("idempotency_key") or given.get(h.MESSAGE_ID) or f"{stream}:{sequence}"
     if h.LOG in given and fields.get("idempotency_key"):
-        key = f"{given[h.LOG]}:{key}"  # keys are unique in one log, and any number of homes send commands
+        key = f"{given[h.LOG]}:{key}"  # keys are unique only within one log, and any number of homes may send commands
     correlation, causation = fields.get("correlation_id"), fields.get("causation_id")
     depth, decision = _judged(given, recorded(correlation) if correlation else None, causation, limit)
     metadata: dict[str, Any] = {"subject": subject, "project": names.project, "workspace": names.workspace}
@@ -148,7 +148,7 @@ def read_command(
 
 
 def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that have a meaning here, under their usual names, whatever their case was."""
+    """The headers that have a meaning here, under their usual names, whatever case they had."""
     found: dict[str, str] = {}
     for name, value in headers.items():
         known = _KNOWN.get(name.lower())
@@ -158,7 +158,7 @@ def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fields_of(body: bytes) -> dict[str, Any]:
-    """The fields of a command; ``payload`` is always there."""
+    """The fields of a command; always includes ``payload``."""
     if not body.strip():
         return {"payload": {}}
     try:

@@ -10,10 +10,9 @@ record              published as                        payload
 ``agent.refused``   ``evt.agent.{agent}.task``          ``Task``, ``status`` failed
 ==================  ==================================  =====================================
 
-The agent is the session, the turn its user message, the step the part, and the
-turn epoch the number of the turn in its session. Only the record of a refused chain belongs to
-an agent of the runtime. Its turn is the chain. Payloads describe the record and never
-contain inputs or outputs, which are in the record.
+The agent is the session, the turn its user message, the step the part, and the turn epoch the number of the turn in its
+session. Only the record of a refused chain belongs to an agent of the runtime. The turn is then the chain. Payloads
+describe the record but never contain its inputs or outputs.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def _step(event: StreamEvent, session: str, context: RecordContext) -> list[L0Me
     )
     step = Step(
         agent_turn_id=_id(payload.get("turn") or event.correlation_id, event, "turn"),
-        # A call that never became a part has no id but its event's.
+        # A call that never became a part has only its event's id.
         step_id=_id(payload.get("part") or event.id, event, "step"),
         phase="failed" if failed else "completed",
         metadata=metadata,

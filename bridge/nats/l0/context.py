@@ -20,7 +20,7 @@ from streams.lineage import CREATED, LINKED, RESUMED
 from streams.store import Record
 
 CONTEXT_VERSION: Final = 1
-"""Version of the dumped projection; raising it invalidates older snapshots."""
+"""Version of the dumped projection; increasing it invalidates older snapshots."""
 
 TURN_STARTED: Final = "turn.started"
 
@@ -95,7 +95,7 @@ class ContextProjection:
         if session is None:
             known = payload.get("lineage") in ("root", "child")
             session = self._sessions[session_id] = _Session(None, parent, known)
-        # The first known project stays, so that all records of a session share a subject prefix.
+        # Keep the first known project, so that all records of a session share a subject prefix.
         if session.project is None and isinstance(project, str) and project:
             session.project = project
             self._projects.setdefault(event.stream_id, project)

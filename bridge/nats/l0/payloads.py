@@ -19,19 +19,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, Va
 from streams.hashing import MAX_DEPTH, Repairs, canonical, normalise
 
 MAX_ID: Final = 512
-"""Most characters of an id, a name or a status."""
+"""Maximum length of an id, a name or a status, in characters."""
 
 MAX_TEXT: Final = 16 * 1024
-"""Most characters of a reason or an error."""
+"""Maximum length of a reason or an error, in characters."""
 
 MAX_CONTENT: Final = 64 * 1024
-"""Most characters of a chunk."""
+"""Maximum length of a chunk, in characters."""
 
 MAX_OBJECT: Final = 64 * 1024
-"""Most bytes of ``metadata``, ``stats`` or a user's ``args`` as canonical JSON."""
+"""Maximum size of ``metadata``, ``stats`` or a user's ``args`` as canonical JSON, in bytes."""
 
 MAX_BODY: Final = 512 * 1024
-"""Most bytes of a whole payload: half of a server's default limit, which includes the headers."""
+"""Maximum size of a whole payload, in bytes: half of a server's default limit, which includes the headers."""
 
 CONTROL: Final = "__cg_control"
 
@@ -39,7 +39,7 @@ AfterExecution = Literal["suspend", "terminate"]
 
 
 class PayloadError(ValueError):
-    """A body does not match its subject. ``what`` names the payload, ``faults`` the fields, without values."""
+    """A body does not match its subject. ``what`` names the payload, ``faults`` the invalid fields, without values."""
 
     code: ClassVar[str] = "l0-invalid-payload"
 
@@ -169,7 +169,7 @@ class ToolResult(L0Payload):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What makes two reports the same: ``(agent_turn_id, tool_call_id)`` (seed 002, 4.2)."""
+        """Two reports with the same key are the same: ``(agent_turn_id, tool_call_id)`` (seed 002, 4.2)."""
         return self.agent_turn_id, self.tool_call_id
 
 
@@ -244,7 +244,7 @@ class State(L0Payload):
 
 
 class UiAction(L0Payload):
-    """5.10: a person acted in a user interface. The tool must allow that; by default none does."""
+    """5.10: a person acted in a user interface. The tool must allow such actions; by default no tool does."""
 
     action_id: Id
     agent_id: Id
@@ -261,7 +261,7 @@ class UiAction(L0Payload):
 
     @property
     def message_is_uuid7(self) -> bool:
-        """True if there is a ``message_id`` and it is a UUIDv7, and so usable for correlation."""
+        """True if there is a ``message_id`` and it is a UUIDv7, which makes it usable for correlation."""
         return self.message_id is not None and _UUID7.fullmatch(self.message_id) is not None
 
 

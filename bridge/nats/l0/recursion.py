@@ -1,10 +1,9 @@
 """Limits how deep a chain of calls may go: one decision table, no I/O.
 
-A user's task has depth 0, and each spawned task is one deeper. Only the spawner
-computes the depth (``next_depth``), and both sides of every hop verify it. A
-message without a depth is a violation, not depth 0. A chain's depth is recorded
-under its ``correlation_id``; if the message has another depth, it is refused. Depth alone
-does not limit cost. Budgets do that.
+A user's task has depth 0, and each spawned task is one deeper. Only the spawner computes the depth (``next_depth``),
+and both sides of every hop verify it. A message without a depth is a violation, not depth 0. A chain's depth is
+recorded under its ``correlation_id``; a message with another depth is refused. Depth alone does not limit cost; budgets
+do.
 
 ===============  ==================  ====================  =======================
 operation        header              recorded              then
@@ -42,7 +41,7 @@ Need = Literal["must", "may", "zero"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an operation requires of the header's depth and of the recorded one; ``zero`` is "absent or 0"."""
+    """What an operation requires of the header's depth and of the recorded depth; ``zero`` means "absent or 0"."""
 
     header: Need
     recorded: Need
@@ -86,7 +85,7 @@ def judge(
 ) -> Decision:
     """Judge one message. ``recorded`` is the depth recorded under its ``correlation_id``, or ``None``."""
     if operation == "enqueue" and mode not in MODES:
-        return Decision(VIOLATION, reason=f"enqueue knows the mode `call` only, not {mode[:40]!a}")
+        return Decision(VIOLATION, reason=f"enqueue supports only the mode `call`, not {mode[:40]!a}")
     try:
         given = read_depth(headers) if RECURSION_DEPTH in headers else None
         rule = RULES[operation]
@@ -95,11 +94,13 @@ def judge(
     except ProtocolViolation as error:
         return Decision(VIOLATION, reason=error.reason)
     if given is not None and recorded is not None and given != recorded:
-        return Decision(VIOLATION, reason=f"{operation}: the message says depth {given}, its chain has {recorded}")
+        return Decision(
+            VIOLATION, reason=f"{operation}: the message says depth {given}, but its chain has depth {recorded}"
+        )
     depth = given if given is not None else recorded
     if depth is None:
         if rule.header != "zero":
-            return Decision(VIOLATION, reason=f"{operation}: neither {RECURSION_DEPTH} nor the chain says a depth")
+            return Decision(VIOLATION, reason=f"{operation}: neither {RECURSION_DEPTH} nor the chain gives a depth")
         depth = 0
     if depth >= limit:
         return Decision(EXCEEDED, reason=f"{operation}: depth {depth} is not below the limit of {limit}")

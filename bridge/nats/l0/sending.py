@@ -21,7 +21,7 @@ from streams.bus.subjects import SubjectError
 from streams.hashing import canonical
 
 KEPT_WARNINGS: Final = 20
-"""How many of the last warnings a ``Sender`` keeps."""
+"""How many recent warnings a ``Sender`` keeps."""
 
 _CHECKED: Final = frozenset({"cmd", "evt"})
 
@@ -35,7 +35,9 @@ class Outgoing(NamedTuple):
 
 
 def is_checked(subject: str) -> bool:
-    """Whether the protocol's rules hold for a subject: for ``cmd`` and ``evt``, not for ``str`` and dead letters."""
+    """Whether the protocol's rules apply to a subject: they do for ``cmd`` and ``evt``, but not for ``str`` and dead
+    letters.
+    """
     tokens = subject.split(".")
     return tokens[0] in _CHECKED or (tokens[0] == "cg" and len(tokens) >= 8 and tokens[4] in _CHECKED)
 
@@ -63,7 +65,9 @@ def outgoing(
     """
     headers = {**given, **h.depth_header(depth)}
     if h.RECURSION_DEPTH in given and given[h.RECURSION_DEPTH] != headers[h.RECURSION_DEPTH]:
-        raise ProtocolViolation(f"the header says depth {given[h.RECURSION_DEPTH][:40]!a}, the message has {depth}")
+        raise ProtocolViolation(
+            f"the header says depth {given[h.RECURSION_DEPTH][:40]!a}, but the message has depth {depth}"
+        )
     decision = judge("enqueue", headers, recorded=recorded, limit=limit)
     if not decision.accepted:
         raise ProtocolViolation(decision.reason, decision.verdict)
@@ -115,12 +119,12 @@ class Sender:
         """Publish a payload with complete headers. The same ``message_id`` is kept once, with the same trace.
 
         Raises:
-            SubjectError: the subject is not that of a command or an event.
+            SubjectError: the subject is not a command or event subject.
             HeaderError, ProtocolViolation: see ``outgoing``; nothing was sent.
             BusError: see ``EventBus.publish``.
         """
         if not is_checked(subject):
-            why = "`str` is sent without headers" if is_lossy(subject) else "it is neither `cmd` nor `evt`"
+            why = "`str` messages have no headers" if is_lossy(subject) else "it is neither `cmd` nor `evt`"
             raise SubjectError(subject, why)
         try:
             made = outgoing(

@@ -65,7 +65,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "wakeup",
         Wakeup,
         "the runtime → an agent",
-        "A notification only: the request is in the inbox, so a lost or repeated wakeup does no harm.",
+        "Only a notification: the request is in the inbox, so a lost or repeated wakeup does no harm.",
         "target",
     ),
     Family(
@@ -76,7 +76,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "tool_result",
         ToolResult,
         "a tool → an agent's inbox, then 5.1",
-        "Reports with the same `(agent_turn_id, tool_call_id)` count as one; `partial` keeps the slot open. "
+        "Several reports with the same `(agent_turn_id, tool_call_id)` count as one; `partial` keeps the slot open. "
         "`__cg_control.after_execution` in a result counts only for tools on an allow-list.",
         "agent",
     ),
@@ -89,7 +89,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ONE,
         ToolCommand,
         "an agent → a tool service",
-        "It never has `args`: they are in the card that `tool_call_card_id` names.",
+        "It never has `args`; the card named by `tool_call_card_id` contains them.",
         "provider",
     ),
     Family(
@@ -133,11 +133,19 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "chunk",
         Chunk,
         "an agent → whoever listens now",
-        "On core NATS, without headers. It may be lost, so nothing may depend on it.",
+        "Sent on core NATS, without headers. It may be lost, so nothing may depend on it.",
         "agent",
     ),
     Family(
-        "5.9", "evt", "agent", ONE, "state", State, "an agent → everyone", "A signal only; the log decides.", "agent"
+        "5.9",
+        "evt",
+        "agent",
+        ONE,
+        "state",
+        State,
+        "an agent → everyone",
+        "Only a signal; the log is authoritative.",
+        "agent",
     ),
     Family(
         "5.10",
@@ -147,7 +155,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "action",
         UiAction,
         "a user interface → its worker",
-        "`action_id` makes it idempotent. A tool must allow such actions; by default none does.",
+        "`action_id` makes the action idempotent. A tool must allow such actions; by default no tool does.",
     ),
     Family("5.11", "evt", "sys", "ui", "action_ack", UiActionAck, "the worker → user interfaces"),
 )
@@ -183,11 +191,13 @@ def decode(subject: str, body: bytes) -> tuple[L0Subject, L0Payload]:
     """Decode a message of the L0 protocol.
 
     Raises:
-        SubjectError: the subject is not of the protocol, or of no known family.
+        SubjectError: the subject does not belong to the protocol, or to no known family.
         PayloadError: the body does not match the subject.
     """
     parsed = L0Subject.parse(subject)
     family = family_of(parsed)
     if family is None:
-        raise SubjectError(subject, "the L0 protocol has no payload for this category, component, target and suffix")
+        raise SubjectError(
+            subject, "the L0 protocol defines no payload for this category, component, target and suffix"
+        )
     return parsed, family.model.decode(body)

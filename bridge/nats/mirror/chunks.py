@@ -1,10 +1,9 @@
 """Joins token deltas into chunks: a few messages a second instead of hundreds. Pure: the caller supplies the clock.
 
-The deltas of one step and kind form one text. They are joined until
-``max_wait_s`` has passed since the first or ``max_bytes`` are reached. A session's
-chunks keep the order of its deltas, so a delta of another step or kind sends the
-waiting text first. This module drops only what ``Coalescer`` counts; transport
-before and after it is lossy (``str``).
+The deltas of one step and kind form one text. They are joined until ``max_wait_s`` has passed since the first or
+``max_bytes`` are reached. A session's chunks keep the order of its deltas, so a delta of another step or kind sends the
+waiting text first. This module drops only deltas that ``Coalescer`` counts; transport before and after it is lossy
+(``str``).
 """
 
 from __future__ import annotations
@@ -18,14 +17,16 @@ from bridge.nats.l0.payloads import MAX_CONTENT, MAX_ID, Chunk
 MAX_WAIT_S: Final = 0.05
 MAX_BYTES: Final = 8 * 1024
 MAX_OPEN: Final = 1024
-"""Most sessions with unsent text; beyond that, the oldest text is sent."""
+"""Maximum number of sessions with unsent text; beyond that, the oldest text is sent."""
 
 MAX_STEPS: Final = 4096
-"""Most steps whose chunk numbers are remembered; a dropped step starts at 0 again."""
+"""Maximum number of steps whose chunk numbers are remembered; a dropped step starts at 0 again."""
 
 
 class Delta(NamedTuple):
-    """A piece of text as OpenCode sends it. ``turn`` is its user message, ``kind`` the field or part it belongs to."""
+    """A piece of text as OpenCode sends it. ``turn`` is the turn's user message, ``kind`` the field or part that the
+    text belongs to.
+    """
 
     session: str
     turn: str | None
@@ -52,7 +53,7 @@ class _Open:
 
 
 class Coalescer:
-    """Joins deltas. ``now`` is any clock that does not go back, in seconds.
+    """Joins deltas. ``now`` is the time in seconds from any clock that does not go back.
 
     ``counts`` counts the dropped deltas: ``no_turn`` (the turn is unknown) and
     ``bad_id`` (an id is empty or too long for a payload).

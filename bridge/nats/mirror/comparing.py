@@ -26,8 +26,8 @@ These are not differences:
 * A pointer or a stub where the record itself would fit, or the reverse: the
   server's size limit was different when the message was published.
 
-If the log has removed the beginning of a stream, or its payloads, the project,
-depth and turn of its later records are unknown. They are then not compared.
+If the log has removed the beginning of a stream, or its payloads, the project, depth and turn of the stream's later
+records are unknown and not compared.
 
 Memory: two bytes per record, and up to ``HELD_BYTES`` of records whose messages have not arrived yet.
 """
@@ -51,7 +51,7 @@ from streams.store import NOTHING, Record
 
 Kind = Literal["missing", "extra", "changed", "order", "unforgotten"]
 Family = Literal["records", "meanings"]
-"""Which messages of a record a stream stores: the record itself, or its L0 messages."""
+"""Which of a record's messages a stream stores: the record itself, or its L0 messages."""
 
 HELD_RECORDS: Final = 10_000
 HELD_BYTES: Final = 32 * 1024 * 1024
@@ -125,7 +125,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Comparison:
-    """Counts of one stream's messages.
+    """The counts for one stream's messages.
 
     ``first_position`` and ``first_sequence`` belong to the log's first message in the stream; ``None`` if it has none.
     """
@@ -244,7 +244,7 @@ class Comparer:
     def take(self, message: KeptMessage) -> list[Difference]:
         """Take the stream's next message; return its differences."""
         if self._family == "meanings" and message.headers.get(h.LOG) != h.header_text(self._mirror.log):
-            return []  # another home's: both use the same subjects
+            return []  # a message of another home, which uses the same subjects
         self.result.messages += 1
         position = self.position_of(message)
         if position is None:
@@ -257,7 +257,7 @@ class Comparer:
         bit = 1 << _PARTS.index(part) if part in _PARTS else 0
         held = self._known(position)
         if held is not None and event != held.record.event.id:
-            return [self._difference("extra", position, message, "it has another event's id")]
+            return [self._difference("extra", position, message, "it has the id of another event")]
         if not self._wanted[position] & bit & 0x1F:
             return self._not_wanted(position, message, held, part, rebuild)
         if self._seen[position] & bit:
@@ -267,7 +267,7 @@ class Comparer:
         found = self._content(message, held, part, rebuild)
         place = position * len(_PARTS) + _PARTS.index(part)
         if place < self._latest:
-            found.append(self._difference("order", position, message, "it comes after a later record's"))
+            found.append(self._difference("order", position, message, "it comes after the message of a later record"))
         self._latest = max(self._latest, place)
         self._came(position, message)
         if held is not None:
@@ -318,7 +318,7 @@ class Comparer:
 
     def _missing(self, first: int, last: int, count: int) -> Difference:
         self.result.differences["missing"] += count
-        text = "1 message is not there" if count == 1 else f"{count} messages are not there"
+        text = "1 message is missing" if count == 1 else f"{count} messages are missing"
         return Difference("missing", self.result.stream, first, last, None, text)
 
     def _came(self, position: int, message: KeptMessage) -> None:
@@ -359,7 +359,7 @@ class Comparer:
         if pruned:
             self.result.pruned += 1
             return []
-        return [self._difference("extra", position, message, "the log has no such record, and did not prune it")]
+        return [self._difference("extra", position, message, "the log has no such record and did not prune one")]
 
     def _not_wanted(
         self, position: int, message: KeptMessage, held: _Held | None, part: str, rebuild: int

@@ -1,8 +1,7 @@
 """Redacts text that arrives in pieces. A word is released only once it is complete. Pure.
 
-A secret is one word or a quoted text, with its name close before it. So a word
-waits until whitespace follows it, and is redacted together with the lines before
-it. Each release redacts the text so far again and compares the results, so a
+A secret is one word or a quoted text, shortly after its name. So a word waits until whitespace follows it, and is
+redacted together with the lines before it. Each release redacts the text so far again and compares the results, so a
 secret of several words or lines, such as a private key, does not leak either.
 """
 
@@ -13,7 +12,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 MAX_WORD: Final = 8 * 1024
-"""Most characters of a waiting word. A longer word is replaced, because the end of a secret in it would be unknown."""
+"""Maximum length of a waiting word, in characters. A longer word is replaced, because the end of a secret in it would
+be unknown."""
 
 MAX_CONTEXT: Final = 16 * 1024
 KEPT_CONTEXT: Final = 1024

@@ -1,6 +1,6 @@
 """Builds the messages that the mirror publishes for one record of the log. Pure.
 
-In this order, with one cursor for all of them:
+The messages, in this order, with one cursor for all of them:
 
 1. the record's L0 messages (``bridge/nats/l0/captured.py``), id ``{event}:l0``;
 2. a command for an agent of another home, on ``cmd.{project}.{workspace}.{to}.{type}``, id ``{event}:cmd``,
@@ -13,7 +13,7 @@ hash (``DS-Hash``) and what the body is (``DS-Form``):
 * ``whole``: the canonical event. A reader can chain it: hash = sha256(previous ‖ body with the payload as its digest).
 * ``forgotten``: the same, but the payload was replaced by its digest in the log. The chain still verifies.
 * ``pointer``: the record exceeds the server's limit, so the body has the payload's digest; the log has the payload.
-* ``stub``: even a pointer exceeds the limit; the body has only id, time, stream, type and the event's digest.
+* ``stub``: even a pointer would exceed the limit; the body has only id, time, stream, type and the event's digest.
 
 L0 messages and commands also carry ``DS-Log`` and ``DS-Position``, because their subject does not name the log.
 
@@ -64,7 +64,7 @@ DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024
 """A server's default limit in bytes, for headers and body together."""
 
 UNSENT: Final = "cmd_unsent"
-"""Begins the note about a command that is not sent: ``:forgotten``, ``:invalid``, ``:large`` or ``:old``."""
+"""The beginning of the note about a command that is not sent: ``:forgotten``, ``:invalid``, ``:large`` or ``:old``."""
 
 WAKEUP: Final = "wakeup"
 """The suffix of the L0 message that announces a command."""
@@ -74,7 +74,7 @@ BATCH_RESERVE: Final = 256
 
 _LONGEST_FORM = len("forgotten\r\n")
 _OWN_LINES = 6
-"""Headers that are a record's own: id, position, offset, hash, time and form."""
+"""Headers specific to one record: id, position, offset, hash, time and form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class RecordMessages(NamedTuple):
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     commands: tuple[Message, ...] = ()
-    """Commands for agents elsewhere, each followed by its wakeup. A work queue forgets them, so they are never compared
-    or published again."""
+    """Commands for agents elsewhere, each followed by its wakeup. A work queue forgets its messages, so these are never
+    compared or published again."""
 
 
 def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMessages:
@@ -204,7 +204,7 @@ def _own_message(
     form, body = _body(event, mirror.max_payload - BATCH_RESERVE - VERSION_LINE_BYTES - len(text) - _LONGEST_FORM)
     text, count = f"{text}{form}\r\n", shared.lines + _OWN_LINES
     if not h.are_lines(text, count):
-        # The log was tampered with, and its text must not pass for a header line. The publisher decides what to do.
+        # If the log was tampered with, its text must not pass for a header line. The publisher decides what to do.
         return _own_message_by_name(record, context, mirror, subject)
     found = h.reserved_keys(event.payload)
     notes, warnings = _noted(shared.notes, found) if found else (shared.notes, ())
@@ -312,7 +312,7 @@ def _filled_plainly(
     identity: str,
     payload: dict[str, Any] | None,
 ) -> h.Filled:
-    """Do as ``fill_headers`` does, for headers that are all ours and no vendor's state to forward.
+    """Does what ``fill_headers`` does, for headers that are all ours, without a vendor's state to forward.
 
     Headers shared by most messages are looked up. A test checks that both functions agree.
     """
@@ -326,7 +326,7 @@ def _filled_plainly(
 
 
 def _noted(notes: tuple[str, ...], found: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    warning = f"the payload has keys that are reserved for headers: {', '.join(map(ascii, found))}"
+    warning = f"the payload uses keys reserved for headers: {', '.join(map(ascii, found))}"
     return (*notes, "reserved_keys"), (warning,)
 
 

@@ -27,10 +27,11 @@ from bridge.nats.subjects import log_pattern
 from streams.store import NOTHING, Record
 
 ATOMIC_FROM: Final = 8
-"""Fewest pending messages for which an atomic batch pays off."""
+"""Minimum number of pending messages for which an atomic batch pays off."""
 
 MAX_RUN: Final = MAX_BATCH
-"""Most records in a run. After a crash at most this many are published again, and recognised as duplicates."""
+"""Maximum number of records in a run. After a crash, at most this many are published again and recognised as
+duplicates."""
 
 MAX_RUN_BYTES: Final = 4 * 1024 * 1024
 """A run of this size accepts no more records. Bounds our memory and the server's staging area."""
@@ -78,8 +79,8 @@ class Run:
     ) -> None:
         """Add the next record, and apply it to ``state.contexts``.
 
-        Records older than ``l0_after_ms`` get no L0 message, because their stream would no longer keep it.
-        Commands up to position ``commands_after`` were sent before, and those before ``commands_after_ms`` are too old.
+        Records older than ``l0_after_ms`` get no L0 message, because their stream would no longer keep it. Commands up
+        to position ``commands_after`` have already been sent, and those before ``commands_after_ms`` are too old.
         """
         state.contexts.apply(record)
         made = mirrored(record, state.contexts.of(record.event), mirror)
@@ -136,7 +137,7 @@ class KnownL0:
 
 
 def id_before_rebuild(headers: Mapping[str, str]) -> str:
-    """The id of a message without its rebuild number: ``{event}``, ``{event}:l0`` or ``{event}:l0:{part}``."""
+    """A message's id without its rebuild number: ``{event}``, ``{event}:l0`` or ``{event}:l0:{part}``."""
     identity = headers.get(h.MESSAGE_ID, "")
     head, _, last = identity.rpartition(":")
     return head if head and _is_number(last) else identity
@@ -233,7 +234,7 @@ async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
     """Store a begun run. No other run of the log may be in flight. Raises as ``publish_run`` does."""
     session, run = begun.session, begun.run
     l0 = await _publish(session, begun.l0)
-    # A work queue takes no atomic batches; a message that is published again is known by its id.
+    # A work queue accepts no atomic batches; the id identifies a message that is published again.
     l0 += await _publish(session, [_Part(run.commands, None)] if run.commands else [])
     own = await _publish(session, begun.own)
     duplicates = sum(stored.duplicate for stored in own)
@@ -241,7 +242,7 @@ async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
     if duplicates:
         last = await last_message(session, EVENTS, log_pattern(log_id))
         if last is None or position_of(last.headers) != run.position:
-            raise Vanished("the mirror's stream lost messages that it had stored", "the mirror publishes them again")
+            raise Vanished("the mirror's stream lost messages that it had stored", "the mirror will publish them again")
         sequence = last.sequence
     sent = sum(len(part.messages) for part in (*begun.l0, *begun.own)) + len(run.commands)
     known = len(run.l0) + len(run.own) + len(run.commands) - sent

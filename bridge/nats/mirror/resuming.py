@@ -1,9 +1,8 @@
 """Decides where a mirror resumes, from the stream and the log, even if its own state is lost. Pure.
 
-A mirror resumes after the stream's last record of the log only if that record
-equals the log's, none is missing before it, and none is there twice. Otherwise it
-purges the log's part of the stream and publishes it again under new message ids,
-so that the mirror equals the log again, without a person's help.
+A mirror resumes after the last record that the stream has of the log only if that record equals the log's, no earlier
+record is missing, and none is there twice. Otherwise the mirror purges the log's part of the stream and publishes it
+again under new message ids, so that the mirror equals the log again without human intervention.
 
 Records that the stream's limits (age, size, count) removed at its beginning are not missing.
 """
@@ -59,7 +58,8 @@ class LogSurvey:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Resume after the record at ``after``. ``purge``: purge this log's part first. ``rebuild``: number for ids.
+    """Resume after the record at ``after``. ``purge``: purge this log's part first. ``rebuild``: the rebuild number for
+    ids.
 
     ``why`` describes a fault for people, ``note`` names it for counting. Both are empty if there is none.
     """
@@ -85,7 +85,7 @@ def resume_plan(known: MirrorState, stream: StreamSurvey, log: LogSurvey) -> Res
     if wrong is not None:
         return _restart(rebuild, *wrong)
     if last.position < known.position:
-        why = f"the stream lost its end, records after position {last.position}"
+        why = f"the end of the stream is lost: records after position {last.position} are missing"
         return Resume(last.position, rebuild + 1, why=why, note="end_lost")
     return Resume(last.position, rebuild)
 
@@ -99,20 +99,20 @@ def _wrong(last: MirroredRecord, stream: StreamSurvey, log: LogSurvey) -> tuple[
     first = stream.first
     assert first is not None
     if NOTHING in (first.position, last.position):
-        return "the stream has messages under this log's name that no mirror published", "foreign"
+        return "the stream has messages with this log's name that no mirror published", "foreign"
     record = log.at_last
     if last.position > log.head or (
         record is not None and (record.event.id, record.hash) != (last.event_id, last.hash)
     ):
-        return f"the stream has another record at position {last.position} than the log", "diverged"
+        return f"the stream and the log have different records at position {last.position}", "diverged"
     if first.position > log.first and not stream.may_have_removed:
-        return f"the stream begins at position {first.position}, the log at {log.first}", "beginning_lost"
+        return f"the stream begins at position {first.position}, but the log begins at {log.first}", "beginning_lost"
     most = last.position - first.position + 1
     if stream.count > most:
-        return f"the stream has {stream.count} messages for {most} records", "doubled"
+        return f"the stream has {stream.count} messages for only {most} records", "doubled"
     # Positions are dense. Only records pruned before the mirror reached them may be missing.
     if stream.count < most - log.pruned:
-        return f"the stream lacks {most - stream.count} records in its middle", "missing"
+        return f"{most - stream.count} records are missing from the middle of the stream", "missing"
     return None
 
 

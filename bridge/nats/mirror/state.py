@@ -1,4 +1,4 @@
-"""A mirror's own record of its progress: a hint, not needed for correctness. Pure.
+"""A mirror's own record of its progress: a hint that is not needed for correctness. Pure.
 
 The log stores it as the snapshot ``MIRROR`` and, more often, stores only the
 position as the cursor of that name. If it is lost or old, the stream shows how far
@@ -20,7 +20,7 @@ MIRROR: Final = "mirror"
 """The name of the cursor and of the snapshot."""
 
 MIRROR_VERSION: Final = 1000 * CONTEXT_VERSION + 1
-"""Version of the snapshot; changing it invalidates older snapshots."""
+"""Version of the snapshot; increasing it invalidates older snapshots."""
 
 
 @dataclass(slots=True)

@@ -54,7 +54,8 @@ async def survey(session: JetStream, log_id: str) -> StreamSurvey:
         before = last
         await asyncio.sleep(AGAIN_SECONDS)
     raise NatsUnavailable(
-        f"another publisher publishes records of the log {log_id}", "check whether a copy of this home runs elsewhere"
+        f"another publisher is publishing records of the log {log_id}",
+        "check whether a copy of this home is in use elsewhere",
     )
 
 
@@ -92,8 +93,8 @@ async def erase_l0(session: JetStream, event_ids: Collection[str], version: str,
 async def cut(session: JetStream, log_id: str, *, after: int) -> int:
     """Remove a log's messages after position ``after``, or all of them; return the position to resume after.
 
-    Messages can only be added at a stream's end, so a changed record and all later ones must be published again.
-    Deleting a message takes about as long as publishing it, so one purge removes all if most must be removed.
+    Messages can only be added at the end of a stream, so a changed record and all later ones must be published again.
+    Deleting a message takes about as long as publishing it, so if most messages must go, one purge removes all of them.
     """
     pattern = log_pattern(log_id)
     if after > NOTHING:

@@ -17,7 +17,7 @@ from streams.identity import Identity
 from streams.lineage import CREATED, LINKED, RESUMED, traceparent
 
 HOLD_S = 2.0
-"""Longest time that an item waits, unacknowledged, for its pair or its parent."""
+"""Maximum time that an item waits, unacknowledged, for its pair or its parent."""
 
 _ROOTS = frozenset({"human.input", CREATED, RESUMED, LINKED, "capture.gap", "opencode.unreadable"})
 """Event types that begin a causal chain; for all others a missing cause is counted."""
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Late:
-    """An item held for what follows at once: an abort waits for idle, idle for unfinished tools."""
+    """An item held for one that follows at once: an abort waits for idle, and idle waits for unfinished tools."""
 
     entry: Entry
     deadline: float
@@ -100,20 +100,20 @@ class Emitter:
         self._out.done.append(token)
 
     def ask(self, session_id: str, origin: Origin) -> None:
-        """Request that OpenCode is asked about this session, preferably through ``origin``."""
+        """Request that OpenCode be asked about this session, preferably through ``origin``."""
         self._out.asks.append((session_id, origin))
 
     def late(self, entry: Entry) -> Late:
-        """Hold an item; its deadline is ``hold_s`` from now."""
+        """Hold an item until at most ``hold_s`` from now."""
         return Late(entry, self.now + self.hold_s)
 
     def own_key(self, entry: Entry) -> str:
-        """The last part of the key for a hook that has no id."""
+        """The last part of the key for a hook without an id."""
         origin = entry.token.origin
         return f"{origin.boot_id}:{origin.instance}:{entry.token.seq}"
 
     def provenance(self, entry: Entry, type_: str) -> dict[str, Any]:
-        """The metadata of an event made from this item: where it comes from."""
+        """The metadata of an event made from this item, which say where the event comes from."""
         return shapes.present(
             boot=entry.token.origin.boot_id,
             seq=entry.token.seq,

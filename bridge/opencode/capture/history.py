@@ -1,8 +1,8 @@
-"""Turns old sessions of OpenCode 1, as its API returns them, back into the hooks of their time. Pure.
+"""Turns old sessions of OpenCode 1, as its API returns them, back into the hooks that were called at the time. Pure.
 
-Of a session that ended before the log began, only the final messages and their parts can be read. They give the
-same events, with the same keys, as a recording at the time. What OpenCode does not keep (asks, retries) is missing.
-Their metadata says ``history``.
+If a session ended before the log began, only its final messages and their parts can be read. They give the same events,
+with the same keys, as a recording at the time, except for what OpenCode does not keep (asks, retries). The events'
+metadata says ``history``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridge.opencode.capture.shapes import mapping, number, text
 from bridge.opencode.link.frames import HookItem
 
 HISTORY_INSTANCE = sha256(b"history").hexdigest()[:16]
-"""The plugin instance that history comes from; no plugin has it."""
+"""The plugin instance that history is attributed to; no real plugin has it."""
 
 
 def session_items(info: dict[str, Any], messages: list[dict[str, Any]]) -> Iterator[HookItem]:
@@ -39,7 +39,7 @@ def turns_of(messages: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def turn_items(session: str, messages: list[dict[str, Any]], last: int = 0) -> Iterator[HookItem]:
-    """The hooks of these messages, oldest first. ``last``: a message without a time has this one, in ms UTC."""
+    """The hooks of these messages, oldest first. ``last`` is the time, in ms UTC, of a message that has none."""
     answering: str | None = None
     for message in messages:
         about, parts = mapping(message.get("info")), message.get("parts")
@@ -84,7 +84,7 @@ def _parts(session: str, parts: list[dict[str, Any]], at: int) -> Iterator[HookI
 
 
 def _idle(session: str, at: int, answering: str | None) -> Iterator[HookItem]:
-    """The end of a turn. After an error OpenCode reports it twice, and the second report settles an abort."""
+    """The end of a turn. After an error, OpenCode reports idle twice, and the second report settles an abort."""
     if answering is not None:
         yield from (_event("session.idle", at, {"sessionID": session}) for _ in range(2))
 

@@ -1,9 +1,8 @@
 """The shapes of hooks that the rules understand. Pure.
 
-A rule may drop a hook only if it knows that the hook is not final. So each item
-is first checked against the shape of its source. The shape covers the fields
-that the rule reads to decide, and those it records with a fixed type. An item
-that does not match is kept whole; no rule guesses.
+A rule may drop a hook only if it knows that the hook is not final. So each item is first checked against the shape of
+its source. The shape covers the fields that the rule reads to decide and those that it records with a fixed type. An
+item that does not match is kept whole; no rule guesses.
 
 Fields that no rule reads may have any shape. New fields are allowed.
 """
@@ -133,7 +132,7 @@ _PARTS: Final[dict[str, Shape]] = {
         "cost?": _number,
         "snapshot?": str,
     },
-    # Parts of these types are noise, or already in the input.
+    # Parts of these types are noise or already in the input.
     **{kind: {} for kind in ("step-start", "snapshot", "patch", "compaction", "retry", "file", "agent", "subtask")},
 }
 """Shapes of message parts, by type."""
@@ -221,7 +220,7 @@ def is_known(item: HookItem) -> bool:
 
 
 def _names_one_session(item: HookItem) -> bool:
-    """True if the known places of session ids hold one id, the same in all."""
+    """True if all known places of session ids hold the same id."""
     properties = properties_of(item)
     holders = [properties, *(mapping(properties.get(name)) for name in ("info", "part"))]
     if item.hook != "event":

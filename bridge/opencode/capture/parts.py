@@ -186,9 +186,9 @@ class Parts(Turns):
     def _take_afters(self, session: SessionState, call: str, state: dict[str, Any]) -> list[_After]:
         """Take the held hooks of a tool part that ended: one from each plugin copy.
 
-        Two calls may share an id, so the input decides. A plugin may have
-        changed a call's input before it ran. Then no held hook has the part's input, and the only input left is
-        the changed one. A part that is already recorded is a resend and takes no such hook.
+        Two calls may share an id, so the input decides. A plugin may have changed a call's input before it ran. Then no
+        held hook has the part's input, and the only input left is the changed one. A part that is already recorded is a
+        resend and takes none of the hooks.
         """
         held = [after for after in self._afters if after.session == session.id and after.call == call]
         taken = [after for after in held if _given(after.entry) == input_digest(state.get("input"))]
@@ -206,7 +206,7 @@ class Parts(Turns):
             self.finish(after.entry.token)
             return
         opened = [t for t in self._open.values() if t.session == after.session and t.call == after.call]
-        # If two calls share a part, the part gets the step of the call that ends it, which is not known yet.
+        # If two calls share a part, the part gets the step of the call that ends it, and that call is not known yet.
         part = next((one.part for one in opened if len(one.inputs) < 2), None)
         if part is None and self._is_echo(session, after.call, after.entry.item.input.get("args")):
             self.counts["duplicate:tool.execute.after"] += 1

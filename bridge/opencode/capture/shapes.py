@@ -1,4 +1,4 @@
-"""Reads what OpenCode passes to hooks, and makes payloads from it. Pure.
+"""Reads the values that OpenCode passes to hooks and makes payloads from them. Pure.
 
 OpenCode's types lag behind what it sends, so nothing here relies on a shape: missing values are left out,
 and odd values are kept as they are.
@@ -212,7 +212,7 @@ def is_shell_note(part: dict[str, Any]) -> bool:
 
 
 def is_aborted_shell(payload: dict[str, Any]) -> bool:
-    """True for the step of a ``!`` command that was interrupted: OpenCode says so at the end of its output only."""
+    """True for the step of a ``!`` command that was interrupted: OpenCode says so only at the end of its output."""
     output = payload.get("output")
     return isinstance(output, str) and output.endswith(_SHELL_ABORTED)
 

@@ -4,7 +4,7 @@ No ``chat.message`` hook comes for them. OpenCode writes a user message with one
 synthetic note, then an answer with one ``bash`` part, and only that part names
 the command. So the note and the answer wait, unacknowledged, for the part.
 
-A fork copies the same messages; there the answer is already complete.
+A fork copies the same messages, but there the answer is already complete.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Shells(Emitter):
         return True
 
     def shell_tool(self, session: SessionState, part: dict[str, Any]) -> None:
-        """Begin the turn of a waiting command, if this is its part."""
+        """Begin the turn of a waiting command if this is its part."""
         waiting = self._shells.get(session.id)
         if waiting is not None and waiting.answer is not None and _message(waiting.answer)["id"] == part["messageID"]:
             self.settle_shell(session.id, text(mapping(part["state"].get("input")).get("command")))

@@ -23,10 +23,10 @@ from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
 STATE_VERSION = 7
-"""Version of the dumped state and of the fold. A higher version invalidates older snapshots."""
+"""Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
-"""Outcome of a turn whose OpenCode died."""
+"""Outcome of a turn whose OpenCode process died."""
 
 SHELL = "shell"
 """The trigger of a turn that consists of one ``!`` command of a person. No model answers it."""
@@ -36,20 +36,20 @@ REMEMBERED = 256
 log has their keys."""
 
 BUSY_SESSIONS = 64
-"""Sessions that remember this much: those that last began a turn or appeared. This keeps the state of any log
-small, and with it the snapshot, the start-up time and the memory use."""
+"""How many sessions remember this much: those that most recently began a turn or appeared. This keeps the state of any
+log small, and with it the snapshot, the start-up time and the memory use."""
 
 PROMPTS = 16
 """How many prompts a session remembers with their first words, to name the one that is undone."""
 
 PROMPT_LENGTH = 80
-"""How many characters of those words."""
+"""How many characters of those words are kept."""
 
 UNDONE = "opencode.message.removed"
 RENAMED = "opencode.session.renamed"
 
 REMEMBERED_AT_REST = 4
-"""How many entries of each kind the other sessions remember."""
+"""How many entries of each kind every other session remembers."""
 
 
 # Equal states must dump to equal bytes, but sets have no order, and the log reorders a payload's fields.
@@ -61,11 +61,11 @@ Sums = Annotated[dict[str, int | float], PlainSerializer(lambda found: dict(sort
 
 @dataclass(slots=True)
 class Turn:
-    """A session's current turn: the answering of one user message."""
+    """A session's current turn: the answer to one user message."""
 
     user_message: str
     assistant_message: str
-    """The first answer. Later answers sort after it, those of earlier turns before it."""
+    """The first answer. Later answers sort after it, and answers of earlier turns before it."""
     event_id: str
     started_ms: int
     boot: str
@@ -82,12 +82,12 @@ class Turn:
     cost: float = 0.0
     tokens: Sums = field(default_factory=dict)
     counted: Names = field(default_factory=set)
-    """Keys of the steps in these sums. A step that is resent because its ack was lost counts once."""
+    """Keys of the steps in these sums, so that a step resent because its ack was lost counts once."""
 
 
 @dataclass(slots=True)
 class SessionState:
-    """One session: where its records go, and what may cause its next event."""
+    """One session: where its records go, and which events may cause its next one."""
 
     id: str
     stream: str
@@ -102,12 +102,12 @@ class SessionState:
     first_message: str | None = None
     """The user message of its first input or turn. OpenCode's ids ascend, so lower ones come from another session."""
     misread: bool = False
-    """True if an item was not understood and kept whole, so that apparent history may be new."""
+    """True if an item was not understood and was kept whole, so that apparent history may be new."""
     ended: bool = False
     host_seq: int = -1
     """The highest number, in OpenCode 2's own log of the session, of an event in this log; -1 in OpenCode 1."""
     host_turn: int = -1
-    """The number of the event that began or ended its latest turn. What follows it is read again after a restart."""
+    """The number of the event that began or ended its latest turn. Later events are read again after a restart."""
     host: str = ""
     """The service of OpenCode 2 that has the session, by a short name."""
     title: str | None = None
@@ -129,7 +129,7 @@ class SessionState:
     """Ids of ``agent.spawned`` events, by the task part that named the child."""
 
     def handed_from(self, agent: str, trigger: str) -> str | None:
-        """The agent that had the session until now, if this turn gives it to another one."""
+        """The agent that had the session until now, if this turn hands the session to another agent."""
         return self.agent if self.agent and answers(agent, trigger) and agent != self.agent else None
 
     def rest(self) -> None:
@@ -150,7 +150,7 @@ def input_digest(value: Any) -> str:
 
 
 def remember(known: OrderedDict[str, str], key: str, value: str, most: int = REMEMBERED) -> None:
-    """Add ``key``; forget the oldest entry beyond ``most``."""
+    """Add ``key``; if there are more than ``most`` entries, forget the oldest."""
     known[key] = value
     if len(known) > most:
         known.popitem(last=False)
@@ -186,7 +186,7 @@ class CaptureState:
         return [session for session in self.sessions.values() if not session.known]
 
     def open_turns(self) -> list[tuple[SessionState, Turn]]:
-        """The sessions with an open turn according to the log. Its OpenCode may have died."""
+        """The sessions with an open turn according to the log. Their OpenCode processes may have died."""
         return [(session, session.turn) for session in self.sessions.values() if session.turn is not None]
 
     def turn_of(self, session_id: str) -> str | None:
@@ -195,7 +195,7 @@ class CaptureState:
         return session.turn.user_message if session is not None and session.turn is not None else None
 
     def drop(self, streams: Collection[str], sessions: Collection[str] = ()) -> None:
-        """Drop these sessions and those in these streams, as a fold over a log without their payloads would.
+        """Drop these sessions and those in these streams, as a fold over a log without these sessions' payloads would.
 
         A dropped session that sends another hook appears as resumed.
         """
@@ -232,7 +232,7 @@ class CaptureState:
             self._turn_started(session, event)
         elif event.type == "turn.ended":
             if session.turn is not None and session.turn.user_message == payload["message"]:
-                session.turn.counted.clear()  # its sums are reported and final
+                session.turn.counted.clear()  # the sums are reported and final
                 session.last_turn, session.turn = session.turn, None
             session.last_end, session.title = event.id, payload.get("title") or session.title
         elif event.type == "execution.step":
@@ -282,7 +282,7 @@ class CaptureState:
             self._is_busy(session)
 
     def _numbered(self, session: SessionState, event: StreamEvent) -> None:
-        """Note how far OpenCode 2's own log of the session is in this log."""
+        """Note how much of OpenCode 2's own log of the session is in this log."""
         seq, service = event.metadata.get("host_seq"), event.metadata.get("service")
         session.host = service if isinstance(service, str) else session.host
         if type(seq) is int:

@@ -40,7 +40,7 @@ _SEEN_EVENTS = 50_000
 
 @dataclass(slots=True)
 class _Waiting:
-    """A session that cannot be placed yet. Holds its hooks in order until its parent or its call is known.
+    """A session that cannot be placed yet. Holds the session's hooks in order until its parent or its call is known.
 
     ``first`` is the hook that caused the wait. ``entries`` is empty if that hook
     belongs to a child of this session.
@@ -120,7 +120,7 @@ class Translator(Parts):
         self.expire(now)
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` next has something to do; ``None`` while nothing waits."""
+        """When ``tick`` next has something to do; ``None`` while nothing is waiting."""
         return min([waiting.deadline for waiting in self._waiting.values()] + self.deadlines(), default=None)
 
     def end_missing(self, session_id: str, now: float) -> None:
@@ -192,7 +192,7 @@ class Translator(Parts):
                 self.ask(session_id, waiting.first.token.origin)
             return False
         if parent_id and parent is None:
-            # The parent may be on its way, or older than this log. Ask about the parent too.
+            # The parent may be on its way or older than this log, so ask about the parent too.
             if parent_id not in self._waiting and parent_id != session_id:
                 self._waiting[parent_id] = _Waiting(waiting.first, waiting.deadline)
             return False
@@ -217,7 +217,7 @@ class Translator(Parts):
             self._link(orphan, session_id, entry)
 
     def _link(self, session: SessionState, parent_id: str | None, entry: Entry) -> None:
-        """Link a session of unknown lineage to its parent's root; without a parent it is a root itself."""
+        """Link a session of unknown lineage to its parent's root; a session without a parent is a root itself."""
         parent = self.state.sessions.get(parent_id) if parent_id else None
         if session.known or (parent_id and parent is None):
             return

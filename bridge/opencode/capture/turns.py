@@ -3,8 +3,8 @@
 The rules table names these methods. Each emits events, and returns true if
 the item must stay unfinished for now; the method that ends the wait finishes it.
 
-A crash may lose what this object keeps. Everything that decides an event's content
-is in the state, or in a hook that is not acknowledged yet.
+A crash may lose the content of this object. Everything that decides an event's content is in the state or in a hook
+that is not acknowledged yet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streams.identity import Identity
 _REMEMBERED_MESSAGES = 4000
 
 _ANSWERED = frozenset({"stop", "length"})
-"""Finish reasons of a last answer; ``tool-calls`` means that the model wanted to continue."""
+"""Finish reasons of a final answer; ``tool-calls`` means that the model wanted to continue."""
 
 
 class Turns(Shells):
@@ -54,7 +54,7 @@ class Turns(Shells):
         return False
 
     def unknown_event(self, entry: Entry, session: SessionState | None) -> bool:
-        """Keep an item whole, because its type is unknown or its rule does not understand its shape."""
+        """Keep an item whole, because its type is unknown or no rule understands its shape."""
         name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in shapes.source_of(entry.item))
         type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
         key = shapes.bus_id(entry.item) or self.own_key(entry)
@@ -136,7 +136,7 @@ class Turns(Shells):
         completed = info["time"].get("completed") is not None
         expected = message_id in self._messages or answered in session.turns or answered in session.inputs
         if completed and not expected and not session.misread:
-            # A fork copies finished messages into a new session. They are history.
+            # A fork copies finished messages into a new session. Those messages are history.
             self._copied[message_id] = None
             self.drop_shell(session.id, answered)
             return False
@@ -205,7 +205,7 @@ class Turns(Shells):
         )
 
     def session_idle(self, entry: Entry, session: SessionState | None) -> bool:
-        """End the turn. After an abort or an error, wait, because the last parts follow and idle comes again."""
+        """End the turn. After an abort or an error, wait, because the last parts follow and then another idle."""
         if session is None:
             return False
         self.settle_shell(session.id, until_ms=entry.item.t)
@@ -284,9 +284,10 @@ class Turns(Shells):
             self.finish(ending.entry.token)
 
     def end_dead_turn(self, session: SessionState, at_ms: int | None) -> None:
-        """End the open turn of an OpenCode process that is gone, and from which nothing more can come.
+        """End the open turn of an OpenCode process that is gone and can send nothing more.
 
-        ``at_ms`` is when its link ended; ``None`` if nobody saw that. Then the time of the turn's last event counts.
+        ``at_ms`` is when the process's link ended. If nobody saw that, it is ``None``, and the time of the turn's last
+        event counts.
         """
         turn = session.turn
         if turn is not None:
@@ -343,7 +344,7 @@ class Turns(Shells):
         message = self._current.get(session.id) if session is not None and (is_open or turn is None) else None
         if message is None and session is not None and turn is not None:
             if is_open and turn.finish is not None:
-                # A crash lost which answer failed; that answer's own update comes next and says so.
+                # A crash lost the information which answer failed; that answer's own update comes next and says so.
                 self._errors[session.id] = self.late(entry)
                 return True
             message = turn.assistant_message if turn.finish is None else None

@@ -63,16 +63,16 @@ __all__ = [
 PROTOCOL: Final = 1
 
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
-"""Largest message that either side accepts; a larger one closes the connection with 1009."""
+"""Size of the largest message that either side accepts; a larger one closes the connection with code 1009."""
 
 BATCH_ITEMS: Final = 256
-"""Most items a sender puts in one ``hooks`` frame."""
+"""Maximum number of items that a sender puts in one ``hooks`` frame."""
 
 BATCH_BYTES: Final = 1024 * 1024
 """Bytes at which a sender closes a batch; a larger item goes alone."""
 
 MAX_ITEMS: Final = 200_000
-"""Most items accepted in one frame: twice the largest possible window."""
+"""Maximum number of items accepted in one frame: twice the largest possible window."""
 
 _LARGE_BYTES: Final = 256 * 1024
 
@@ -83,7 +83,7 @@ Role: TypeAlias = Literal["shim", "control"]
 ByeReason: TypeAlias = Literal[
     "draining", "idle", "disposed", "protocol", "auth", "upgrade", "unsupported", "replaced", "window"
 ]
-"""Why a link ends; ``docs/protocol.md`` says who sends which, and how the other side reacts."""
+"""Why a link ends; ``docs/protocol.md`` says which side sends which reason, and how the other side reacts."""
 
 
 # --- the hot path: plain dataclasses, checked by hand -----------------------------------------------
@@ -107,7 +107,7 @@ class Hooks:
     items: list[HookItem]
     type: Literal["hooks"] = "hooks"
     repaired: int = 0
-    """Number of values changed to make the frame readable. Not on the wire."""
+    """Number of values that were changed to make the frame readable. Not on the wire."""
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class _Frame(Struct, frozen=True, tag_field="type"):
 
 
 class Hello(_Frame, frozen=True, tag="hello"):
-    """First frame of a connection, from the shim or the command line."""
+    """The first frame of a connection, from the shim or the command line."""
 
     type: ClassVar[str] = "hello"
 
@@ -312,7 +312,7 @@ class Context(_Frame, frozen=True, tag="context"):
 
 
 class Bye(_Frame, frozen=True, tag="bye"):
-    """The last frame of a side that closes on purpose. ``detail`` explains ``reason`` in words."""
+    """The last frame from a side that closes on purpose. ``detail`` explains ``reason`` in words."""
 
     type: ClassVar[str] = "bye"
 
@@ -355,7 +355,7 @@ def decode(message: str | bytes) -> Frame:
     """
     if len(message) < _LARGE_BYTES or not gc.isenabled():
         return _decode(message)
-    # A large message may hold millions of values, which the garbage collector would scan again and again.
+    # A large message may hold millions of values, which the garbage collector would scan repeatedly.
     gc.disable()
     try:
         return _decode(message)
@@ -429,7 +429,7 @@ def _items(obj: dict[str, Any], kind: str) -> list[HookItem]:
     if type(raw) is not list:
         raise FrameError(f"{kind}.items must be a list")
     if len(raw) > MAX_ITEMS:
-        raise FrameError(f"{kind}.items must not be more than {MAX_ITEMS}")
+        raise FrameError(f"{kind}.items must not have more than {MAX_ITEMS} elements")
     items = []
     for index, entry in enumerate(raw):
         if type(entry) is not dict:
@@ -458,4 +458,4 @@ def _dumps(value: dict[str, Any]) -> str:
         try:
             return orjson.dumps(repair(value)).decode()
         except TypeError as error:
-            raise FrameError(f"JSON cannot express a value of the type ({type(error).__name__})") from None
+            raise FrameError(f"a value cannot be expressed as JSON ({type(error).__name__})") from None

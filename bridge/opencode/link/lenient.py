@@ -37,7 +37,7 @@ class FrameError(ValueError):
 
 
 class UnknownFrame(FrameError):
-    """A JSON object with a ``type`` that this protocol does not have, perhaps from a newer peer."""
+    """A JSON object whose ``type`` this protocol does not have, perhaps from a newer peer."""
 
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -58,13 +58,14 @@ _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]
 # These limits keep the event loop's pause to about a second, for a message of any size:
 
 _CUT_TOKENS = 500_000
-"""Most strings and brackets scanned to cut a deep message."""
+"""Maximum number of strings and brackets scanned to cut a deep message."""
 
 _LONE_RUNS = 500_000
-"""Most places with lone surrogates to repair."""
+"""Maximum number of places with lone surrogates to repair."""
 
 _TREE_CHARS = 1024 * 1024
-"""Longest message whose values are checked one by one, for example for NaN. JavaScript writes NaN as null."""
+"""Length of the longest message whose values are checked one by one, for example for NaN. JavaScript writes NaN as
+null."""
 
 _DEEP = '{"$deep":true}'
 

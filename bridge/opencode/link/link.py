@@ -1,11 +1,9 @@
 """Link protocol 1 without I/O: data in, events out, messages to send.
 
-``SidecarLink`` is the sidecar's end of one connection, ``ClientLink`` the
-other end in either role: ``shim`` (``durable-stream play``, in place of the
-plugin) or ``control`` (the command line). Neither uses a clock, a socket or randomness.
-The caller supplies nonces and the token, and delivers what ``data_to_send`` returns, in
-order. After the event ``Closed`` the caller sends what is left and closes the
-connection.
+``SidecarLink`` is the sidecar's end of one connection, ``ClientLink`` the other end in either role: ``shim``
+(``durable-stream play``, in place of the plugin) or ``control`` (the command line). Neither uses a clock, a socket or
+randomness. The caller supplies nonces and the token, and delivers what ``data_to_send`` returns, in order. After the
+event ``Closed``, the caller sends the remaining messages and closes the connection.
 
 The states and their tables, the events and the errors are in ``protocol.py``.
 The client sends no user data before it has verified the sidecar's proof. If
@@ -166,8 +164,10 @@ class _Link:
 
     def _send(self, frame: Frame) -> None:
         text = encode(frame)
-        if len(text) > MAX_FRAME_BYTES:  # in characters, and bytes are no fewer: the peer would close with 1009
-            raise LocalProtocolError(f"a {frame.type} frame of {len(text)} characters is over the limit")
+        if (
+            len(text) > MAX_FRAME_BYTES
+        ):  # in characters, and there are at least as many bytes: the peer would close with 1009
+            raise LocalProtocolError(f"a {frame.type} frame of {len(text)} characters exceeds the limit")
         self._out.append(text)
 
     def _fail(self, reason: ByeReason, detail: str) -> list[Event]:
@@ -208,7 +208,7 @@ class SidecarLink(_Link):
         self._ack_sent = 0
 
     def welcome(self, *, acked_seq: int = 0, context: Mapping[str, Any] | None = None) -> None:
-        """Open the link. ``acked_seq``: this instance's highest seq known to be durable, 0 if unknown."""
+        """Open the link. ``acked_seq``: this instance's highest seq known to be durable; 0 if unknown."""
         self._need(State.AWAIT_WELCOME)
         assert self.role is not None
         self.acks = AckWindow(acked_seq, self.acks.window)
@@ -235,7 +235,7 @@ class SidecarLink(_Link):
         self._send(Context(context=dict(context)))
 
     def finish(self, seqs: Iterable[int]) -> bool:
-        """Mark items as finished; return true if ``acks.acked`` moved. Allowed after the link closed.
+        """Mark items as finished; return true if ``acks.acked`` moved. Allowed even after the link has closed.
 
         Raises:
             ValueError: one was never received.
@@ -255,9 +255,10 @@ class SidecarLink(_Link):
         super().bye(reason, detail)
 
     def leave(self, reason: ByeReason) -> None:
-        """Send ``bye`` to a shim, but still take the hooks on their way, without acks. For other peers as ``bye``.
+        """Send ``bye`` to a shim, but still take the hooks already on their way, without acks. For other peers, the
+        same as ``bye``.
 
-        Ends when the peer closes, or with ``bye``, which then sends nothing.
+        The link is closed once the peer closes it, or by ``bye``, which then sends nothing.
         """
         was = self.state
         self.bye(reason)
@@ -314,7 +315,7 @@ class SidecarLink(_Link):
             return [refused, *self._fail("unsupported", self._why_unsupported(version))]
         shim = frame.shim if self.role == "shim" else None
         if self.role == "shim" and shim is None:
-            return self._fail("protocol", "identify lacks fields of a shim")
+            return self._fail("protocol", "the identify frame lacks shim fields")
         self.state = after
         version = shim.shim_version if shim is not None else frame.client_version or ""
         return [Identified(self.role, shim, version, frame.pid)]
@@ -324,20 +325,26 @@ class SidecarLink(_Link):
         if self.role == "shim":
             peer = "plugin"
             remedy = (
-                "run `durable-stream install`, then restart OpenCode" if is_old else "the sidecar makes room for it"
+                "run `durable-stream install`, then restart OpenCode"
+                if is_old
+                else "the sidecar exits so that the plugin can start its own"
             )
         else:
             peer = "command"
-            remedy = "use a durable-stream as new as the sidecar" if is_old else "run `durable-stream stop`, try again"
+            remedy = (
+                "use a durable-stream at least as new as the sidecar"
+                if is_old
+                else "run `durable-stream stop`, then try again"
+            )
         return (
-            f"the sidecar ({self._version}) speaks link protocol {PROTOCOL}, "
-            f"the {peer} ({version[:50]}) speaks {self._client_protocol}: {remedy}"
+            f"the sidecar ({self._version}) speaks link protocol {PROTOCOL}, but the {peer} ({version[:50]}) speaks "
+            f"{self._client_protocol}: {remedy}"
         )
 
     def _hooks(self, frame: Hooks) -> list[Event]:
         count = len(frame.items)
         if frame.first_seq + count - 1 > MAX_SEQ:
-            return self._fail("protocol", "seq over the largest")
+            return self._fail("protocol", "seq exceeds the maximum")
         try:
             known = self.acks.begin(frame.first_seq, count)
         except WindowOverrun as error:
@@ -398,9 +405,9 @@ class ClientLink(_Link):
         """
         self._need(State.OPEN_SHIM)
         if first_seq <= self.last_sent:
-            raise LocalProtocolError(f"seq {first_seq} was sent before (last: {self.last_sent})")
+            raise LocalProtocolError(f"seq {first_seq} was already sent (last: {self.last_sent})")
         if len(items) > self.room:
-            raise LocalProtocolError(f"{len(items)} items are more than the window has room for ({self.room})")
+            raise LocalProtocolError(f"{len(items)} items do not fit into the window, which has room for {self.room}")
         for last_seq, text in batches(first_seq, items):
             self._out.append(text)
             self._flight.append((last_seq, last_seq - max(first_seq - 1, self.last_sent)))
@@ -453,7 +460,8 @@ class ClientLink(_Link):
             return [Closed("impostor", "wrong proof", by_peer=False)]
         if frame.protocol != PROTOCOL:
             detail = (
-                f"the sidecar ({frame.sidecar_version}) speaks link protocol {frame.protocol}, this side {PROTOCOL}"
+                f"the sidecar ({frame.sidecar_version}) speaks link protocol {frame.protocol}, but this side speaks "
+                f"{PROTOCOL}"
             )
             return self._fail("unsupported", detail)
         own = proof(self._token, self.role, self._port, self._nonce, frame.nonce)
@@ -467,7 +475,7 @@ class ClientLink(_Link):
 
     def _acked(self, seq: int) -> list[Event]:
         if seq > max(self.last_sent, self.acked):
-            return self._fail("protocol", f"seq {seq} acknowledged, but {self.last_sent} was the last sent")
+            return self._fail("protocol", f"seq {seq} was acknowledged, but the last one sent was {self.last_sent}")
         while self._flight and self._flight[0][0] <= seq:
             self._in_flight -= self._flight.popleft()[1]
         if self._flight and seq > self.acked:

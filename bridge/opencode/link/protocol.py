@@ -84,18 +84,18 @@ class SeqWentBack(WindowError):
 
 
 class WindowOverrun(WindowError):
-    """``unacked`` items would be unacknowledged, more than twice the ``window``."""
+    """There would be ``unacked`` unacknowledged items, which is more than twice the ``window``."""
 
     def __init__(self, unacked: int, window: int) -> None:
         super().__init__(unacked, window)
         self.unacked, self.window = unacked, window
 
     def __str__(self) -> str:
-        return f"{self.unacked} items unacknowledged with a window of {self.window}"
+        return f"{self.unacked} items would be unacknowledged; the window is {self.window}"
 
 
 class RemoteError(LinkError):
-    """The other side answered with an error, or not at all. ``status`` is the HTTP status, if known."""
+    """The other side answered with an error or did not answer. ``status`` is the HTTP status, if known."""
 
     def __init__(self, code: str, message: str, status: int | None = None) -> None:
         super().__init__(code, message, status)
@@ -125,7 +125,9 @@ class RequestError(RemoteError):
 
 
 class Identified(Struct, frozen=True):
-    """Emitted by the sidecar's end: the peer proved itself. Call ``welcome`` when ready. Control has no ``shim``."""
+    """Emitted by the sidecar's end: the peer proved itself. Call ``welcome`` when ready. For control, ``shim`` is
+    ``None``.
+    """
 
     role: Role
     shim: ShimIdentity | None

@@ -1,10 +1,8 @@
 """The lines of the spool file, which a shim writes when no sidecar takes its hooks. Pure.
 
-The first line is a header. Each other line is
-``{"seq":n,"sum":"…","item":{hook, t, input, output}}``. ``sum`` is the first 16
-hex digits of SHA-256 over ``n``, a comma and the item's bytes. Seqs are written
-without gaps. So one rule finds all damage: a line with a wrong sum is lost,
-and a missing seq is a lost item.
+The first line is a header. Each other line is ``{"seq":n,"sum":"…","item":{hook, t, input, output}}``. ``sum`` is the
+first 16 hex digits of SHA-256 over ``n``, a comma and the item's bytes. Seqs are written without gaps. So one rule
+finds all damage: a line with a wrong sum is dropped, and a missing seq means a lost item.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _LINE = re.compile(rb'\{"seq":([1-9][0-9]{0,15}),"sum":"([0-9a-f]{16})","item":(
 
 @dataclass(frozen=True, slots=True)
 class SpoolHeader:
-    """The spool's owner. ``started_ms`` is when the instance started, ms since 1970 UTC."""
+    """The spool's owner. ``started_ms`` is the time when the instance started, in ms since 1970 UTC."""
 
     pid: int
     started_ms: int
@@ -48,7 +46,7 @@ def parse_line(line: bytes) -> tuple[int, HookItem]:
         raise FrameError("not a spool line")
     digits, found, text = match.groups()
     if sha256(digits + b"," + text).hexdigest()[:16].encode() != found:
-        raise FrameError("a wrong sum")
+        raise FrameError("wrong checksum")
     seq, item = int(digits), _object(text)
     hook, t = item.get("hook"), item.get("t")
     if seq > MAX_SEQ or type(hook) is not str or not hook or type(t) is not int or not 0 <= t <= MAX_SEQ:

@@ -8,7 +8,7 @@ from typing import Final
 from bridge.opencode.link.protocol import SeqWentBack, WindowOverrun
 
 DEFAULT_WINDOW: Final = 512
-"""Most unacknowledged items that a shim keeps in flight."""
+"""Maximum number of unacknowledged items that a shim keeps in flight."""
 
 
 class AckWindow:
@@ -51,7 +51,7 @@ class AckWindow:
         return known
 
     def finish(self, seq: int) -> None:
-        """Mark ``seq`` as durable, or as making no event. Idempotent.
+        """Mark ``seq`` as durable or as making no event. Idempotent.
 
         Raises:
             ValueError: ``seq`` was never begun.

@@ -27,7 +27,8 @@ from streams.hashing import MAX_DEPTH
 __all__ = ["KEPT_OF_LONG", "MAX_STRING", "Redactor"]
 
 MAX_STRING = 8 * 1024 * 1024
-"""Longest string, in characters, that is kept whole; a longer one becomes digest, size and beginning."""
+"""Maximum length, in characters, of a string that is kept whole; a longer one is replaced by its digest, size and
+beginning."""
 
 KEPT_OF_LONG = 64 * 1024
 
@@ -55,7 +56,7 @@ _KEY_ENDS: Final = (
     *("base", "value", "val", "prod", "production", "dev", "test", "staging", "live", "old", "new", "primary"),
     *("secondary", "admin", "access", *"0123456789"),
 )
-"""Every secret key name has one of these endings, in lower case. Other names that have one only cost time."""
+"""Every secret key name has one of these endings, in lower case. Other names with such an ending only cost time."""
 
 _PAIR_NAMES: Final = ("name", "key", "Name", "Key")
 _PAIR_VALUES: Final = ("value", "Value", "val")
@@ -74,7 +75,7 @@ _TELLING: Final = re.compile(r"(?i)(?:token|key)$")
 """Key names that satisfy the rules which require a name before a value."""
 
 _PASSES: Final = 8
-"""Most passes over one text. They repeat until one replaces nothing, which is usually the second."""
+"""Maximum number of passes over one text. Passes repeat until one replaces nothing, which is usually the second."""
 
 
 class Redactor:
@@ -276,7 +277,7 @@ def _own_rules(literals: Mapping[str, str]) -> Iterator[Rule]:
         forms = {text, orjson.dumps(text).decode()[1:-1]}
         yield Rule(
             id=name,
-            description="a text named in the configuration",
+            description="a text listed in the configuration",
             regex="|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)),
             keywords=tuple(form.encode().lower().decode() for form in forms),
             word=False,

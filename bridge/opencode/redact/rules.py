@@ -24,7 +24,7 @@ _MACROS = {
     r"""(?:[ \t]|\\{1,15}t){0,8}(?:\\{0,15}["'])?""",
 }
 
-# The words that mark the name of a secret, and how such a name may continue.
+# The words that mark a secret's name, and how such a name may continue.
 _BEGIN = r"(?:(?<![A-Za-z])|(?<=\\[nrt]))"
 _NAMES = (
     r"(?:(?i:passw(?:or)?d|passphrase|passcode|secret|credentials?|api[_-]?(?:key|token)"
@@ -42,7 +42,7 @@ _PLAIN = (
     r"""|\\{0,15}["'](?=[A-Za-z0-9!@#$%^&*(])|\\(?![nrtu"'\\]))"""
 )
 SECRET_NAME = re.compile(rf"(?<!next)(?<!next_)(?<!page)(?<!page_)(?:{_NAMES}){_TAIL}\Z")
-"""Pattern to search in a name; it matches if the name's value is a secret."""
+"""Pattern to search for in a name; it matches if the name's value is a secret."""
 
 _MACROS |= {
     "{BEGIN}": _BEGIN,
@@ -129,7 +129,7 @@ class Rule:
 
 
 MAX_BEFORE = 64
-"""Most bytes that a ``before`` pattern may match."""
+"""Maximum number of bytes that a ``before`` pattern may match."""
 
 
 def compiled(regex: str) -> re.Pattern[bytes]:
@@ -160,5 +160,5 @@ def _rules(entries: Iterable[dict[str, object]]) -> Iterator[Rule]:
 
 
 def rule_ids() -> tuple[str, ...]:
-    """The ids that ``[redact] disable`` may name."""
+    """The ids allowed in ``[redact] disable``."""
     return tuple(rule.id for rule in built_in())

@@ -43,5 +43,5 @@ EventArgument = Annotated[
 
 
 def streams_option(help_text: str) -> Any:
-    """The repeatable ``--stream``; what a command does with the streams differs."""
+    """The repeatable ``--stream``; each command uses the streams differently."""
     return typer.Option("--stream", metavar="STREAM", help=help_text, autocompletion=complete.streams)

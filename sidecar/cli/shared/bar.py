@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
 
 BAR_BYTES = 8 * 1024 * 1024
-"""A log from this size on takes long enough to verify for a progress bar."""
+"""A log of at least this size takes long enough to verify for a progress bar."""
 
 
 class Bar:
@@ -42,7 +42,7 @@ class Bar:
 def bar(
     out: Output, what: str, unit: Literal["records", "bytes", "hooks"] = "records", *, wanted: bool = True
 ) -> Iterator[Bar]:
-    """Show a bar during the block; output printed meanwhile appears above it."""
+    """Show a bar during the block; output printed during the block appears above the bar."""
     if not out.terminal or out.json or not wanted:
         yield Bar(None, unit)
         return

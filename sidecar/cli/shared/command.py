@@ -43,20 +43,21 @@ _OUR_ERRORS = (
 )
 
 UNEXPECTED = "unexpected"
-"""The code of an unforeseen error, which is our bug."""
+"""The code of an unforeseen error, which is a bug of ours."""
 
 SYSTEM = "system"
 """The code of an error of the operating system that ``_SYSTEM_CODES`` does not list."""
 
-_CLOSED = "it belongs to another user or is closed to you: choose another --home, or have its owner give it to you"
+_CLOSED = "another user owns it, or you lack permission: choose another --home, or ask its owner to transfer it to you"
 
 _REMEDIES = {
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
-    errno.ENOSPC: "make room on that disk, then try again",
-    errno.EDQUOT: "make room within your quota, then try again",
-    errno.EROFS: "it is on a read-only file system: mount that writable, or use another place",
-    errno.EADDRINUSE: "another program has that port: set another [link] port in config.toml, or 0 for any",
+    errno.ENOSPC: "free some space on that disk, then try again",
+    errno.EDQUOT: "free some of your quota, then try again",
+    errno.EROFS: "it is on a read-only file system: mount that file system writable, or use another path",
+    errno.EADDRINUSE: "another program is using that port: set another [link] port in config.toml, or 0 for any free "
+    "port",
 }
 
 _SYSTEM_CODES = {
@@ -130,7 +131,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
             # Python flushes stdout once more when it exits, and that must not report an error either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
-        except Exception as error:  # the edge of the program: beyond it is only the user
+        except Exception as error:  # the edge of the program: only the user is beyond it
             if os.environ.get("DURABLE_STREAM_DEBUG"):
                 raise
             fail(explain(error), code_of(error))
@@ -175,7 +176,7 @@ def note(text: str) -> None:
 
 
 def _tell(line: str) -> None:
-    """Print it unchanged into a pipe; wrap it on a terminal, which would break words."""
+    """Print the sentence unchanged into a pipe; wrap it on a terminal, which would otherwise break words."""
     if sys.stderr.isatty():
         import textwrap
 
@@ -194,13 +195,13 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError):
         if error.errno == errno.EADDRINUSE:
-            return f"a port to listen on is taken; {_REMEDIES[errno.EADDRINUSE]}"
+            return f"the port to listen on is in use; {_REMEDIES[errno.EADDRINUSE]}"
         what = error.strerror or type(error).__name__
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{what}; {_REMEDIES.get(error.errno or 0, 'check that the path is right and yours')}"
+        return f"{where}{what}; {_REMEDIES.get(error.errno or 0, 'check that the path is right and that you own it')}"
     return (
-        f"unexpected {type(error).__name__}: {error}; this is a fault of durable-stream: "
-        "run it again with DURABLE_STREAM_DEBUG=1 to see where"
+        f"unexpected {type(error).__name__}: {error}; this is a bug in durable-stream: run the command again with "
+        "DURABLE_STREAM_DEBUG=1 to see where"
     )
 
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from streams.event import StreamEvent
 
 NEWEST = 3000
-"""Most records to read, the newest ones: a twentieth of a second."""
+"""Maximum number of records to read, the newest ones: about a twentieth of a second."""
 
 MOST_EVENTS = 30
-"""Most events to offer before anything is typed. After that, every match is offered."""
+"""Maximum number of events to offer before anything is typed. After that, every match is offered."""
 
 _SHORT_ID = 6
 
 _LEAST_WHOLE = 3
-"""From this many characters on, whole event ids are offered, because the first two are the same for decades."""
+"""Whole event ids are offered once this many characters are typed, because the first two are the same for decades."""
 
 Offer = tuple[str, str]
 """A value, and the text that some shells show next to it."""

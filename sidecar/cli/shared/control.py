@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from sidecar.link.client import ControlClient
 
 REMOVING: Final = (
-    "no record that should stay is lost, and the next start finishes the removal; "
-    "run the same command again, which is safe"
+    "no record that should stay is lost, and the next start finishes the removal; it is safe to run the same command "
+    "again"
 )
 MOVING: Final = (
-    "no record is lost, and the log is either still in the old store or completely in the new one; "
-    "run the same command again, which is safe and continues where it stopped"
+    "no record is lost, and the log is either still in the old store or completely in the new one; it is safe to run "
+    "the same command again, which continues where it stopped"
 )
-DISCARDING: Final = "the log itself is whole; run the same command again, which is safe, and it deletes the rest"
-REBUILDING: Final = "the log itself is whole; run the same command again, which is safe"
+DISCARDING: Final = "the log itself is intact; it is safe to run the same command again, which deletes the rest"
+REBUILDING: Final = "the log itself is intact; it is safe to run the same command again"
 
 LOOK_SECONDS: Final = 0.2
 """How often to ask for the progress of the sidecar's background work."""
@@ -51,11 +51,11 @@ async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
         async with client:
             yield client
     except CancelledError:
-        note("Interrupted: the sidecar continues with it; run the same command again to see how it ended.")
+        note("Interrupted: the sidecar continues the work; run the same command again to see how it ended.")
         raise
     except LinkClosed as error:
-        how = "was killed or died" if error.reason == "lost" else "was stopped"
-        raise Failure("cut-off", f"the sidecar for {home.path} {how} before it was done: {cut_off}") from None
+        how = "crashed" if error.reason == "lost" else "was stopped"
+        raise Failure("cut-off", f"the sidecar for {home.path} {how} before it finished: {cut_off}") from None
 
 
 async def _connected(home: Home) -> ControlClient:

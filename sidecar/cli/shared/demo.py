@@ -95,13 +95,13 @@ class _Watcher:
         if info is not None:
             self._killed_pid = info.pid
             os.kill(info.pid, signal.SIGKILL)
-            self._out.text(f"──── kill -9 {info.pid}: the sidecar is dead, hooks keep arriving ────", "bold red")
+            self._out.text(f"──── kill -9 {info.pid}: the sidecar is dead; hooks keep arriving ────", "bold red")
             self._out.flush()
 
     def _tell_return(self) -> None:
         info = self._home.running()
         pid = "" if info is None else f" (pid {info.pid})"
-        self._out.text(f"──── it is back{pid}: what was not acknowledged is sent again ────", "bold green")
+        self._out.text(f"──── the sidecar is back{pid}: unacknowledged hooks are sent again ────", "bold green")
 
 
 async def _compare(out: Output, killed: Home, whole: Home) -> int:
@@ -116,7 +116,7 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
     _heading(out, "What the kill did to the log")
     out.text(f"  records        {before}, undisturbed: {sum(expected.values())}")
     out.text(f"  missing        {sum(missing.values())}")
-    out.text(f"  doubled        {sum(extra.values())}")
+    out.text(f"  duplicated     {sum(extra.values())}")
     out.text(f"  played again   {added} added")
     out.text(
         f"  hash chains    {'intact' if not findings else f'{len(findings)} faults'}, "
@@ -125,18 +125,18 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
     held = not missing and not extra and not added and not findings
     out.text()
     if held:
-        out.text("Nothing is missing and nothing is doubled.", "bold green")
+        out.text("Nothing is missing, and nothing is duplicated.", "bold green")
         out.text("Now for your own sessions: `durable-stream install`, then restart OpenCode.")
     else:
-        out.text("The log is not what it must be: please report this, with the output above.", "bold red")
+        out.text("The log is not as it should be: please report this with the output above.", "bold red")
     return 0 if held else 1
 
 
 async def _keys(home: Home) -> Counter[tuple[str, str]]:
-    """The recorded content without what differs in every play: ids and hashes.
+    """The recorded content without the parts that differ in every play: ids and hashes.
 
-    Titles are left out too, because updates of them are not final, and the end of a turn has the last title
-    that was seen.
+    Titles are also left out, because title updates are not final, and the end of a turn has the last title that was
+    seen.
     """
     found: Counter[tuple[str, str]] = Counter()
     async for record in LogReader(home.store_path).read_all():

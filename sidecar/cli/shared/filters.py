@@ -29,7 +29,7 @@ ActorsOption = Annotated[
 ]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="Only events since this time: an age (90s, 2h, 7d) or ISO."),
+    typer.Option("--since", metavar="TIME", help="Only events since this time: an age (90s, 2h, 7d) or an ISO time."),
 ]
 UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only events before this time.")]
 
@@ -45,7 +45,7 @@ def filter_of(
     """Build the filter from the options; ``more`` are further fields of it.
 
     Raises:
-        BadParameter: a moment cannot be read.
+        BadParameter: a time cannot be read.
     """
     from sidecar.cli.shared.identity import own_identity
     from streams.query import Filter, parse_moment

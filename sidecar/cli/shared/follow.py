@@ -1,7 +1,6 @@
 """Follow new records by watching the log's files, without a link to the sidecar.
 
-It continues while the sidecar is killed and restarted, and may begin before the
-log exists.
+Following continues while the sidecar is killed and restarted, and may begin before the log exists.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A message received from NATS: as one line for people, and as JSON for programs. Pure.
 
-Messages come from anybody who may publish there, so every part may be missing,
-of another shape, or meant to drive a terminal.
+Messages come from anybody who may publish on the server, so every part may be missing, malformed, or crafted to control
+a terminal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONGEST_STAMP: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What is shown of a message: ``place`` is the end of the id of the stream or session that it is about."""
+    """The shown parts of a message: ``place`` is the end of the id of the message's stream or session."""
 
     ts: int
     place: str
@@ -108,7 +108,7 @@ def _meaning(subject: str, body: bytes) -> Line | None:
 def _step(payload: dict[str, Any]) -> Line:
     about = _mapping(payload.get("metadata"))
     took = _mapping(about.get("timing")).get("duration_ms")
-    # Say that it is completed only if there is nothing else to say.
+    # Say that the step is completed only if there is nothing else to say.
     finish, phase, child = _word(about.get("finish")), _word(payload.get("phase")), _word(about.get("child"))
     said = [finish or phase]
     if isinstance(took, int | float) and took >= 1000:

@@ -51,6 +51,6 @@ def rows(migration: dict[str, Any] | None) -> list[tuple[str, str]]:
         return []
     if not kept.get("there", True):
         gone = f"store.json names the old {kept['backend']} store, but it no longer exists"
-        return [("kept", f"{gone}; `durable-stream migrate --discard-old` removes that entry")]
+        return [("kept", f"{gone}; `durable-stream migrate --discard-old` removes the entry")]
     text = f"the old {kept['backend']} store, up to position {kept['head']}"
     return [("kept", f"{text}; `durable-stream migrate --discard-old` deletes it")]

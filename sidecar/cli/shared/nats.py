@@ -1,4 +1,4 @@
-"""What commands about NATS share: connecting to the server, and describing the state of server and mirror."""
+"""Shared by the NATS commands: connecting to the server, and describing the state of server and mirror."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
     """A connection to be made to the home's server; the caller closes it. ``waits``: waits for an embedded server, too.
 
     Raises:
-        Failure: NATS is off, the embedded server does not run, or the client library is missing.
+        Failure: NATS is off, the embedded server is not running, or the client library is missing.
     """
     if config.mode == "off":
         raise Failure("nats-off", f"NATS is off in {home.path}, so nothing is mirrored; {TURN_ON}")
     if config.mode == "embedded" and home.running() is None and not waits:
         raise Failure(
             "nats-not-running",
-            f"the embedded NATS server of {home.path} runs with the sidecar, and none runs; "
-            "start it: `durable-stream serve`",
+            f"the embedded NATS server of {home.path} runs with the sidecar, which is not running; start it: "
+            "`durable-stream serve`",
         )
     try:
         from sidecar.nats.reaching import sessions_of
@@ -57,7 +57,7 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
 
 
 def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
-    """The ``nats`` field of ``status`` while no sidecar runs: what is configured, and what the mirror noted last.
+    """The ``nats`` field of ``status`` while no sidecar runs: the configuration, and the mirror's last known position.
 
     Raises:
         StreamError: the store cannot be read.
@@ -93,7 +93,7 @@ def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
         connected = f", {'' if found['connected'] else 'not '}connected{version}" if runs else ""
         return f"{found['servers']}{connected}"
     if not runs:
-        return "embedded server, which runs with the sidecar"
+        return "embedded server, which starts with the sidecar"
     server = found["server"]
     if server is None:
         return "embedded server cannot run"
@@ -108,8 +108,8 @@ def mirror_words(found: Mapping[str, Any]) -> str:
     state = found["state"]
     if not found["lag"]:
         doing = {"idle": "", "publishing": "", "stopped": ", when it was last there"}.get(state, f", {state}")
-        return f"all of the log, to position {found['head']}{doing}" if found["head"] >= 0 else "nothing mirrored yet"
-    later = "; published when a sidecar runs" if state == "stopped" else f", {state}"
+        return f"the whole log, up to position {found['head']}{doing}" if found["head"] >= 0 else "nothing mirrored yet"
+    later = "; published when a sidecar is running" if state == "stopped" else f", {state}"
     return f"{_counted(found['lag'], 'record')} behind the log{later}"
 
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from streams.log.verify import Summary
 
 NARROWEST = 20
-"""Fewest columns on which text is wrapped at words."""
+"""Minimum width, in columns, at which text is wrapped at words."""
 
 WHOLE_ID_WIDTH = 100
-"""From this many columns on, ids of streams and sessions are shown whole."""
+"""Minimum width, in columns, at which ids of streams and sessions are shown whole."""
 
 SHORT_ID = 10
-"""How many last characters of an id a narrower terminal shows: enough to identify it."""
+"""How many of an id's last characters a narrower terminal shows: enough to identify it."""
 
 _NOT_PLAIN = re.compile("[^ -~]")
 
@@ -187,8 +187,8 @@ class Output:
 def json_line(value: Any) -> bytes:
     """``value`` as one line of JSON that cannot control a terminal but parses to the same value.
 
-    JSON itself escapes what is below a space. A terminal also obeys DEL and U+0080 to U+009F, and format
-    characters hide text or make it read as what it is not: whatever is not printable is escaped.
+    JSON itself escapes what is below a space. A terminal also obeys DEL and U+0080 to U+009F, and format characters
+    hide text or make it read as what it is not: so every unprintable character is escaped.
     """
     import orjson
 

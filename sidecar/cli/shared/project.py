@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 
-NOTHING_THERE = "Nothing was recorded in {}. `durable-stream streams` shows the directory of each session."
+NOTHING_THERE = "No session was recorded in {}. `durable-stream streams` shows the directory of each session."
 
 ProjectOption = Annotated[
     str | None,

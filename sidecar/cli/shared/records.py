@@ -28,10 +28,10 @@ STYLES: dict[Tone, str] = {
 }
 
 SHORT_ID = 6
-"""Last characters of an event id that a terminal shows: enough to name it in `show` and `why`."""
+"""How many of an event id's last characters a terminal shows: enough to name the event in `show` and `why`."""
 
 ROOMY = 100
-"""From this many columns on, two spaces separate the columns of a record."""
+"""Minimum width, in columns, at which two spaces separate the columns of a record."""
 
 MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 10, "bad": 3}
 """Lines that a terminal gives to what people and agents say, to faults, and to asks, which a person decides on.
@@ -43,10 +43,10 @@ _PLACE_STYLES = ("magenta", "blue", "green", "yellow", "cyan")
 LABEL_WIDTH = 9
 
 PIPED = ("time", "stream", "offset", "event", "actor", "type", "text")
-"""The first line that a pipe gets: what is between the tabs of the others."""
+"""The first line written to a pipe: the names of the tab-separated fields."""
 
 _BEFORE = 24
-"""Characters that are shown before a match that the line itself does not show."""
+"""How many characters are shown before a match that is not in the line itself."""
 
 EXCERPT_INDENT = 10
 

@@ -22,7 +22,7 @@ Row = list[tuple[str, str]]
 """One line: texts with rich's names of their styles."""
 
 MOST_COLOURED = 20_000
-"""Most characters of code that is coloured, because some of pygments' lexers are slow on long lines."""
+"""Maximum length of code that is coloured, in characters, because some of pygments' lexers are slow on long lines."""
 
 _THEME = Theme(
     {

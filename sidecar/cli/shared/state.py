@@ -1,4 +1,4 @@
-"""What ``status`` shows: the running sidecar's own report, or without a sidecar what the log and the spool say."""
+"""What ``status`` shows: the running sidecar's own report, or without a sidecar the state of log and spool."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
             problems.append(f"the sidecar (pid {info.pid}) does not answer: {error}")
     elif (unlocked := home.unlocked()) is not None:
         problems.append(
-            f"the sidecar (pid {unlocked.pid}) still runs, but its lock file was deleted; "
-            "stop it with `durable-stream stop`"
+            f"the sidecar (pid {unlocked.pid}) is still running, but its lock file was deleted; stop it with "
+            "`durable-stream stop`"
         )
     if found is not None and (refused := refused_plugin(found)) is not None:
         problems.append("; ".join(refused))
@@ -69,12 +69,12 @@ async def gather_status(home: Home) -> dict[str, Any]:
             "the new settings"
         )
     if found is not None and (closed := found.get("door", {}).get("unproved_closed")):
-        notes.append(f"{counted(closed, 'connection')} closed to make room: too many came without authenticating")
+        notes.append(f"{counted(closed, 'connection')} closed to make room: too many did not authenticate")
     if found is not None and found.get("nats") and found["nats"]["problem"]:
         notes.append(f"NATS: {found['nats']['problem']}")
     mirror = (found or {}).get("nats") and found["nats"].get("mirror")  # type: ignore[index]
     if mirror and mirror["problem"] and mirror["problem"] != found["nats"]["problem"]:  # type: ignore[index]
-        notes.append(f"the mirror waits: {mirror['problem']}")
+        notes.append(f"the mirror is waiting: {mirror['problem']}")
     if mirror and (reserved := reserved_keys(mirror)) is not None:
         notes.append("; ".join(reserved))
     if found is not None:
@@ -92,7 +92,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"the log is damaged, but {kept}")
     for check in quick_checks(home, served=found.get("config_changed") is False):
         if check.name == "start" and problems:
-            continue  # what keeps it from starting is reported, and more exactly
+            continue  # the reason why it cannot start is already reported, more precisely
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
             (problems if check.level == "problem" else notes).append(told)
@@ -106,13 +106,13 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"{counted(found['gaps'], 'gap')} recorded, where hooks were lost: {hint}")
     if found["sidecar"] is None and found["spool"]["files"]:
         files = counted(found["spool"]["files"], "spool file")
-        notes.append(f"{files} to be taken in at the next start of the sidecar")
+        notes.append(f"{files} to be recorded at the next start of the sidecar")
     found["asks"] = await _asks(home, found)
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
 
 
 async def _asks(home: Home, found: Mapping[str, Any]) -> list[str]:
-    """What waits for a person, one line each. Empty if the log cannot be read, which is reported elsewhere."""
+    """What is waiting for a person, one line each. Empty if the log cannot be read, which is reported elsewhere."""
     if found["log"]["head"] is None or found["log"].get("damaged"):
         return []
     try:
@@ -145,7 +145,7 @@ def _nats_stopped(home: Home) -> dict[str, Any] | None:
 
 
 async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> dict[str, Any]:
-    """What the log says of itself. If it cannot be opened, nothing is counted, and nothing else is tried."""
+    """The state of the log. If the log cannot be opened, nothing is counted, and nothing else is tried."""
     torn = torn_files(home.store_path)
     log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
     gaps = 0

@@ -79,7 +79,7 @@ def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Itera
 
         lines = markdown_lines(roots, reading)
     for line in lines:
-        # The texts are harmless already. This is a second guard, because a file is often shown in a terminal.
+        # The texts are already harmless. This is a second safeguard, because a file is often shown in a terminal.
         yield f"{printable(line)}\n".encode(errors="replace")
 
 
@@ -88,7 +88,7 @@ def written_to(output: Path | None) -> Iterator[IO[bytes]]:
     """Stdout, or a new file that only its owner reads, which is removed if it cannot be finished.
 
     Raises:
-        Failure: the file is there already.
+        Failure: the file already exists.
     """
     if output is None:
         sys.stdout.flush()
@@ -104,7 +104,7 @@ def written_to(output: Path | None) -> Iterator[IO[bytes]]:
         with file:
             yield file
     except BaseException:
-        output.unlink(missing_ok=True)  # half a file looks like a whole one
+        output.unlink(missing_ok=True)  # a partial file looks like a complete one
         raise
 
 

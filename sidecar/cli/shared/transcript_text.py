@@ -16,7 +16,7 @@ from sidecar.views.transcript import Call, Item, Prompt, Reading, Said, Session,
 from sidecar.views.wording import one_line, printable
 
 READING_WIDTH = 100
-"""Most columns for a text, because longer lines are hard to read. Output and diffs use the whole width."""
+"""Maximum width of a text, in columns, because longer lines are hard to read. Output and diffs use the whole width."""
 
 NARROWEST = 20
 BAR = ("│ ", "dim")

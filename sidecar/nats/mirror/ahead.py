@@ -1,4 +1,4 @@
-"""Reads ahead: makes the mirror's next run while the previous one is in flight."""
+"""Reads ahead: builds the mirror's next run while the previous one is in flight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ YIELD_RECORDS: Final = 16
 
 
 class Ahead:
-    """Reads the log and makes the next run while the previous one is in flight."""
+    """Reads the log and builds the next run while the previous one is in flight."""
 
     def __init__(
         self, store: StreamStore, state: MirrorState, mirror: Mirror, now_ms: int, commands_after: int = NOTHING
@@ -37,7 +37,7 @@ class Ahead:
         return self.ready.is_set()
 
     async def read(self) -> None:
-        """Make runs until the log is closed."""
+        """Build runs until the log is closed."""
         made, loop = 0, asyncio.get_running_loop()
         async for record in self._store.subscribe(after=self._state.position):
             while self.run.is_full:

@@ -1,4 +1,5 @@
-"""Publishes token deltas as joined ``str`` chunks on core NATS: never stored, lost without subscriber or connection.
+"""Publishes token deltas as joined ``str`` chunks on core NATS: never stored, and lost without a subscriber or a
+connection.
 
 A shim sends deltas without acknowledgement, in addition to its hooks. A delta that
 arrives before its turn is known is dropped and counted. Nothing here waits for the
@@ -24,13 +25,14 @@ from bridge.opencode.link.frames import HookItem
 log = logging.getLogger("sidecar.nats")
 
 MAX_WAITING: Final = 256
-"""Most chunks in the queue: a few seconds of several agents."""
+"""Maximum number of chunks in the queue: a few seconds of several agents."""
 
 HOLD_S: Final = 3.0
 """How long the last word of a text waits for more text, because no event marks the end."""
 
 MAX_HELD: Final = 1024
-"""Most sessions whose last text is held; beyond that, the text of the session that was quiet longest is sent."""
+"""Maximum number of sessions whose last text is held; beyond that, the text of the session that was quiet longest is
+sent."""
 
 _TYPE: Final = "message.part.delta"
 
@@ -47,7 +49,7 @@ class DeltaStream:
     """Joins and publishes token deltas. Bound to its event loop.
 
     ``turn_of`` returns the user message that a session currently answers, ``project_of`` a session's project, and
-    ``clean`` redacts a text. A word is sent only when complete, so that no secret passes in two halves. If no
+    ``clean`` redacts a text. A word is sent only when complete, so that no secret slips through in two halves. If no
     delta comes for ``hold_s``, the rest is sent as it is. ``counts``: ``deltas``, ``sent`` (chunks), ``dropped``
     (chunks, for lack of a connection or of room), and the coalescer's counts.
     """

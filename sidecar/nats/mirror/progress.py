@@ -1,4 +1,4 @@
-"""Progress of a log's mirror: determined at each connection, and stored in between.
+"""The progress of a log's mirror: determined at each connection and stored in between.
 
 ``bridge/nats/mirror/resuming.py`` decides where to resume, from the stream, the log and the stored progress. Before
 that, forgotten payloads are erased on the server. Afterwards session contexts are folded from the last snapshot on.
@@ -34,7 +34,7 @@ AGAIN_SECONDS: Final = 0.1
 """Pause before checking a fault again: messages that were already sent may still arrive."""
 
 COMMANDS_SENT: Final = "mirror-commands"
-"""The cursor of ``Progress.commands_to``; it only lags behind ``MIRROR``, and survives a rebuild."""
+"""The cursor of ``Progress.commands_to``; it may lag behind ``MIRROR``, and survives a rebuild."""
 
 CURSOR_SECONDS: Final = 0.5
 """Time between two stored cursors while records are being published."""
@@ -54,11 +54,11 @@ class Progress:
         self.state = MirrorState()
         """The current progress; its contexts may be ahead of its position."""
         self.noted = NOTHING
-        """The last cursor that was written, or failed to be."""
+        """The last cursor that was written, or that could not be written."""
         self.kept = NOTHING
         """Position of the last snapshot."""
         self.commands_to = NOTHING
-        """Commands up to this position are not sent again, also if their records are published again."""
+        """Commands up to this position are not sent again, even if their records are published again."""
         self._cursor_due = 0.0
 
     @property
@@ -69,7 +69,7 @@ class Progress:
     # --- where to continue ---
 
     async def resume(self, session: JetStream) -> int:
-        """Determine how far the mirror is, correct the stream up to there, and update ``state``.
+        """Determine how far the mirror has got, correct the stream up to there, and update ``state``.
 
         Returns how many of the following records may already have L0 messages. After a failure or a cancellation
         the next call repeats the work.
@@ -94,7 +94,7 @@ class Progress:
         if self.rebuild_requested and not plan.purge:
             plan = Resume(NOTHING, plan.rebuild, purge=True, why="a rebuild was requested", note="asked")
         if plan.note:
-            follows = "all is published again" if plan.purge else f"it resumes after position {plan.after}"
+            follows = "everything will be published again" if plan.purge else f"it resumes after position {plan.after}"
             log.warning("the mirror: %s; %s", plan.why, follows)
             known.notes[f"resumed:{plan.note}"] += 1
         state = replace(known, rebuild=plan.rebuild)
@@ -111,8 +111,8 @@ class Progress:
         kept = folded.rebuild
         await self._fold(state, plan.after)
         if state.rebuild > kept:
-            # Store the number before publishing under it. For a while the server takes purged ids for duplicates,
-            # so no number may be used twice, even if this process ends at any point.
+            # Store the number before publishing under it. For a while the server treats purged ids as duplicates, so no
+            # number may be used twice, even if this process ends at any point.
             await self._store.put_snapshot(MIRROR, state.snapshot())
             self.kept = state.position
         self.state = state
@@ -155,7 +155,7 @@ class Progress:
         return plan
 
     async def _note_commands(self, session: JetStream, known: MirrorState) -> None:
-        """Determine which commands were sent, and store it, before anything of the stream is removed.
+        """Determine and store which commands were sent, before anything in the stream is removed.
 
         Carrying out an old command twice would be worse than losing one.
         """

@@ -1,8 +1,8 @@
 """``mirror rebuild``: this log's messages are removed from the server and published again, in order.
 
-Records are removed by this log's subject filter; L0 messages one by one, by the
-log that each names. Other homes' messages stay. A rebuild may stop at any step. The
-next start or rebuild finishes it, because the task asks the stream how far it is.
+Records are removed through this log's subject filter; L0 messages are removed one by one, by the log that each one
+names. Other homes' messages stay. A rebuild may stop at any step. The next start or rebuild finishes it, because the
+task reads its progress from the stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streams.store import NOTHING, StreamReader, StreamStore
 
 LOOK_SECONDS: Final = 0.05
 PATIENCE_SECONDS: Final = 30.0
-"""The rebuild gives up after a problem lasts this long with nothing published."""
+"""The rebuild gives up once a problem has lasted this long with nothing published."""
 
 SILENT_SECONDS: Final = 300.0
 """The rebuild gives up after this long without progress, even without a problem. The
@@ -110,7 +110,7 @@ class Rebuild:
                 last, moved = place, loop.time()
             patience = PATIENCE_SECONDS if status["problem"] else SILENT_SECONDS
             if loop.time() - moved > patience:
-                why = status["problem"] or "nothing was published any more"
+                why = status["problem"] or "publishing stopped"
                 raise RebuildStopped(f"{why}, at record {status['position']} of {end}")
             report(self.progress())
             await asyncio.sleep(LOOK_SECONDS)

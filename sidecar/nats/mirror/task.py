@@ -1,8 +1,7 @@
 """The mirror's task: reads the log and publishes new records; ``progress.py`` holds the mirror's position.
 
-The log is the outbox. At most two runs are queued, so an unreachable server costs
-no memory, and recording never waits. After a failure the mirror continues as after
-a start: it reads its position from the stream.
+The log is the outbox. At most two runs are queued, so an unreachable server costs no memory, and recording never waits.
+After a failure, the mirror continues as it would after a start: by reading its position from the stream.
 
 While one run is being published, the next one is read and built.
 """
@@ -42,7 +41,7 @@ log = logging.getLogger("sidecar.nats")
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 60.0
-"""How often the stream is checked without a failure, because an administrator may have emptied it."""
+"""How often the stream is checked even without a failure, because an administrator may have emptied it."""
 
 SNAPSHOT_RECORDS: Final = 2000
 
@@ -76,9 +75,9 @@ class MirrorTask:
         self._wake, self._caught_up = asyncio.Event(), asyncio.Event()
         self._ending = self._publishing = False
         self._is_level = False
-        """Whether the state's contexts match its position: every record that was read is stored."""
+        """Whether the state's contexts match its position, because every record that was read is stored."""
         self._end = NOTHING
-        """No record is left between the mirrored ones and this position: the log's end was pruned."""
+        """No record is left between the mirrored ones and this position, because the end of the log was pruned."""
         self._doing = "waiting"
         self._problem = ""
         self.counts: Counter[str] = Counter()
@@ -86,13 +85,14 @@ class MirrorTask:
         self._progress = Progress(store, log_id, self.counts)
 
     def start(self) -> None:
-        """Start in the background. Does nothing if it runs."""
+        """Start in the background. Does nothing if it is already running."""
         if self._task is None:
             self._ending = False
             self._task = asyncio.create_task(self._run())
 
     async def close(self, *, drain_seconds: float = 0) -> None:
-        """Stop, and save the position. Idempotent. The next start reads from the stream what was published after that.
+        """Stop, and save the position. Idempotent. The next start reads from the stream which later records were
+        published.
 
         A publish in progress may continue for ``drain_seconds``.
         """
@@ -288,7 +288,7 @@ class MirrorTask:
                 finishing.cancel()
                 await asyncio.gather(finishing, return_exceptions=True)
             if stored.sequence <= state.sequence:
-                raise Vanished("the mirror's stream was replaced", "the mirror reads its position again")
+                raise Vanished("the mirror's stream was replaced", "the mirror is re-reading its position")
             state.position, state.sequence = run.position, stored.sequence
             if state.position >= self._store.head:
                 self._caught_up.set()
@@ -334,5 +334,5 @@ class MirrorTask:
 
     def _note(self, problem: str) -> None:
         if problem != self._problem:
-            log.warning("the mirror waits: %s", problem)
+            log.warning("the mirror is waiting: %s", problem)
         self._problem = problem

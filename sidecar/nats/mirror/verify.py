@@ -1,7 +1,6 @@
 """Compares a mirror with its log for ``mirror verify``: the I/O around ``bridge/nats/mirror/comparing.py``.
 
-It changes neither side and takes no lock. Records appended meanwhile are not
-compared.
+It changes neither side and takes no lock. Records appended during the comparison are not compared.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from streams.retention import Gone
 from streams.store import NOTHING, Record
 
 TRIES: Final = 3
-"""Most retries after interruptions without progress."""
+"""Maximum number of retries after interruptions without progress."""
 
 NAMED: Final = 500
-"""Most event ids in one difference."""
+"""Maximum number of event ids in one difference."""
 
 SILENCE_SECONDS: Final = 5.0
 _YIELD_RECORDS: Final = 256
@@ -111,7 +110,7 @@ class MirrorCheck:
         Raises:
             NatsError: the server is unreachable, or disappears and does not return.
             CorruptLog: a record is damaged; the mirror may have an intact copy.
-            Disturbed: the log or the stream changed meanwhile.
+            Disturbed: the log or the stream changed during the comparison.
         """
         # Read the mirror's position first: everything mirrored by now is in the streams and the log, which
         # are read next.
@@ -143,7 +142,7 @@ class MirrorCheck:
             for side in sides:
                 await side.close()
         if await self._reader.removed() != removed:
-            raise Disturbed("the log was pruned, or records in it were forgotten")
+            raise Disturbed("the log was pruned or some of its records were forgotten")
 
     async def _compare(self, sides: list[_Side], mirror: Mirror, head: int) -> AsyncIterator[Difference]:
         contexts = ContextProjection()
@@ -159,7 +158,8 @@ class MirrorCheck:
                     for found in side.comparer.take(message):
                         yield found
                     if side.comparer.rebuild != mirror.rebuild:
-                        # The message is most likely of the same rebuild. Expect its number, so that they compare equal.
+                        # The message most likely belongs to the same rebuild. Expect that rebuild's number, so that the
+                        # two compare equal.
                         mirror = replace(mirror, rebuild=side.comparer.rebuild)
             self.summary.records += 1
             if self.summary.records % _YIELD_RECORDS == 0:

@@ -1,4 +1,4 @@
-"""Finds the ``nats-server`` program: the configured one, one on the PATH, or the one of the extra ``nats``."""
+"""Finds the ``nats-server`` program: the configured one, one on the PATH, or the one from the extra ``nats``."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ class State(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     UNWELL = "not answering"
-    """The server's process runs, but its last probe failed."""
+    """The server's process is running, but its last probe failed."""
     ENDING = "being ended"
-    """The server no longer answers, so it is killed and started again."""
+    """The server no longer answers, so it is killed and restarted."""
     WAITING = "waiting to be started again"
     STOPPING = "stopping"
 

@@ -38,7 +38,7 @@ class StartFailed(Exception):
 
 
 class ServerProcess:
-    """A running process, its directory, and what it printed before its log was open."""
+    """A running process, its directory, and the output it printed before its log was open."""
 
     def __init__(self, process: asyncio.subprocess.Process, directory: Path, log_offset: int) -> None:
         self._process, self._directory, self._log_offset = process, directory, log_offset
@@ -56,7 +56,8 @@ class ServerProcess:
         try:
             private_directory(ports)
             private_directory(directory / STORE)
-            # The server opens these by name and follows links. Nobody else can put a link into a 0700 directory.
+            # The server opens these files by name and follows links, but nobody else can put a link into a 0700
+            # directory.
             check_tree(directory / STORE)
             check_file(log_file)
             for stale in ports.iterdir():
@@ -141,7 +142,7 @@ class ServerProcess:
         said = b"".join(self._said).decode("utf-8", "replace")
         code = self._process.returncode
         if code == -signal.SIGKILL:
-            return "killed by signal 9"  # its earlier output cannot explain that
+            return "killed by signal 9"  # the earlier output cannot explain that
         found = _TROUBLE.findall(_tail(self._directory / LOG_FILE, self._log_offset)) or said.strip().splitlines()[:1]
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return f"{found[-1][:300]} ({how})" if found else how
@@ -179,7 +180,7 @@ def clear_orphan(directory: Path, patience_seconds: float) -> int | None:
         if _gone(pid, directory, patience):
             path.unlink(missing_ok=True)
             return pid
-    raise StartFailed(f"an older server (pid {pid}) of this home does not exit; stop it with `kill`")
+    raise StartFailed(f"an older NATS server (pid {pid}) of this home does not exit; stop it with `kill`")
 
 
 def _gone(pid: int, directory: Path, seconds: float) -> bool:
@@ -217,7 +218,7 @@ def _tail(path: Path, offset: int) -> str:
     try:
         with os.fdopen(open_file(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            # The file is smaller than before, so it was rotated.
+            # The file is smaller than before, so it has been rotated.
             file.seek(max(offset if offset <= size else 0, size - _SAID_BYTES))
             return file.read().decode("utf-8", "replace")
     except OSError:

@@ -56,7 +56,7 @@ class EmbeddedServer:
         self._timing: Final = timing or Timing()
         self.state = State.STOPPED
         self.problem = ""
-        """Why it does not run, or last failed; empty while it works."""
+        """Why the server is not running or last failed; empty while it works."""
         self.restarts = 0
         self._process: ServerProcess | None = None
         self._options: ConnectOptions | None = None
@@ -86,7 +86,7 @@ class EmbeddedServer:
         """The options to connect to it now.
 
         Raises:
-            NatsUnavailable: it does not run.
+            NatsUnavailable: the server is not running.
         """
         if self._options is None:
             reason = f"the embedded NATS server is {self.state}"
@@ -100,7 +100,7 @@ class EmbeddedServer:
             await self._changed.wait()
 
     def status(self) -> dict[str, Any]:
-        """For ``status``. ``pid``, ``port`` and ``version`` are null while it does not run."""
+        """For ``status``. ``pid``, ``port`` and ``version`` are null while the server is not running."""
         facts, options = self._facts, self._options
         return {
             "state": self.state.value,
@@ -132,7 +132,7 @@ class EmbeddedServer:
                 self._went(Happening.EXITED)
             self._failures = 1 if loop.time() - began >= timing.settled else self._failures + 1
             pause = pause_seconds(self._failures, first=timing.first_pause, longest=timing.longest_pause)
-            log.warning("the NATS server is started again in %.1f s: %s", pause, self.problem)
+            log.warning("restarting the NATS server in %.1f s: %s", pause, self.problem)
             await asyncio.sleep(pause)
             self.restarts += 1
             self._went(Happening.PAUSE_OVER)
@@ -156,14 +156,14 @@ class EmbeddedServer:
                 facts = await self._first_answer(options)
         except TimeoutError:
             self._went(Happening.GIVEN_UP)
-            raise StartFailed(f"it was not ready within {self._timing.start:g} s") from None
+            raise StartFailed(f"the server was not ready within {self._timing.start:g} s") from None
         # The next start asks for the same port, so that clients with a fixed port keep working.
         self._port = port
         self._facts = facts
         self._options = embedded_options(self._config, port=port, token=token, server_id=facts.id)
         self.problem = ""
         self._went(Happening.READY)
-        log.info("NATS server %s runs on port %d, pid %d", facts.version, port, process.pid)
+        log.info("NATS server %s is running on port %d, pid %d", facts.version, port, process.pid)
 
     async def _listening(self, process: ServerProcess) -> int:
         try:
@@ -171,7 +171,10 @@ class EmbeddedServer:
         except StartFailed as error:
             if not self._config.port or "address already in use" not in str(error):
                 raise
-            taken = f"port {self._config.port} is taken by another program; set another port in [nats], or 0 for any"
+            taken = (
+                f"port {self._config.port} is in use by another program; set another port in [nats], or 0 for any "
+                "free port"
+            )
             raise StartFailed(taken) from None
 
     async def _first_answer(self, options: ConnectOptions) -> ServerFacts:
@@ -197,7 +200,7 @@ class EmbeddedServer:
             while True:
                 await asyncio.wait((exited,), timeout=self._timing.probe)
                 if exited.done():
-                    raise StartFailed(f"it ended: {await process.last_words()}")
+                    raise StartFailed(f"the server exited: {await process.last_words()}")
                 try:
                     await self._probe(self._options)
                 except NatsError as error:
@@ -208,7 +211,7 @@ class EmbeddedServer:
                     self._went(Happening.UNWELL)
                     if misses >= self._timing.misses:
                         self._went(Happening.GIVEN_UP)
-                        raise StartFailed(f"it did not answer {misses} times: {error}") from None
+                        raise StartFailed(f"the server did not answer {misses} times: {error}") from None
                 else:
                     misses, self.problem = 0, ""
                     self._went(Happening.WELL)

@@ -36,12 +36,12 @@ FAILED: Final = "effect.failed"
 IN_DOUBT: Final = "effect.in_doubt"
 
 MAX_RESULT: Final = 256 * 1024
-"""Most bytes of a result in the log. The log keeps the digest, size and beginning of a longer one."""
+"""Maximum size of a result in the log, in bytes. The log keeps the digest, size and beginning of a longer one."""
 
 _HEAD: Final = 16 * 1024
 
 PAUSE_SECONDS: Final = 1.0
-"""How long a record waits after the log could not be written."""
+"""How long a record waits before a failed write to the log is retried."""
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -102,7 +102,7 @@ class Ledger:
     async def get_last_by_key(self, run_id: str, idempotency_key: str) -> StepRecord | None:
         """The last step of an effect; ``None`` if it was never started.
 
-        It takes four lookups, and one for each attempt.
+        This takes four lookups, plus one for each attempt.
         """
         base, attempt, last = _base(run_id, idempotency_key), 0, None
         while (found := await self._store.find(_key(base, attempt + 1, STARTED))) is not None:
@@ -118,11 +118,11 @@ class Ledger:
     async def started(self, request: Request, attempt: int, effect_class: EffectClass, of: int) -> bool:
         """Record the beginning of an attempt.
 
-        False if it is recorded already, because then somebody else makes the attempt.
+        False if it is already recorded, which means that another runner makes the attempt.
         """
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
         stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
-        # A write that failed may be durable all the same. Then the record found is this one.
+        # A failed write may still be durable. In that case, the record found is this one.
         return (await self._append(stamped)).event.id == stamped.id
 
     async def completed(self, request: Request, attempt: int, result: Any, **about: Any) -> Record:
@@ -173,7 +173,7 @@ class Ledger:
             except StoreClosed:
                 raise
             except StoreUnavailable as error:
-                log.warning("an effect waits until the log can be written: %s", error)
+                log.warning("an effect is waiting until the log can be written: %s", error)
                 await self._sleep(PAUSE_SECONDS)
 
     def _stamp(self, request: Request, attempt: int, type_: str, about: dict[str, Any], key: str) -> StreamEvent:
@@ -197,14 +197,15 @@ class Ledger:
                     "attempt": attempt,
                     **about,
                 },
-                # A result is as far from the user as whoever asked: an effect is no step in a chain of agents.
+                # A result has the same distance from the user as the agent that asked, because an effect is not a step
+                # in a chain of agents.
                 "metadata": {"depth": max(event.metadata.get("depth", 0) - 1, 0)},
             }
         )
 
 
 def bounded(result: Any) -> Any:
-    """A result in the form that the log keeps: of a long one the digest, size and beginning."""
+    """A result in the form that the log keeps: for a long one, the digest, size and beginning."""
     text = canonical(result)
     if len(text) <= MAX_RESULT:
         return result

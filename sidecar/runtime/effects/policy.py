@@ -1,4 +1,4 @@
-"""How often an effect is tried, how long it waits in between, and what makes two effects the same. Pure.
+"""How many times an effect is tried, how long it waits in between, and which effects count as the same. Pure.
 
 Source: seed 001, A ("Policy interface"); corrections in FEATURES.
 """
@@ -12,16 +12,16 @@ from typing import Any, Final, Literal, Protocol
 from streams.hashing import canonical
 
 EffectClass = Literal["safe", "idempotent", "unsafe"]
-"""What a second execution does: nothing new, nothing if the other side honours the key, or the effect again."""
+"""The result of a second execution: nothing new, nothing if the other side honours the key, or the effect once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
     """One requested action: ``kind`` names the kind that executes it, ``args`` are JSON values.
 
-    ``run`` is the chain of work that it belongs to; ``agent`` asked for it, in its step
-    ``node``. ``visit`` counts, from 1, how often that agent's run asked for the same at the
-    same node, so a loop that repeats a call gets a new result.
+    ``run`` is the chain of work that it belongs to; ``agent`` asked for it, in its step ``node``. ``visit`` counts,
+    from 1, how often that agent's run asked for the same effect at the same node, so a loop that repeats a call gets a
+    new result.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Effect:
 
     @property
     def base(self) -> str:
-        """The digest of everything but the visit: equal for the same call."""
+        """The digest of everything except the visit: equal for the same call."""
         return sha256(canonical([self.run, self.agent, self.node, self.kind, self.args])).hexdigest()[:32]
 
 
@@ -41,7 +41,7 @@ class EffectPolicy(Protocol):
     """Injected into the runtime by its constructor; ``[worker] policy`` names another one."""
 
     def max_attempts(self, effect: Effect) -> int:
-        """How often to try, first attempt and attempts before a crash included; at least 1."""
+        """Maximum number of attempts, including the first and any before a crash; at least 1."""
         ...
 
     def backoff_seconds(self, *, effect: Effect, attempt: int) -> float:

@@ -17,8 +17,8 @@ Each request gets one final ``effect.completed`` or ``effect.failed``, whatever 
 An attempt that began after this runner was made belongs to another live runner over the same store,
 because the log has one writer process. This runner leaves it alone.
 
-So state and messages are exactly-once. An outside effect is at-least-once, and once where
-the other side honours the key.
+So state and messages are exactly-once. An outside effect is at-least-once, and exactly-once where the other side
+honours the key.
 
 Source: seed 001, D ("Semantics"); DESIGN 10; FEATURES F3.
 """
@@ -41,10 +41,10 @@ from streams.store import Record, StreamStore
 log = logging.getLogger("sidecar.runtime")
 
 MAX_RUNNING: Final = 64
-"""Most effects that run at a time; others wait."""
+"""Maximum number of effects that run at a time; others wait."""
 
 LONGEST_SLEEP: Final = 30.0
-"""A back-off is slept in pieces of this length, so that it ends soon if the clock is set forward."""
+"""Maximum length of one sleep during a back-off, so that the back-off ends soon if the clock is set forward."""
 
 Resolution = Literal["done", "retry", "fail"]
 """What a person may decide about an effect in doubt."""
@@ -70,7 +70,7 @@ Reconciled = Done | NotDone | Unknown
 
 
 class PermanentFailure(Exception):
-    """Raised by a kind: trying again cannot help. Any exception with a true ``permanent`` counts as one.
+    """Raised by an effect kind if trying again cannot help. Any exception with a true ``permanent`` counts as one.
 
     Every other exception is retryable: the attempt failed, and the policy says when the next one is due.
     """
@@ -87,10 +87,10 @@ class EffectKind(Protocol):
         ...
 
     async def run(self, effect: Effect, key: str) -> Any:
-        """Do it, once; return a JSON value. ``key`` is for the other side to recognise a repetition.
+        """Execute the effect once; return a JSON value. ``key`` lets the other side recognise a repetition.
 
-        Cancelling leaves it in doubt. Any exception is a failed attempt, so it must mean that the effect did not
-        take place. If an *unsafe* kind cannot know, it raises ``TimeoutError``, which leaves it in doubt.
+        A cancellation leaves the effect in doubt. Any exception is a failed attempt, so it must mean that the effect
+        did not take place. If an *unsafe* kind cannot know, it raises ``TimeoutError``, which leaves it in doubt.
 
         Raises:
             PermanentFailure: trying again cannot help.
@@ -123,18 +123,18 @@ class EffectRunner:
         self._metrics, self._stop, self._sleep = metrics or NoMetrics(), stop, sleep
         self._began = store.head
         self._doubtful: dict[tuple[str, str], dict[str, Record]] = {}
-        """The requests that wait for a person, by key and id."""
+        """The requests that are waiting for a person, by key and id."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._keys: dict[tuple[str, str], asyncio.Lock] = {}
         self._room = asyncio.Semaphore(MAX_RUNNING)
 
     @property
     def is_busy(self) -> bool:
-        """Whether an effect runs, or waits for its next attempt."""
+        """Whether an effect is running or waiting for its next attempt."""
         return bool(self._tasks)
 
     def offer(self, record: Record) -> None:
-        """Execute a requested effect in the background; does nothing for one that is under way."""
+        """Execute a requested effect in the background; does nothing for one already in progress."""
         request = request_of(record)
         if request.id not in self._tasks:
             task = asyncio.create_task(self._execute(request))
@@ -142,14 +142,16 @@ class EffectRunner:
             task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
 
     async def close(self) -> None:
-        """Cancel running effects. The next process finds them in doubt; waiting effects wait on in that process."""
+        """Cancel running effects. The next process finds them in doubt; waiting effects continue to wait in that
+        process.
+        """
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def resolve(self, record: Record, how: Resolution, *, by: str = "user", result: Any = None) -> bool:
-        """Settle an effect in doubt, and all requests that share its key, as a person says.
+        """Settle an effect in doubt, and all requests that share its key, as a person decides.
 
         ``result``: what the agent gets as the result of an effect that was done. Returns false if it is not in doubt.
         """
@@ -180,11 +182,11 @@ class EffectRunner:
             async with lock:  # another request with the same key waits for this one's result
                 await self._to_its_end(request)
         except StreamError as error:
-            log.error("the ledger cannot be written, so effect %s waits: %s", request.id, error)
+            log.error("the ledger cannot be written, so effect %s is waiting: %s", request.id, error)
         except Exception as error:
-            # The policy or the runner itself failed. Answer anyway, or the agent would wait for ever.
+            # The policy or the runner itself failed. Answer anyway, or the agent would wait forever.
             log.exception("effect %s of agent %s failed", request.id, request.agent)
-            said = f"{type(error).__name__} while it was prepared; see sidecar.log"
+            said = f"{type(error).__name__} while it was being prepared; see sidecar.log"
             await self.ledger.refused(request, said, "internal")
         finally:
             if not lock.locked():
@@ -237,7 +239,7 @@ class EffectRunner:
         await self.ledger.in_doubt(request, attempt, reason)
 
     async def _attempt(self, request: Request, kind: EffectKind, attempt: int, attempts: int) -> int | None:
-        """Try once. Return when to try again, in ms UTC, or ``None`` if nothing is left to do."""
+        """Make one attempt. Return when to try again, in ms UTC, or ``None`` if nothing is left to do."""
         effect = request.effect
         async with self._room:
             if not await self.ledger.started(request, attempt, kind.effect_class, attempts):
@@ -303,9 +305,9 @@ class EffectRunner:
         return step._replace(status="failed", retry_at=now, ts=now)
 
     async def _until(self, moment_ms: int | None, since_ms: int) -> None:
-        """Wait until a moment of the clock, but at most as long as the wait that was recorded.
+        """Wait until a clock time, but at most as long as the recorded wait.
 
-        So neither a restart nor a clock that was set back changes a back-off.
+        So neither a restart nor a clock that is set back changes a back-off.
         """
         if moment_ms is None:
             return

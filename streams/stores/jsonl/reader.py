@@ -1,4 +1,4 @@
-"""Read a jsonl log while it is written, also from another process.
+"""Read a jsonl log while it is being written, even from another process.
 
 A reader takes no lock, repairs nothing, and stops at head: anything above is
 not durable yet, or torn. The reader needs no index, so opening costs nothing.
@@ -257,7 +257,7 @@ _sizes_decoder = msgspec.json.Decoder(_TimedLine)
 
 
 class _Mark(NamedTuple):
-    """Where a reader that follows the log stopped: in ``file``, at the line for position ``expected``."""
+    """Where a reader that follows the log stopped: in ``file``, before the line for position ``expected``."""
 
     file: tuple[int, int]
     first: int
@@ -309,7 +309,7 @@ def _refuse_other(place: _Place) -> None:
     if position is None or position == place.expected:
         return
     _check_line(place)
-    reason = f"its position is {position}, not {place.expected}"
+    reason = f"its position is {position}; expected {place.expected}"
     if position > place.expected:
         reason = missing_before(place.expected, position)
     raise CorruptLog(str(place.segment.path), place.number, place.expected, reason)
@@ -319,7 +319,7 @@ def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
     try:
         record = parse(place.line)
         if record.position != place.expected:
-            raise BadLine(f"its position is {record.position}, not {place.expected}")
+            raise BadLine(f"its position is {record.position}; expected {place.expected}")
     except BadLine as fault:
         raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
     return record

@@ -142,18 +142,18 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
     keys = parse_keys(line)
     position = keys.position
     if position != cursor.expected:
-        raise BadLine(f"its position is {position}, not {cursor.expected}")
+        raise BadLine(f"its position is {position}; expected {cursor.expected}")
     place, count = keys.tx
     begun = position - place
     if count <= place or not _continues(cursor, begun, count, position):
-        raise BadLine("it does not belong to the batch at this place")
+        raise BadLine("it does not belong to the batch at this position")
     stream_id = keys.event.stream_id
     offset = cursor.next_offsets.get(stream_id)
     if offset is None:
         tail = index.streams.get(stream_id)
         offset = 0 if tail is None else tail.next_offset()
     if keys.offset != offset:
-        raise BadLine(f"its offset in its stream is {keys.offset}, not {offset}")
+        raise BadLine(f"its stream offset is {keys.offset}; expected {offset}")
     cursor.batch.append((start, keys, _hash_of(keys)))
     cursor.next_offsets[stream_id] = offset + 1
     cursor.expected = position + 1
@@ -189,13 +189,13 @@ def _refuse_segment(segment: Segment, expected: int) -> None:
     if segment.first > expected:
         reason = missing_before(expected, segment.first)
     else:
-        reason = f"it begins at position {segment.first}, which an earlier segment already holds"
+        reason = f"it begins at position {segment.first}, which is already in an earlier segment"
     # A segment begins only after the records before it are durable, so this is damage, above or below head.
     raise CorruptLog(str(segment.path), 1, expected, reason)
 
 
 def _refuse_damage(cursor: _Cursor, head: Head | None, reason: str, rest: bytes) -> None:
-    """Raise unless the faulty records were never acknowledged; ``rest`` follows the fault in the segment."""
+    """Raise unless the faulty records were never acknowledged; ``rest`` is what follows the fault in the segment."""
     # The line before says which position must follow, even if this one is unreadable.
     position = cursor.expected
     below = head is not None and position <= head.position

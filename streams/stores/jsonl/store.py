@@ -89,7 +89,7 @@ class JsonlStore(KeepsHints):
             except OSError as error:
                 raise StoreUnavailable(
                     f"cannot open the log in {store}: {error.strerror or error}",
-                    "check that the directory is yours and the disk has space",
+                    "check that you own the directory and the disk has space",
                 ) from error
 
         return await asyncio.to_thread(blocking)
@@ -251,7 +251,7 @@ class JsonlStore(KeepsHints):
 
     def _copy_failed(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(
-            f"the copy in {self._store} could not be written: {error.strerror or error}",
+            f"writing the copy in {self._store} failed: {error.strerror or error}",
             "free disk space or repair the disk, then run the migration again",
         )
 

@@ -131,7 +131,7 @@ class JsonlVerification:
             return True
         try:
             if not whole:
-                raise BadLine("the line has no end")
+                raise BadLine("the line has no newline")
             line, is_canonical = _parse(data)
         except BadLine as fault:
             if place.is_last and self._is_torn(expected, whole, head):
@@ -147,10 +147,10 @@ class JsonlVerification:
                 "tampered", place.segment.path, place.line, line.position, "it is not in canonical form", stream_id
             )
         if place.line == 1 and line.position != place.segment.first:
-            reason = f"the file is named after position {place.segment.first}, but this is position {line.position}"
+            reason = f"the file's name says position {place.segment.first}, but this is position {line.position}"
             self._find("tampered", place.segment.path, 1, line.position, reason, stream_id)
         if line.position <= self._last:
-            reason = f"its position is {line.position}, not {expected}"
+            reason = f"its position is {line.position}; expected {expected}"
             self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
             return False
         gap = self._check_position(place, line)
@@ -160,7 +160,7 @@ class JsonlVerification:
         if payload is not None:
             self._find("tampered", place.segment.path, place.line, line.position, payload, stream_id)
         if head is not None and line.position == head.position and head.hash and line.hash.hex() != head.hash:
-            reason = "its hash is not the one that the head file names"
+            reason = "its hash differs from the one in the head file"
             self._find("tampered", place.segment.path, place.line, line.position, reason, stream_id)
         self._last, self._unread = line.position, 0
         self.summary.records += 1
@@ -181,7 +181,7 @@ class JsonlVerification:
         begun = line.position - line.index
         fits = self._batch == (begun, line.count) if self._batch != (0, 0) else line.index == 0
         if not (fits and line.index < line.count) and not gap:
-            reason = f"it is record {line.index + 1} of {line.count} in a batch, which is not the next record"
+            reason = f"it is record {line.index + 1} of {line.count} in a batch, but another record is expected here"
             self._find("corrupt", place.segment.path, place.line, line.position, reason, line.event["stream_id"])
         if self._batch != (begun, line.count):
             self._batch_line, self._batch_size = place.line, 0
@@ -210,7 +210,7 @@ class JsonlVerification:
         self.summary.records -= records
         self._last -= records
         self._batch = (0, 0)
-        reason = f"{reason}; it was never acknowledged, and the next start cuts it off and keeps it aside"
+        reason = f"{reason}; it was never acknowledged, and the next start cuts it off and sets it aside"
         self._find("torn", place.segment.path, began, self._last + 1, reason)
 
     def _finish(self, segments: list[Segment], head: Head | None, writing: bool) -> None:
@@ -218,9 +218,9 @@ class JsonlVerification:
             place = _Place(segments[-1])
             place.line = self._batch_line
             if head is None or self._last > head.position:
-                self._torn(place, "the batch is not whole")
+                self._torn(place, "the batch is incomplete")
             else:
-                self._find("corrupt", place.segment.path, place.line, self._last, "the batch is not whole")
+                self._find("corrupt", place.segment.path, place.line, self._last, "the batch is incomplete")
         expected = self._next_expected()
         end = (NOTHING if head is None else head.position) + 1
         if expected < end:
@@ -266,7 +266,7 @@ def _parse(data: bytes) -> tuple[_Line, bool]:
         raise BadLine(f"not a record: {type(error).__name__}") from None
     numbers = (line.offset, line.position, line.index, line.count)
     if not all(type(n) is int and n >= 0 for n in numbers) or not isinstance(event.get("payload"), dict):
-        raise BadLine("not a record: its fields have wrong types")
+        raise BadLine("not a record: its fields have the wrong types")
     if not isinstance(event.get("stream_id"), str):
         raise BadLine("not a record: it names no stream")
     return line, canonical(fields) == data

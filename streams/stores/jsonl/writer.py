@@ -4,7 +4,7 @@ Opening recovers the log: ``recovery.py`` judges it; then the writer keeps a tor
 the last whole batch.
 
 A write is: index the lines, write and sync them, rewrite ``head`` (no sync of its own). If indexed lines cannot be
-written, the writer is useless: the caller stops for good (``commit.py``).
+written, the writer is unusable, and the caller stops for good (``commit.py``).
 """
 
 from __future__ import annotations

@@ -24,11 +24,13 @@ _OF_A_WRITER: Final = ("-wal", "-journal")
 
 
 class ReadConnection(sqlite3.Connection):
-    """A connection that cannot write. ``seen``: the state the file must keep; ``None``: SQLite's locks protect it."""
+    """A connection that cannot write. ``seen`` is the state that the file must keep; ``None``: SQLite's locks protect
+    the file.
+    """
 
     seen: Seen | None = None
     alone: bool = False
-    """The caller holds the store's lock, or has made sure that no process does."""
+    """The caller holds the store's lock, or has made sure that no process holds it."""
 
     def is_right(self, path: Path) -> bool:
         """True if everything read so far is valid."""

@@ -1,6 +1,6 @@
 """Verify the file of a sqlite log as a whole, apart from its records.
 
-The checks cover opening, pages and indexes, and the table of keys. Each gives one
+The checks cover opening, pages and indexes, and the keys table. Each gives one
 sentence per fault, none for a sound file, and raises nothing for damage: an
 unreadable file is one of the sentences. Another check finds a lost head file. All
 of them block, and ``connection`` must have been opened with ``damaged`` (see
@@ -31,10 +31,10 @@ from streams.stores.sqlite.head import HEAD_FILE
 from streams.stores.sqlite.removed import head_of
 
 _QUICK_STEPS, _QUICK_CALLS = 10_000, 500
-"""A quick check of the file ends after five million steps of SQLite's virtual machine, about a second."""
+"""A quick check of the file ends after five million steps of SQLite's virtual machine, which take about a second."""
 
 _MOST_LINES: Final = 2
-"""Most lines to keep of SQLite's report of one fault."""
+"""Maximum number of lines to keep from SQLite's report of one fault."""
 
 DAMAGE: Final = (BadStore, StoreUnavailable, OSError)
 """What reading a damaged file raises within ``translated``; see ``damage_text``."""
@@ -57,9 +57,9 @@ def opening_damage(path: Path, *, alone: bool) -> list[str]:
 
 
 def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
-    """Faults that SQLite finds in pages and indexes, and those of the table of keys.
+    """Faults that SQLite finds in pages and indexes, and those of the keys table.
 
-    ``quick``: only what SQLite checks in about a second, without the table of keys.
+    ``quick``: only what SQLite checks in about a second, without the keys table.
     """
     look = "PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(20)"
     if quick:
@@ -75,10 +75,10 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
     finally:
         # The limit is for this check alone, and must not interrupt later reads on the connection.
         connection.set_progress_handler(None, 0)
-    found = [f"SQLite says: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
+    found = [f"SQLite reports: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
     found += _looked_at(path, "the schema", lambda: _schema_faults(connection))
     if not quick:
-        found += _looked_at(path, "the table of keys", lambda: keys.faults(connection))
+        found += _looked_at(path, "the keys table", lambda: keys.faults(connection))
     return found
 
 
@@ -88,7 +88,7 @@ def _schema_faults(connection: sqlite3.Connection) -> Iterator[str]:
     with closing(sqlite3.connect(":memory:")) as empty:
         found = connection.execute(tables).fetchall()
         if found and connection.execute("PRAGMA user_version").fetchone()[0] < 1:
-            yield "its schema version is lost"
+            yield "its schema version is missing"
         for name, text in found:
             try:
                 empty.execute(text)

@@ -96,7 +96,7 @@ SEARCH_STEPS: Final[tuple[str, ...]] = (
 
 
 WAL_RESET_FIXED: Final = (3, 51, 3)
-"""The first SQLite without the bug that damages a database if two connections checkpoint and write at once."""
+"""The first SQLite version without the bug that damages a database if two connections checkpoint and write at once."""
 
 
 def sqlite_version() -> tuple[int, ...]:
@@ -166,7 +166,9 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreLocked(f"{path} is held by another program", "close that program, then try again")
     if code == sqlite3.SQLITE_CANTOPEN:
-        return StoreUnavailable(f"{path} cannot be opened", "check that it exists, is yours and no symbolic link")
+        return StoreUnavailable(
+            f"{path} cannot be opened", "check that it exists, that you own it and that it is not a symbolic link"
+        )
     return StoreUnavailable(f"{doing} {path} failed ({error})", "run `durable-stream doctor`")
 
 
@@ -183,7 +185,7 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     try:
         return _connect_to_write(path, steps)
     except BaseException:
-        # A file created just now, or by an earlier try, must not look like a store that lost its records.
+        # A file created just now, or by an earlier attempt, must not look like a store that lost its records.
         if path.exists() and not path.stat().st_size:
             path.unlink()
         raise
@@ -205,8 +207,9 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
             synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]
             if (mode, synchronous) != ("wal", 2):
                 raise StoreUnavailable(
-                    f"{path}: SQLite gives journal mode {mode} and synchronous {synchronous}, not wal and 2 (FULL)",
-                    "put the home on a local file system: what is written here could be lost",
+                    f"{path}: SQLite reports journal mode {mode} and synchronous {synchronous}; expected wal and 2 "
+                    "(FULL)",
+                    "move the home to a local file system: data written here could be lost",
                 )
             connection.execute("PRAGMA foreign_keys = ON")
             # The writer checkpoints when it has time, see SqliteStore.
@@ -244,8 +247,8 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bo
             raise
         if _wal_bytes(path):
             raise StoreUnavailable(
-                f"{path} cannot be read in place, because a part of it is still in {path.name}-wal",
-                "make the directory writable and free some space, or copy the home elsewhere and look at the copy",
+                f"{path} cannot be read in place, because part of its data is still in {path.name}-wal",
+                "make the directory writable and free some space, or copy the home elsewhere and read the copy",
             ) from error
         connection = _connect_to_read(path, "ro&immutable=1", damaged)
     with translated(path, "opening"):
@@ -345,7 +348,8 @@ def _check_owner(connection: sqlite3.Connection, path: Path, newest: int) -> int
         raise ForeignStore(str(path), _FOREIGN if _is_named(path) else NOT_OURS)
     if version > newest:
         raise ForeignStore(
-            str(path), f"it has schema {version}, this version reads up to {newest}: upgrade durable-stream"
+            str(path),
+            f"it has schema {version}, but this version only reads schemas up to {newest}: upgrade durable-stream",
         )
     return version
 
@@ -354,7 +358,7 @@ _FOREIGN: Final = f"another program wrote it, or its header is damaged: {VERIFY_
 
 
 def _is_named(path: Path) -> bool:
-    """True if ``store.json`` names the file as our log. Then it would be wrong to advise another home."""
+    """True if ``store.json`` names the file as our log, so that it would be wrong to advise another home."""
     if path.name != LOG_FILE:
         return False
     try:
@@ -372,5 +376,5 @@ def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
             f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}; COMMIT"
         )
     if taken < len(steps):
-        # Otherwise deleting the WAL would lose the tables, and with them the sign that a head file existed.
+        # Otherwise deleting the WAL would lose the tables, and with them the evidence that a head file existed.
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

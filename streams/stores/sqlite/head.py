@@ -9,8 +9,8 @@ before it is acknowledged, in place and without a sync:
   it forward. Neither can leave it *beyond the end*: the system keeps a killed process's
   writes in order, and the records that the file names were synced before a power loss.
   Then records are lost, and the log is refused.
-- *missing* next to a log that holds records: it was lost, and ``verify`` says so, as it
-  is created durably before the log.
+- *missing* next to a log that holds records: it was lost, and ``verify`` says so, because the head file is created
+  durably before the log.
 
 Its name does not begin like those of SQLite's files, so deleting ``log.db-*`` leaves it.
 """
@@ -145,7 +145,7 @@ def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:
         reason = f"{lost} missing: {LOG_FILE}-wal was deleted, cut or damaged, or {LOG_FILE} is an older copy"
         return HeadFault("missing", first, reason)
     if known.hash and hash_ is not None and hash_.hex() != known.hash:
-        reason = f"it is not the record that {HEAD_FILE} names: {LOG_FILE} is another log, or was changed"
+        reason = f"it is not the record named in {HEAD_FILE}: {LOG_FILE} is another log or was changed"
         return HeadFault("tampered", known.position, reason)
     return None
 

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 FOLDED = 16_384
-"""Digests to remember before writing them: some two megabytes, and some 50 ms of writing."""
+"""How many digests to remember before writing them: about two megabytes, and about 50 ms of writing."""
 
 _LOOKED_UP: Final = 500
 """Keys looked up at once."""
 
 COMPARED: Final = 10_000
-"""Most records that one statement compares with the table, so that other work gets its turn."""
+"""Maximum number of records that one statement compares with the table, so that other work gets its turn."""
 
 _THROUGH: Final = "(SELECT position FROM keys_through)"
 
@@ -66,11 +66,11 @@ def faults(connection: sqlite3.Connection) -> Iterator[str]:
             [first, first + COMPARED, last],
         ).fetchone()
         if lacking is not None:
-            yield f"the table of keys lacks the key of record {lacking[0]}"
+            yield f"the keys table lacks the key of record {lacking[0]}"
             return
     there, wanted = connection.execute(_COUNTS).fetchone()
     if there != wanted:
-        yield f"the table of keys has {there} keys where {wanted} records are"
+        yield f"the keys table has {there} keys for {wanted} records"
 
 
 class Keys:

@@ -1,4 +1,4 @@
-"""Read a sqlite log, in the sidecar and from other processes at the same time.
+"""Read a sqlite log, in the sidecar and in other processes at the same time.
 
 A reader cannot write and never repairs. A reader sees committed records, which with
 ``synchronous=FULL`` are durable. It fetches a few rows at a time, each
@@ -328,7 +328,7 @@ class SqliteReader:
         last = NOTHING
         while True:
             positions = await asyncio.to_thread(self._search_rows, grams, last, indexed)
-            if positions is None:  # a removal deleted the index, which is being rebuilt: read on without it
+            if positions is None:  # a removal deleted the index, which is being rebuilt: continue reading without it
                 async for record in self._matching("", [], last):
                     if record.position > indexed:
                         return
@@ -391,7 +391,7 @@ class SqliteReader:
             self._connection, self._place = connect_to_read(self._path, len(STEPS), alone=self._alone), place
         if self._connection is None:
             if self._exists:
-                raise StoreUnavailable(f"{self._path} was moved away while it was read", "read the log again")
+                raise StoreUnavailable(f"{self._path} was moved away while it was being read", "read the log again")
             return None
         self._exists = True
         return self._connection

@@ -4,8 +4,8 @@ A removal first notes its work in a transaction of its own; after a ``kill -9``,
 next opening does the rest. At the end it empties the write-ahead file, which still
 holds the old pages, and gives free pages back.
 
-A removal needs some space before it gives any back. On a full disk it fails with an error, and is finished when
-there is space.
+A removal needs some space before it frees any. On a full disk it fails with an error, and is finished once there is
+space.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from streams.stores.keys import key_digest
 from streams.stores.sqlite.keys import forget_keys
 
 CHUNK: Final = 256
-"""Records removed or forgotten in one transaction, so that appends never wait long."""
+"""Maximum number of records removed or forgotten in one transaction, so that appends never wait long."""
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""And bytes of events, but at least one record."""
+"""Maximum bytes of events in one such transaction, which always takes at least one record."""
 
 HEAD: Final = (
     "WITH kept (last) AS (SELECT coalesce(max(position), -1) FROM records)"
@@ -49,7 +49,7 @@ class DamagedRow(sqlite3.DatabaseError):
 
 
 def _as_written(table: str, row: tuple[Any, ...], *types: type) -> tuple[Any, ...]:
-    """Return ``row`` if its values have the table's types, because a damaged page gives any value in any column."""
+    """Return ``row`` if its values have the table's types; a damaged page may return any value in any column."""
     for value, wanted in zip(row, types, strict=True):
         if type(value) is not wanted:
             raise DamagedRow(table, f"a row has a value of type {type(value).__name__}, not {wanted.__name__}")

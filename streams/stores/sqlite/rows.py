@@ -24,7 +24,7 @@ COLUMNS: Final = "records.position, records.offset, records.hash, records.crc, r
 SELECT: Final = f"SELECT {COLUMNS} FROM records"  # noqa: S608 - a constant
 
 MAX_TRIGRAMS: Final = 24
-"""Most trigrams of a text to ask the index for; whole texts are compared afterwards anyway."""
+"""Maximum number of a text's trigrams to ask the index for; whole texts are compared afterwards anyway."""
 
 
 POSITION: Final = 0
@@ -128,7 +128,7 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
 
 
 def trigrams(text: str) -> str | None:
-    """The full-text query that misses nothing that holds ``text``; ``None`` if the index cannot help.
+    """The full-text query that finds every payload containing ``text``; ``None`` if the index cannot help.
 
     The index holds the payload as JSON text, in which some characters of ``text`` are escaped.
     """

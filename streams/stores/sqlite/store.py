@@ -1,10 +1,8 @@
 """The sqlite backend: one file, one writing connection, and separate readers.
 
-A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it
-returns. Then the store writes the head file, see ``head.py``. Only the writing
-connection checkpoints, between two commits, once the WAL holds
-``CHECKPOINT_PAGES``. Opening a log of any size reads a few rows, and the keys of the
-last records (``keys.py``).
+A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it returns. Then the store writes the
+head file (see ``head.py``). Only the writing connection checkpoints, between two commits, once the WAL holds
+``CHECKPOINT_PAGES``. Opening a log of any size reads a few rows, and the keys of the last records (``keys.py``).
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ from streams.stores.stored import Stored
 from streams.threads import InTurn, in_thread
 
 CHECKPOINT_PAGES: Final = 8192
-"""About how much the WAL holds when the writer moves it into the database file. A WAL holds index pages
-many times, and a checkpoint moves each page once, so a larger WAL costs less. But closing, and opening
-after a crash, take longer."""
+"""About how much the WAL holds when the writer moves it into the database file. A WAL holds index pages many times, and
+a checkpoint moves each page once, so a larger WAL costs less. But closing takes longer, and so does opening after a
+crash."""
 
 PAGE_BYTES: Final = 4096
 
@@ -214,7 +212,7 @@ class SqliteStore(KeepsHints):
             seconds = time.perf_counter() - begun
             if rows:
                 self._head_file.write(self._next - 1, self._last_hash)
-            self._note(rows)  # before the head: who sees a record finds it by its key
+            self._note(rows)  # before the head: whoever sees a record must find it by its key
             self._head = self._next - 1
         self.recent.add(placed for _, plan_ in decided for placed in plan_.new)
         for pending, plan_ in decided:
@@ -283,7 +281,7 @@ class SqliteStore(KeepsHints):
     def _check_end(self, pruned_end: int) -> None:
         """Raise ``CorruptLog`` if records were pruned beyond the log's end, because those before them are missing."""
         if pruned_end > self._next:
-            reason = f"records {self._next} to {pruned_end - 1} were written, and not all of them pruned"
+            reason = f"records {self._next} to {pruned_end - 1} were written, but not all of them were pruned"
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
 
     def guard(self, check: Callable[[], None]) -> None:
@@ -307,7 +305,7 @@ class SqliteStore(KeepsHints):
             await in_thread(self._copy, records)
         except OSError as error:
             raise StoreUnavailable(
-                f"the copy {self._path} could not be written: {error.strerror or error}",
+                f"writing the copy {self._path} failed: {error.strerror or error}",
                 "free disk space or repair the disk, then run the migration again",
             ) from error
 

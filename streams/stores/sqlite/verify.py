@@ -186,7 +186,7 @@ class SqliteVerification:
     def _connected_again(self) -> ReadConnection:
         connection = connect_to_read(self._path, len(STEPS), damaged=True, alone=self.alone)
         if connection is None:
-            raise StoreUnavailable(f"{self._path} was moved away while it was verified", "verify the log again")
+            raise StoreUnavailable(f"{self._path} was moved away while it was being verified", "verify the log again")
         return connection
 
     def _asked(self, connection: sqlite3.Connection, ask: Callable[[sqlite3.Connection], Answer]) -> Answer:
@@ -211,14 +211,14 @@ class SqliteVerification:
             self._removal, count = self._asked(connection, _removal_of)
         except DAMAGE as error:
             self._removal, count = NOTHING_REMOVED, 0
-            self._find("corrupt", None, None, f"what it says of pruned records cannot be read: {damage_text(error)}")
+            self._find("corrupt", None, None, f"its table of pruned records cannot be read: {damage_text(error)}")
         self._chains = Chains(self._removal.bases)
         self.summary.pruned = self._removal.ranges.count
         offsets = sum(base.offset for base in self._removal.bases.values())
         if not self._removal.ranges.count == offsets == count:
-            self._find("corrupt", None, None, "what it says of pruned records contradicts itself")
+            self._find("corrupt", None, None, "its table of pruned records contradicts itself")
         if self._removal.pending and (self.alone or not is_being_written(self.store)):
-            reason = "what was pruned or forgotten is not wholly gone from the files; the next start finishes it"
+            reason = "pruned or forgotten content is still in the files; the next start finishes removing it"
             self._find("torn", None, None, reason)
         return self._version(connection)
 
@@ -234,7 +234,7 @@ class SqliteVerification:
             for finding in self._found.drain():
                 yield finding
         if self._batch != (0, 0):
-            self._find("missing", self._last + 1, None, "the last batch is not whole")
+            self._find("missing", self._last + 1, None, "the last batch is incomplete")
         following, end = self._removal.ranges.following(self._last + 1), self._removal.ranges.end
         if following < end:
             self._find("missing", following, None, f"records {following} to {end - 1} at the end are missing")
@@ -318,7 +318,7 @@ class SqliteVerification:
     def _judge(self, row: _Row) -> None:
         if not all(isinstance(getattr(row, name), kind) for name, kind in _TYPES.items()):
             position = row.position if isinstance(row.position, int) else self._last + 1
-            self._find("corrupt", position, row.stream, "not a record: its fields have wrong types")
+            self._find("corrupt", position, row.stream, "not a record: its fields have the wrong types")
             self._last, self._batch = position, (0, 0)
             self._lost += 1
             return
@@ -336,7 +336,7 @@ class SqliteVerification:
             self._lost += count
             self._batch = (0, 0)
         elif self._batch != (0, 0) and self._batch != (begun, row.batch_count):
-            self._find("tampered", row.position, row.stream, "it does not belong to the batch at this place")
+            self._find("tampered", row.position, row.stream, "it does not belong to the batch at this position")
         self._last = row.position
         if self._head is not None and row.position == self._head.position:
             self._hash_at_head = row.hash
@@ -384,7 +384,7 @@ class SqliteVerification:
         if row.key != key_digest(str(event.get("idempotency_key"))):
             wrong.append("idempotency_key")
         if wrong:
-            reason = f"the row says otherwise than the event: {', '.join(wrong)}"
+            reason = f"the row contradicts the event: {', '.join(wrong)}"
             self._find("tampered", row.position, row.stream, reason)
 
     def _check_chain(self, row: _Row, event: dict[str, Any]) -> None:

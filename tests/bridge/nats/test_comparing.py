@@ -171,7 +171,7 @@ def test_missing_ones_are_told_in_runs() -> None:
     del case.kept[5:8], case.kept[2]
     found, result, comparer = case.compare()
     assert [(each.kind, each.position, each.last) for each in found] == [("missing", 2, 2), ("missing", 5, 7)]
-    assert result.differences == {"missing": 4} and str(found[1]).endswith("records 5 to 7: 3 messages are not there")
+    assert result.differences == {"missing": 4} and str(found[1]).endswith("records 5 to 7: 3 messages are missing")
     assert [p for p in range(20) if comparer.is_missing(p)] == [2, 5, 6, 7]
 
 

@@ -154,7 +154,7 @@ def test_a_shim_must_name_itself() -> None:
     assert closed.reason == "protocol"
 
 
-@pytest.mark.parametrize(("protocol", "remedy"), [(0, "durable-stream install"), (2, "makes room")])
+@pytest.mark.parametrize(("protocol", "remedy"), [(0, "durable-stream install"), (2, "start its own")])
 def test_another_protocol_is_refused_in_words_by_a_proved_sidecar_to_a_proved_shim(protocol: int, remedy: str) -> None:
     link = SidecarLink(token=TOKEN, port=1, nonce="b" * 64, boot="boot", version="1")
     assert link.receive(encode(Hello(role="shim", protocol=protocol, nonce="a" * 64))) == []

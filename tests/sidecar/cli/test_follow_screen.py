@@ -26,7 +26,7 @@ def test_the_screen_is_as_it_was_drawn(tmp_path: Path, width: int) -> None:
     asyncio.run(append(home / "store", [chat[:-1]]))
     arguments = command(home, "log", "--follow", "--last", "4")
     with Terminal(arguments, ROOT, environment(HOME="/home/dev"), columns=width) as terminal:
-        terminal.wait_for("End with Ctrl-C")
+        terminal.wait_for("Press Ctrl-C to stop")
         asyncio.run(append(home / "store", [asking[:asks]]))
         terminal.wait_for("waiting for you")
         asyncio.run(append(home / "store", [chat[-1:], asking[asks:]]))

@@ -140,7 +140,7 @@ class TestSidecar:
 
     def test_stop_without_one(self, home: Path) -> None:
         done = run(home, "stop")
-        assert (done.code, done.out) == (0, f"no sidecar runs for {home}\n")
+        assert (done.code, done.out) == (0, f"no sidecar is running for {home}\n")
         assert not home.exists()
 
     def test_one_that_takes_no_request_is_ended_by_a_signal(self, home: Path) -> None:
@@ -156,7 +156,7 @@ class TestSidecar:
             pid = int(hung.stdout.readline())
             Home(home).write_info(SidecarInfo(pid, 1, "b" * 32, "0.1.0", 1, 0))
             done = run(home, "stop")
-            assert done.code == 0 and "by SIGTERM" in done.out
+            assert done.code == 0 and "with SIGTERM" in done.out
             assert hung.wait(LIMIT_SECONDS) == -signal.SIGTERM
         finally:
             hung.kill()

@@ -346,7 +346,7 @@ class TestForget:
         assert again.code == 0 and "payloads of 0 records" in again.out and again.err == "Nothing to forget.\n"
         assert run(home, "migrate", "--to", "sqlite").code == 0
         again = run(home, "forget", parent, "--yes")
-        assert again.code == 0 and f"the payloads in {parent} were forgotten already" in again.out, (
+        assert again.code == 0 and f"the payloads in {parent} have already been forgotten" in again.out, (
             "the old store does not hold them either"
         )
 

@@ -67,7 +67,7 @@ def test_a_home_that_a_sidecar_has_or_that_has_no_log(
     copy.make("chat")
     with copy.home.lock():
         done = run(copy.home.path, "mirror", "rebuild", "--yes")
-        assert is_sentence(done, r"another sidecar.* serves this home.*`durable-stream stop`"), done
+        assert is_sentence(done, r"another sidecar.* serving this home.*`durable-stream stop`"), done
     assert run(copy.home.path, "mirror", "status").code == 0
     end_sidecars(copy.home)  # the one that waited for the home has it now
 
@@ -77,7 +77,10 @@ def test_where_there_is_no_server_it_is_said_what_to_do(tmp_path: Path, server: 
     copy = Copy(tmp_path / "home", server).make("chat")
     for config, wanted in (
         ("", r"NATS is off in .*; set mode = "),
-        ('[nats]\nmode = "embedded"\n', r"runs with the sidecar, and none runs; start it: `durable-stream serve`"),
+        (
+            '[nats]\nmode = "embedded"\n',
+            r"runs with the sidecar, which is not running; start it: `durable-stream serve`",
+        ),
         (
             '[nats]\nmode = "external"\nservers = ["nats://ada:geheim@127.0.0.1:1"]\n',
             rf"127\.0\.0\.1:1: {NOTHING_LISTENS}",

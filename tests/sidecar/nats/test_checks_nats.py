@@ -46,11 +46,11 @@ def test_off_is_one_line(home: Home) -> None:
 
 def test_embedded(home: Home, tmp_path: Path) -> None:
     found = only(look(home, EMBEDDED))
-    assert found.level == "ok" and "nats-server 2.15" in found.text and "none runs" in found.text
+    assert found.level == "ok" and "nats-server 2.15" in found.text and "which is not running" in found.text
     assert "running, pid 7, port 4222" in only(look(home, EMBEDDED, NOW)).text
-    assert only(look(home, EMBEDDED, NOW), "mirror").text.startswith("level with the log")
+    assert only(look(home, EMBEDDED, NOW), "mirror").text.startswith("up to date with the log")
     behind = {**NOW, "mirror": {**MIRROR, "lag": 3, "problem": "no room; it is tried again"}}
-    assert only(look(home, EMBEDDED, behind), "mirror").text == "3 records wait: no room"
+    assert only(look(home, EMBEDDED, behind), "mirror").text == "3 records waiting: no room"
     ill = only(look(home, EMBEDDED, {**NOW, "problem": "it ended: why"}))
     assert ill.level == "note" and "it ended: why" in ill.text and str(home.nats_path) in ill.hint
 
@@ -65,14 +65,14 @@ def test_embedded(home: Home, tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_used_and_a_port_that_is_taken(home: Home) -> None:
     home.nats_path.write_text("no directory")
     found = only(look(home, EMBEDDED))
-    assert found.level == "note" and "is not a directory" in found.text and "move it away" in found.hint
+    assert found.level == "note" and "is not a directory" in found.text and "move this directory away" in found.hint
     home.nats_path.unlink()
     home.nats_path.mkdir(mode=0o700)
     assert only(look(home, EMBEDDED)).level == "ok"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = only(look(home, f"{EMBEDDED}port = {port}\n"))
-        assert (found.level, found.text) == ("note", f"port {port} is taken by another program")
+        assert (found.level, found.text) == ("note", f"port {port} is in use by another program")
         assert only(look(home, f"{EMBEDDED}port = {port}\n", NOW)).level == "ok", "it is the server's own"
 
 
@@ -99,7 +99,7 @@ def test_an_external_one_without_jetstream_or_too_old(
     with real_server(tmp_path / "plain", "2.10", authorization={}) as plain:
         config = f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{plain.port}"]\n'
         monkeypatch.setattr("sidecar.nats.server.executable.OLDEST", (2, 11))
-        assert "2.11 is the oldest" in only(look(home, config)).text
+        assert "oldest supported version is 2.11" in only(look(home, config)).text
     with real_server(tmp_path / "bare", "2.10", authorization={}, jetstream=False) as bare:
         found = only(look(home, f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{bare.port}"]\n'))
         assert found.level == "note" and "JetStream" in found.text and found.hint

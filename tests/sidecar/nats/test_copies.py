@@ -66,8 +66,8 @@ def test_what_the_log_pruned_is_no_fault_and_is_told_before_it_is_lost(copy: Cop
     )
     before = copy.messages()
     dry = told(copy, "rebuild")
-    assert "would be lost: only the copy has them" in dry and copy.messages() == before
-    assert "messages of pruned records are gone" in told(copy, "rebuild", "--yes")
+    assert "would be lost, because only the copy has them" in dry and copy.messages() == before
+    assert "messages of pruned records are lost" in told(copy, "rebuild", "--yes")
     assert clean(copy)["streams"][0]["pruned"] == 0
 
 
@@ -91,10 +91,10 @@ def test_what_waits_is_no_fault(copy: Copy) -> None:
     copy.make()
     assert clean(copy)["waiting"] == clean(copy)["records"]
     assert "not mirrored yet" in told(copy, "verify")
-    assert "behind the log; published when a sidecar runs last none yet" in told(copy, "status")
+    assert "behind the log; published when a sidecar is running last none yet" in told(copy, "status")
     copy.publish()
     records = clean(copy)["records"]
-    assert clean(copy)["waiting"] == 0 and f"mirror all of the log, to position {records - 1}" in told(copy, "status")
+    assert clean(copy)["waiting"] == 0 and f"mirror the whole log, up to position {records - 1}" in told(copy, "status")
 
 
 def test_a_log_that_is_damaged_does_not_replace_its_copy(copy: Copy) -> None:
@@ -113,7 +113,9 @@ def test_a_log_that_is_damaged_does_not_replace_its_copy(copy: Copy) -> None:
 def test_where_nothing_differs_that_is_said_and_each_rebuild_has_the_next_number(copy: Copy) -> None:
     copy.make("chat").publish()
     dry = told(copy, "rebuild")
-    assert dry.startswith("the copy equals the log already, so there is nothing to rebuild a rebuild would remove")
+    assert dry.startswith(
+        "the copy already equals the log, so there is nothing to rebuild a rebuild would still remove"
+    )
     for number in (1, 2):
         done = copy.rebuild()
         assert done.err == "" and done.objects()[0]["done"]["rebuild"] == number, done

@@ -98,7 +98,7 @@ def test_the_mirrors_commands_ask_the_sidecar(home: Home) -> None:
     found = level(home)
     assert found["problem"] == "" and found["position"] == found["head"] >= 5
     assert re.search(
-        r"^nats +embedded server .* running, port \d+.*\nmirror +all of the log, to position \d+$",
+        r"^nats +embedded server .* running, port \d+.*\nmirror +the whole log, up to position \d+$",
         run(home.path, "mirror", "status").out,
         re.M,
     )
@@ -146,7 +146,7 @@ def test_it_hears_on_when_the_server_was_killed(home: Home) -> None:
         os.kill(pid, signal.SIGKILL)
         assert "Waiting for the server" in process.err.get(timeout=HANG_SECONDS)
         lines = [process.err.get(timeout=HANG_SECONDS)]
-        while not lines[-1].startswith("Connected again"):
+        while not lines[-1].startswith("Reconnected"):
             lines.append(process.err.get(timeout=HANG_SECONDS))
         with_server(home, ("evt.p.l.s.note", {}, b"heard"))
         assert process.record()["text"] == "heard"
@@ -204,7 +204,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     sidecar: subprocess.Popen[bytes] | None = None
     try:
         said = process.err.get(timeout=HANG_SECONDS)
-        assert "no sidecar runs" in said and "Waiting for it" in said and said.count("\n") == 1
+        assert "no sidecar is running" in said and "Waiting for it" in said and said.count("\n") == 1
         sidecar = start(home)
         running(home)
         while not said.startswith("Listening to "):
@@ -231,7 +231,7 @@ def test_notices_on_a_terminal_are_broken_at_words(tmp_path: Path, width: int) -
     )
     os.close(theirs)
     said = b""
-    while b"Ctrl-C." not in said:
+    while b"stop." not in said:
         said += os.read(ours, 65536)
     process.send_signal(signal.SIGINT)
     assert process.wait(HANG_SECONDS) == 0
@@ -239,7 +239,7 @@ def test_notices_on_a_terminal_are_broken_at_words(tmp_path: Path, width: int) -
     lines = ANSI.sub("", said.decode()).split("\r\n")
     options = ConnectOptions(("nats://127.0.0.1:1",))
     assert " ".join(" ".join(lines).split()) == (
-        f"{translated(ConnectionRefusedError(errno.ECONNREFUSED, ''), options)}. Waiting for it; end with Ctrl-C."
+        f"{translated(ConnectionRefusedError(errno.ECONNREFUSED, ''), options)}. Waiting for it; press Ctrl-C to stop."
     )
     assert max(map(len, lines)) <= width
 

@@ -157,7 +157,9 @@ async def test_a_configured_port_that_is_taken_is_told_and_waited_for(directory:
         port = thief.getsockname()[1]
         waiting = embedded(directory, port=port)
         server = await waiting.__aenter__()
-        await problem(server, f"port {port} is taken by another program; set another port in [nats], or 0 for any")
+        await problem(
+            server, f"port {port} is in use by another program; set another port in [nats], or 0 for any free port"
+        )
         assert server.state in (State.WAITING, State.STARTING)
     await (await running(server)).close()
     assert server.status()["port"] == port

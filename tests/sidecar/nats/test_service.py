@@ -87,7 +87,7 @@ def test_embedded_it_is_shown_and_gone_with_the_sidecar(served: Served) -> None:
         "stopped",
     )
     rows = status_rows(served.home)
-    assert rows["nats"] == "embedded server, which runs with the sidecar" and rows["mirror"] == "nothing mirrored yet"
+    assert rows["nats"] == "embedded server, which starts with the sidecar" and rows["mirror"] == "nothing mirrored yet"
 
 
 def status_rows(home: Home, *command: str) -> dict[str, str]:
@@ -106,12 +106,12 @@ def test_what_is_recorded_is_mirrored_and_status_says_so(served: Served) -> None
     )
     assert mirror["problem"] == "" and mirror["rebuild"] == 0 and mirror["published"] > mirror["head"]
     rows = status_rows(served.home)
-    assert rows["mirror"] == f"all of the log, to position {mirror['head']}"
+    assert rows["mirror"] == f"the whole log, up to position {mirror['head']}"
     assert served.nats()["servers"] == f"127.0.0.1:{served.nats()['server']['port']}"
     assert status_rows(served.home, "mirror", "status") == rows, "the same words for the same"
     assert served.end(signal.SIGTERM) == 0
     rows = status_rows(served.home)
-    last = f"all of the log, to position {mirror['head']}, when it was last there"
+    last = f"the whole log, up to position {mirror['head']}, when it was last there"
     assert rows["mirror"] == last and rows["nats"].startswith("embedded server, which")
     assert status_rows(served.home, "mirror", "status") == rows
 

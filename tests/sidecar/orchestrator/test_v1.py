@@ -104,7 +104,7 @@ async def test_while_the_process_that_hosts_a_session_reconnects_no_other_one_is
     other = FakeLink("other", NOBODY)
     one = host(other, pid=alive())
     assert await one.status(SESSION) == "absent" and one.waiting_for(other) == []
-    with pytest.raises(HostError, match="away"):
+    with pytest.raises(HostError, match="not connected"):
         await say(one, "a")
     back = FakeLink("hosting", alive())
     assert host(other, back, pid=alive()).waiting_for(back) == [SESSION]

@@ -1,1 +1,1 @@
-"""OpenCode 2: what its sessions' own durable events become. Pure."""
+"""OpenCode 2: what the durable events of its sessions are recorded as. Pure."""

@@ -1,7 +1,7 @@
-"""What the translator remembers of a session between two events that make records.
+"""What the translator remembers about a session between two events that make records.
 
-None of it is in the log: after a restart the session's own log is read again from the start or the end of its
-last turn.
+None of it is in our log: after a restart, the session's own log is read again from the start or the end of its last
+turn.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Step:
 
 @dataclass(slots=True)
 class Memory:
-    """One session's. ``note`` takes each event after it was handled."""
+    """The memory of one session. ``note`` takes each event after it has been handled."""
 
     execution: str | None = None
     """The event with which the session became busy; ``None`` while it is idle."""
     is_new: bool = False
-    """True from then until its first step or compaction."""
+    """True from that event until the first step or compaction."""
     promoted: list[tuple[str, int]] = field(default_factory=list)
-    """Inputs that the next step answers, with the time."""
+    """Inputs that the next step answers, with their times."""
     declined: bool = False
     calls: OrderedDict[tuple[str | None, str], Call] = field(default_factory=OrderedDict)
     begun: OrderedDict[tuple[str, str | None, Any], int] = field(default_factory=OrderedDict)
     steps: OrderedDict[str, Step] = field(default_factory=OrderedDict)
 
     def note(self, event: HostEvent) -> None:
-        """Remember, or forget, what an event says."""
+        """Update the memory with an event."""
         data, message = event.data, message_id(event)
         match event.name:
             case "execution.started":
@@ -88,11 +88,11 @@ class Memory:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to remember, as between two turns."""
+        """True if there is nothing to remember, for example between two turns."""
         return not (self.execution or self.declined or self.promoted or self.calls or self.begun or self.steps)
 
     def start_key(self, event: HostEvent) -> tuple[str, str | None, Any]:
-        """What connects the start and the end of a text, a reasoning or a command."""
+        """The key that connects the start and the end of a text, a reasoning or a command."""
         shell = text(mapping(event.data.get("shell")).get("id"))
         return event.name.partition(".")[0], message_id(event) or shell, str(event.data.get("ordinal"))
 
@@ -104,7 +104,7 @@ class Memory:
             call.input, call.started_ms = event.data.get("input"), event.t
 
     def spawning(self, description: str | None, agent: str | None) -> Call | None:
-        """The open call that asked for a child session with this title and agent; ``None`` if it is not certain."""
+        """The open call that asked for a child session with this title and agent; ``None`` if that is not certain."""
         fits = [
             call
             for call in self.calls.values()

@@ -29,8 +29,8 @@ _ANSWERED = frozenset({"stop", "length"})
 class Service:
     """One process of an OpenCode 2 service.
 
-    ``place`` is a short name for the service, whatever its process. ``is_history`` marks a service whose sessions
-    are imported, not recorded as they happened.
+    ``place`` is a short name for the service and stays the same across processes. ``is_history`` marks a service whose
+    sessions are imported, not recorded as they happened.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Service:
 
 @dataclass(slots=True)
 class HostEntry(Entry):
-    """An event of a service, for the emitter. Without ``seq`` it does not advance its session's cursor."""
+    """An event of a service, for the emitter. An event without ``seq`` does not advance its session's cursor."""
 
     service: Service
     event_id: str | None = None
@@ -111,7 +111,7 @@ class HostRules(Emitter):
     def compaction_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         turn, asked = session.turn, shapes.input_id(event)
         if asked is None and memory.promoted and (turn is None or memory.is_new or turn.finish in _ANSWERED):
-            # By itself, before it answers: part of the prompt's turn.
+            # An automatic compaction before the answer: part of the prompt's turn.
             message, at = memory.promoted[0]
             self._start_turn(entry, session, event, memory, message, "prompt", at)
         elif turn is None or memory.is_new:
@@ -128,7 +128,7 @@ class HostRules(Emitter):
         at_ms: int | None = None,
     ) -> None:
         if message in session.turns:
-            return  # its record is in the log, and an event of the same number is read again
+            return  # its record is already in the log, and the event of the same number was read again
         if session.turn is not None:
             if memory.is_new:
                 self.end_dead_turn(entry.service, session)
@@ -338,7 +338,7 @@ class HostRules(Emitter):
         self._error(entry, session, event, shapes.error_of(mapping(event.data.get("error"))))
 
     def retried(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """A failed try that is repeated is not an error of the turn."""
+        """A failed attempt that is repeated is not an error of the turn."""
         payload = present(
             message=shapes.message_id(event),
             turn=_turn_message(session),

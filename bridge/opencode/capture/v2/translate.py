@@ -3,10 +3,10 @@
 ``feed`` takes the events of a session's durable log in the order of their ``seq``, and the asks, which the service only
 announces. A session is placed by ``appear`` before its first event. ``drain`` returns the events made from them.
 
-Keys come from the service's own ids, so an event that is read twice is recorded once. ``CaptureState`` has the place
-where a reader continues after a restart: ``host_seq`` and ``host_turn`` of a session.
+Keys come from the service's own ids, so an event that is read twice is recorded once. ``CaptureState`` says where a
+reader continues after a restart: ``host_seq`` and ``host_turn`` of a session.
 
-For the same happenings it makes the same events as OpenCode 1's translator.
+For the same activity it makes the same events as OpenCode 1's translator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HostTranslator(HostRules):
     def appear(self, service: Service, info: dict[str, Any], at_ms: int | None = None) -> None:
         """Place a session that the log does not have. Its parent must be placed first.
 
-        ``info`` is what the service's API says of it, or the data of its ``session.created``.
+        ``info`` is the service API's description of the session, or the data of its ``session.created``.
         """
         info = shapes.session_info(info)
         session_id = text(info.get("id"))
@@ -66,7 +66,7 @@ class HostTranslator(HostRules):
             self._called[child] = shapes.message_id(event), shapes.call_id(event)
 
     def feed(self, service: Service, event: HostEvent, *, known: bool = False) -> None:
-        """Take one event. A ``known`` event is only remembered, because its records are in the log."""
+        """Take one event. A ``known`` event is only remembered, because its records are already in the log."""
         memory = self._memories.setdefault(event.session or "", Memory())
         session = self.state.sessions.get(event.session or "")
         rule = BY_NAME.get(event.name)
@@ -104,7 +104,7 @@ class HostTranslator(HostRules):
             self.end_dead_turn(service, session)
 
     def gap(self, service: Service, session_id: str, after: int, until: int) -> None:
-        """Record that these events are lost, because their session was deleted before they were read."""
+        """Record that these events are lost because their session was deleted before they were read."""
         session = self.state.sessions.get(session_id)
         self.counts["gaps"] += 1
         payload = {"reason": "session_deleted", "lost": until - after, "first_seq": after + 1, "last_seq": until}
@@ -112,7 +112,7 @@ class HostTranslator(HostRules):
         self.put(entry, session, "capture.gap", f"{session_id}:{after + 1}", {**payload, "session": session_id})
 
     def forget(self, session_id: str) -> None:
-        """Forget what is remembered of a session, because its log will be read again."""
+        """Forget what is remembered about a session, because its log will be read again."""
         self._memories.pop(session_id, None)
 
     # What a session is
@@ -160,7 +160,7 @@ class HostTranslator(HostRules):
         """Does nothing, because the event was written when the session was placed."""
 
     def forked(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """Nothing, as for ``created``. The numbers that a fork inherits do not count as a gap."""
+        """Does nothing, as for ``created``. The numbers that a fork inherits do not count as a gap."""
 
     def deleted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         if not session.ended:
