@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -284,7 +283,7 @@ def test_old_sessions_are_imported_once(
         first, again = (import_old(later, client, opencode_binary) for _ in range(2))
         assert first["opencode_2"]["sessions"] > 0 and first["opencode_1"]["sessions"] == 1
         assert again["opencode_2"]["sessions"] == again["opencode_1"]["sessions"] == 0
-        records = assert_recorded(later, client, old)
+        records = [*assert_recorded(later, client, old), *later.log(in_one)]
         assert all(record["event"]["metadata"]["history"] for record in records)
         assert contents(later.log(in_one)) == contents(durable.log(in_one))
         later.cli("verify")
@@ -318,10 +317,7 @@ def plugged(client: RealOpenCode2, plugin: str) -> Iterator[None]:
 
 
 def import_old(durable: DurableStream, client: RealOpenCode2, opencode: Path) -> dict[str, Any]:
-    environment = {**client.environment(), "PATH": f"{opencode.parent}{os.pathsep}{os.environ['PATH']}"}
-    command = [str(EXECUTABLE), "--home", str(durable.home), "import", "--opencode", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    return dict(json.loads(done.stdout))
+    return dict(json.loads(durable.in_project(client, "import", "--opencode", "--json", path=[opencode.parent])))
 
 
 def contents(records: list[dict[str, Any]]) -> dict[str, Any]:
