@@ -12,6 +12,7 @@ from sidecar.capture.exclusion import Exclusion
 from sidecar.checks.asking import refused_plugin
 from sidecar.checks.check import Check, Fix, Plugin, Scene, again
 from sidecar.install.npm import RC, Places, read_rc, starves, waits
+from sidecar.install.plugin import RESTART
 from sidecar.orchestrator.lacks import MEANINGS, lacks_of
 from sidecar.version import VERSION
 
@@ -71,25 +72,6 @@ def _check_version(name: str, path: str, numbers: re.Match[str] | None) -> Check
     return Check(name, "note", f"{text}: not proven on this version", UNPROVEN)
 
 
-def check_services(scene: Scene) -> list[Check]:
-    """Whether the sidecar reads the services of OpenCode 2 whose plugin is linked."""
-    checks = []
-    for service in (scene.answer or {}).get("services") or []:
-        version, state, place = (str(service.get(name) or "") for name in ("version", "state", "registration"))
-        if state == "refused":
-            hint = "the file must be yours alone (mode 600) and name a loopback address; sidecar.log says what is wrong"
-            checks.append(Check("opencode 2", "problem", f"its service is not read, because of {place}", hint))
-        elif state != "read":
-            text = f"its plugin is linked, but no service answers at the address in {place}"
-            checks.append(Check("opencode 2", "note", text, "sessions are read as soon as it does; nothing is lost"))
-        elif version in PROVEN:
-            checks.append(Check("opencode 2", "ok", f"the service {version} is read"))
-        else:
-            text = f"the service {version or 'of an unknown version'} is read: not proven on this version"
-            checks.append(Check("opencode 2", "note", text, UNPROVEN))
-    return checks
-
-
 def check_switches(scene: Scene) -> list[Check]:
     """Variables of this shell that keep OpenCode from loading the plugin."""
     environ, checks = scene.environ, []
@@ -113,7 +95,7 @@ def _is_set(value: str | None) -> bool:
 def check_plugin(scene: Scene) -> list[Check]:
     """The plugin files that OpenCode loads here, and whether the files they name exist and run."""
     if not scene.plugins:
-        hint = "run `durable-stream install`, then restart OpenCode"
+        hint = f"run `durable-stream install`, then {RESTART}"
         fix = Fix("install", scene.places.user)
         return [Check("plugin", "problem", "not installed, so OpenCode's sessions are not recorded", hint, fix)]
     checks = [_check_plugin(scene, plugin) for plugin in scene.plugins]
@@ -188,7 +170,7 @@ def _check_versions(scene: Scene) -> list[Check]:
     text = f"this program is {VERSION}, " + ", ".join(f"{what} is {version}" for what, version in odd.items())
     if list(odd) == ["the running sidecar"]:
         return [Check("versions", "note", text, "run `durable-stream stop`; the next sidecar has this version")]
-    return [Check("versions", "note", text, "run `durable-stream install` again, then restart OpenCode")]
+    return [Check("versions", "note", text, f"run `durable-stream install` again, then {RESTART}")]
 
 
 def shim_version(plugin: Plugin) -> str | None:

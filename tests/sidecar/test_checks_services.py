@@ -1,0 +1,74 @@
+"""What `doctor` says of the services of OpenCode 2: of linked ones, and of those that have not loaded the plugin."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from sidecar.checks.check import Scene, scene_of
+from sidecar.checks.services import check_read, check_unlinked
+from sidecar.checks.table import BEFORE_THE_LOG
+from sidecar.home import Home, SidecarInfo
+from sidecar.install.plugin import Target, install, shim_path
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    """A user with the plugin and an empty home."""
+    environ = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    home = Home(tmp_path / "records")
+    home.create()
+    command = ["durable-stream"]
+    install(
+        Target.everywhere(environ), shim=shim_path(), command=command, home=home.path, cwd=tmp_path, environ=environ
+    )
+    return scene_of(home, ("durable-stream",), tmp_path, environ)
+
+
+@pytest.mark.parametrize(
+    ("state", "version", "level"),
+    [
+        ("read", "0.0.0-next-16350", "ok"),
+        ("read", "2.2.0", "note"),
+        ("absent", "", "note"),
+        ("lost", "2.2.0", "note"),
+        ("refused", "", "problem"),
+    ],
+)
+def test_the_services_of_opencode_2(scene: Scene, state: str, version: str, level: str) -> None:
+    service = {"registration": "/s/service.json", "state": state, "version": version, "plugins": 1}
+    found = check_read(scene._replace(answer={"services": [service]}))
+    assert [check.level for check in found] == [level]
+
+
+def test_a_service_that_has_not_loaded_the_plugin(scene: Scene, tmp_path: Path) -> None:
+    """It outlives the terminal, so the one that ran before `install` goes on without the plugin."""
+    ((target, _),) = scene.plugins
+    file = tmp_path / ".local" / "state" / "opencode" / "service.json"
+    file.parent.mkdir(parents=True)
+    assert check_unlinked in BEFORE_THE_LOG and check_unlinked(scene) == []
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        url = f"http://127.0.0.1:{service.getsockname()[1]}"
+        file.write_text(json.dumps({"id": "i", "url": url, "pid": os.getpid(), "password": "p"}))
+        file.chmod(0o600)
+        os.utime(target.plugin, (file.stat().st_mtime - 1,) * 2)
+        assert [check.level for check in check_unlinked(scene)] == ["note"], "it loads the plugin when it is first used"
+        os.utime(target.plugin, (file.stat().st_mtime + 1,) * 2)
+        (before,) = check_unlinked(scene)
+        assert (before.level, before.hint) == ("problem", "run: opencode service restart")
+        assert f"pid {os.getpid()}" in before.text
+        assert check_unlinked(scene._replace(answer={"links": [{"pid": os.getpid()}]})) == []
+        assert check_unlinked(scene._replace(plugins=())) == [], "what is not installed cannot be loaded"
+        with scene.home.lock():
+            scene.home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.1.0", 1, 0))
+            assert check_unlinked(scene) == [], "a sidecar that does not answer may have its link"
+        scene.home.remove_info()
+        file.chmod(0o644)
+        assert check_unlinked(scene) == []
+        file.chmod(0o600)
+        assert check_unlinked(scene) == [before]
+    assert check_unlinked(scene) == [], "a killed service's pid may be another process's"
