@@ -1,7 +1,8 @@
-"""The real terminal of OpenCode 2: what is typed there is recorded, and its screen shows nothing of ours."""
+"""The real terminal of OpenCode 2: what is typed there is recorded, its screen shows nothing of ours, nothing stays."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -20,13 +21,19 @@ pytestmark = pytest.mark.real_opencode
 PROMPT = 'CALL:shell {"command": "echo out"} THEN: SAY:hello from the terminal'
 
 
-def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own_until_the_plugin_is_removed(
+def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own_until_uninstall(
     model: ModelServer, tmp_path: Path
 ) -> None:
     with DurableStream(tmp_path / "home") as durable, opencode2(model) as client:
-        durable.in_project(client, "install")
         client.start()
+        client.api("GET", f"/api/model?location[directory]={client.project}")  # it looks for plugins there
+        assert "opencode service restart" in durable.in_project(client, "install")
+        assert services(durable, client) == [("problem", "run: opencode service restart")]
+        client.stop_in()
+        client.start()
+        assert [level for level, _ in services(durable, client)] == ["note"], "nothing was used yet"
         ours = screen_of(client)
+        assert services(durable, client) == [("ok", "")]
         (session,) = client.api("GET", "/api/session")["data"]
         records = assert_event_for_event(durable, client, session["id"])
         assert f"OpenCode {VERSION_2}, its service, pid {client.pid}, read" in durable.in_project(client, "status")
@@ -46,6 +53,12 @@ def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own_un
     with opencode2(model) as client:
         client.start()
         assert ours == screen_of(client)
+
+
+def services(durable: DurableStream, client: RealOpenCode2) -> list[tuple[str, str]]:
+    """The level and the hint of what ``doctor`` says of services."""
+    found = map(json.loads, durable.in_project(client, "doctor", "--json").splitlines())
+    return [(each["level"], each["hint"]) for each in found if each["name"] == "opencode 2"]
 
 
 def opencode2(model: ModelServer) -> RealOpenCode2:
