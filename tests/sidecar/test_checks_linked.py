@@ -1,4 +1,4 @@
-"""What `doctor` says of the services of OpenCode 2: of linked ones, and of those that have not loaded the plugin."""
+"""What `doctor` says of OpenCodes that are linked, and of services of OpenCode 2 that have not loaded the plugin."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.checks.check import Scene, scene_of
+from sidecar.checks.opencode import check_opencode
 from sidecar.checks.services import check_read, check_unlinked
 from sidecar.checks.table import BEFORE_THE_LOG
 from sidecar.home import Home, SidecarInfo
@@ -19,7 +20,7 @@ from sidecar.install.plugin import Target, install, shim_path
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     """A user with the plugin and an empty home."""
-    environ = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    environ = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config"), "PATH": str(tmp_path)}
     home = Home(tmp_path / "records")
     home.create()
     command = ["durable-stream"]
@@ -27,6 +28,29 @@ def scene(tmp_path: Path) -> Scene:
         Target.everywhere(environ), shim=shim_path(), command=command, home=home.path, cwd=tmp_path, environ=environ
     )
     return scene_of(home, ("durable-stream",), tmp_path, environ)
+
+
+def test_an_opencode_1_that_is_linked_and_not_on_the_path(scene: Scene) -> None:
+    """An IDE brings its own. A service of OpenCode 2 and `play` have lines of their own, or none."""
+    versions = ["1.18.33", "1.18.34", "1.17.9", "recording", None]
+    links: list[dict[str, object]] = [{"opencode_version": version, "service": ""} for version in versions]
+    links.append({"opencode_version": "2.2.0", "service": "/s/service.json"})
+    found = check_opencode(scene._replace(answer={"links": links}))
+    told = [(check.level, check.text) for check in found if check.name == "opencode"]
+    assert told[1:] == [
+        ("ok", "1.18.33 (linked)"),
+        ("note", "1.18.34 (linked): not proven on this version"),
+        ("problem", "1.17.9 (linked) is too old"),
+    ]
+    assert not any("recording" in check.text for check in found)
+
+
+def test_each_version_that_is_found_has_its_line(scene: Scene) -> None:
+    links = [{"opencode_version": "1.18.33"}, {"opencode_version": "1.18.34"}, {"opencode_version": None}]
+    answer = {"links": links, "services": [{"version": "2.2.0"}]}
+    checks = check_opencode(scene._replace(answer=answer))
+    found = [check.text.split()[1].strip(":") for check in checks if check.name == "background"]
+    assert found == ["1.18.33", "1.18.34", "2.2.0"]
 
 
 @pytest.mark.parametrize(
