@@ -81,6 +81,25 @@ def _check_version(name: str, numbers: re.Match[str], where: str) -> Check:
     return Check(name, "note", f"{text}: not proven on this version", UNPROVEN)
 
 
+def check_services(scene: Scene) -> list[Check]:
+    """Whether the sidecar reads the services of OpenCode 2 whose plugin is linked."""
+    checks = []
+    for service in (scene.answer or {}).get("services") or []:
+        version, state, place = (str(service.get(name) or "") for name in ("version", "state", "registration"))
+        if state == "refused":
+            hint = "the file must be yours alone (mode 600) and name a loopback address; sidecar.log says what is wrong"
+            checks.append(Check("opencode 2", "problem", f"its service is not read, because of {place}", hint))
+        elif state != "read":
+            text = f"its plugin is linked, but no service answers at the address in {place}"
+            checks.append(Check("opencode 2", "note", text, "sessions are read as soon as it does; nothing is lost"))
+        elif version in PROVEN:
+            checks.append(Check("opencode 2", "ok", f"the service {version} is read"))
+        else:
+            text = f"the service {version or 'of an unknown version'} is read: not proven on this version"
+            checks.append(Check("opencode 2", "note", text, UNPROVEN))
+    return checks
+
+
 def check_switches(scene: Scene) -> list[Check]:
     """Variables of this shell that keep OpenCode from loading the plugin."""
     environ, checks = scene.environ, []

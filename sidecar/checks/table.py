@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from sidecar.checks import agents, nats, opencode, recording, services, terminal
+from sidecar.checks import agents, nats, opencode, recording, terminal, unlinked
 from sidecar.checks import home as at_home
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
 from sidecar.checks.check import Check, Scene, scene_of
@@ -32,8 +32,8 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     at_home.check_space,
     recording.check_sidecar,
     recording.check_start,
-    services.check_read,
-    services.check_unlinked,
+    opencode.check_services,
+    unlinked.check_unlinked,
     nats.check_nats,
     agents.check_agents,
 )

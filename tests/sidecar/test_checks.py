@@ -16,7 +16,7 @@ from sidecar.checks import Check, diagnose
 from sidecar.checks import home as at_home
 from sidecar.checks.check import scene_of
 from sidecar.checks.mending import mend
-from sidecar.checks.opencode import check_versions
+from sidecar.checks.opencode import check_services, check_versions
 from sidecar.cli.shared.state import gather_status
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import FIRST_LINE, Target, install, shim_path, uninstall
@@ -128,6 +128,22 @@ def test_what_an_opencode_lacks_is_said_in_one_line(home: Home, version: str, la
     found = look(home)["background"]
     assert (found.level, version in found.text) == ("note" if lacked else "ok", True)
     assert {each for each, meaning in MEANINGS.items() if meaning in found.text} == lacked
+
+
+@pytest.mark.parametrize(
+    ("state", "version", "level"),
+    [
+        ("read", "0.0.0-next-16350", "ok"),
+        ("read", "2.2.0", "note"),
+        ("absent", "", "note"),
+        ("lost", "2.2.0", "note"),
+        ("refused", "", "problem"),
+    ],
+)
+def test_the_services_of_opencode_2(home: Home, state: str, version: str, level: str) -> None:
+    service = {"registration": "/s/service.json", "state": state, "version": version, "plugins": 1}
+    scene = scene_of(home, ("durable-stream",))._replace(answer={"services": [service]})
+    assert [check.level for check in check_services(scene)] == [level]
 
 
 @pytest.mark.parametrize("version", ["1.17.99", "0.9.0"])

@@ -11,8 +11,8 @@ import pytest
 
 from sidecar.checks.check import Scene, scene_of
 from sidecar.checks.opencode import check_opencode
-from sidecar.checks.services import check_read, check_unlinked
 from sidecar.checks.table import BEFORE_THE_LOG
+from sidecar.checks.unlinked import check_unlinked
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import Target, install, shim_path
 
@@ -51,22 +51,6 @@ def test_each_version_that_is_found_has_its_line(scene: Scene) -> None:
     checks = check_opencode(scene._replace(answer=answer))
     found = [check.text.split()[1].strip(":") for check in checks if check.name == "background"]
     assert found == ["1.18.33", "1.18.34", "2.2.0"]
-
-
-@pytest.mark.parametrize(
-    ("state", "version", "level"),
-    [
-        ("read", "0.0.0-next-16350", "ok"),
-        ("read", "2.2.0", "note"),
-        ("absent", "", "note"),
-        ("lost", "2.2.0", "note"),
-        ("refused", "", "problem"),
-    ],
-)
-def test_the_services_of_opencode_2(scene: Scene, state: str, version: str, level: str) -> None:
-    service = {"registration": "/s/service.json", "state": state, "version": version, "plugins": 1}
-    found = check_read(scene._replace(answer={"services": [service]}))
-    assert [check.level for check in found] == [level]
 
 
 def test_a_service_that_has_not_loaded_the_plugin(scene: Scene, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checks that the services of OpenCode 2 have loaded the plugin, and that the sidecar reads them."""
+"""The check that the running services of OpenCode 2 have loaded the plugin."""
 
 from __future__ import annotations
 
@@ -8,30 +8,10 @@ from contextlib import suppress
 from typing import Final
 
 from sidecar.checks.check import Check, Scene
-from sidecar.checks.opencode import PROVEN, UNPROVEN
 from sidecar.opencode2.registration import Registration, UnsafeService, read_registration, registration_paths
 
 CONNECT_SECONDS: Final = 0.5
 """How long a service of this machine may take to accept a connection."""
-
-
-def check_read(scene: Scene) -> list[Check]:
-    """Whether the sidecar reads the services of OpenCode 2 whose plugin is linked."""
-    checks = []
-    for service in (scene.answer or {}).get("services") or []:
-        version, state, place = (str(service.get(name) or "") for name in ("version", "state", "registration"))
-        if state == "refused":
-            hint = "the file must be yours alone (mode 600) and name a loopback address; sidecar.log says what is wrong"
-            checks.append(Check("opencode 2", "problem", f"its service is not read, because of {place}", hint))
-        elif state != "read":
-            text = f"its plugin is linked, but no service answers at the address in {place}"
-            checks.append(Check("opencode 2", "note", text, "sessions are read as soon as it does; nothing is lost"))
-        elif version in PROVEN:
-            checks.append(Check("opencode 2", "ok", f"the service {version} is read"))
-        else:
-            text = f"the service {version or 'of an unknown version'} is read: not proven on this version"
-            checks.append(Check("opencode 2", "note", text, UNPROVEN))
-    return checks
 
 
 def check_unlinked(scene: Scene) -> list[Check]:
@@ -59,7 +39,7 @@ def running_services(environ: Mapping[str, str]) -> list[Registration]:
     """This user's services that can be reached."""
     found = []
     for path in registration_paths(environ):
-        with suppress(UnsafeService):  # once the plugin is linked, `check_read` reports it
+        with suppress(UnsafeService):  # once the plugin is linked, `check_services` reports it
             service = read_registration(path)
             if service is not None and _is_listening(service):
                 found.append(service)
