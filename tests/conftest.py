@@ -24,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(("DURABLE_STREAM", "OPENCODE"))]:
         del os.environ[name]
     os.environ["XDG_CONFIG_HOME"] = str(place)
+    os.environ["XDG_STATE_HOME"] = str(place / "state")
     # A busy machine is no fault of what is tested.
     settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any load")

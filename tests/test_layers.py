@@ -84,6 +84,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         *_ROOMS,
         "sidecar/nats",
         "sidecar/nats/server",
+        "sidecar/opencode2",
         "sidecar/orchestrator",
     ),
     "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats", "sidecar/runtime"),

@@ -113,7 +113,7 @@ export class List {
 
   /** @param {any} each */
   #waiting(each) {
-    const onSelect = () => this.#asked(each);
+    const onSelect = () => void this.#asked(each);
     return { title: each.text, value: each.id, description: each.kind, category: "Waiting for you", onSelect };
   }
 
@@ -136,20 +136,46 @@ export class List {
   }
 
   /** @param {any} each */
-  #asked(each) {
-    const answer = (/** @type {string} */ text) => void this.#do(`Answered: ${text}`, "checkpoints", each.id, "--answer", text);
+  async #asked(each) {
+    if (each.kind !== "question") {
+      this.#answer(each, [each.text]);
+      return;
+    }
+    this.#select(each.text, [], "Looking…");
+    await this.#act(async () => {
+      // The list has neither the number of its parts nor the answers that it offers.
+      const { text, options, questions } = JSON.parse(await this.#run("checkpoints", each.id, "--json"));
+      this.#answer({ id: each.id, options }, partsOf(text, questions));
+    });
+  }
+
+  /**
+   * Ask for the answer to the next part. After the last one, send all of them.
+   *
+   * @param {any} each
+   * @param {string[]} parts
+   * @param {string[]} given the answers so far
+   */
+  #answer(each, parts, given = []) {
+    if (given.length === parts.length) {
+      const answers = given.flatMap((text) => ["--answer", text]);
+      void this.#do(`Answered: ${given.join("; ")}`, "checkpoints", each.id, ...answers);
+      return;
+    }
+    const title = /** @type {string} */ (parts[given.length]);
+    const onConfirm = (/** @type {string} */ text) => this.#answer(each, parts, [...given, text]);
     if (each.options.length === 0) {
       this.#api.ui.dialog.replace(() =>
-        this.#api.ui.DialogPrompt({ title: each.text, placeholder: "Your answer", onConfirm: answer }),
+        this.#api.ui.DialogPrompt({ title, placeholder: "Your answer", onConfirm }),
       );
       return;
     }
     const options = each.options.map((/** @type {string} */ option) => ({
       title: option,
       value: option,
-      onSelect: () => answer(option),
+      onSelect: () => onConfirm(option),
     }));
-    this.#select(each.text, options, each.id);
+    this.#select(title, options, each.id);
   }
 
   /** @param {string} title @param {any[]} options @param {string} placeholder */
@@ -175,4 +201,16 @@ export class List {
       this.#api.ui.toast({ variant: "error", message: error instanceof Error ? error.message : String(error) });
     }
   }
+}
+
+/**
+ * What is asked in each part of a question. Its text has a line for each part, unless a part itself has several.
+ *
+ * @param {string} text
+ * @param {number} count
+ */
+function partsOf(text, count) {
+  const lines = text.split("\n");
+  if (lines.length === count) return lines;
+  return count === 1 ? [text] : Array.from({ length: count }, (_, n) => `${text} (part ${n + 1} of ${count})`);
 }

@@ -6,9 +6,10 @@ const RUNS = { id: "int_1", title: "tests", state: "running", ran: 61000, cost: 
 const ENDED = { ...RUNS, id: "int_2", title: "old", state: "failed", doing: "", reason: "timeout" };
 const PERMISSION = { id: "chk_1", kind: "permission", text: "bash rm", options: ["once", "reject"] };
 const QUESTION = { id: "chk_2", kind: "ask", text: "Ship it?", options: [] };
+const PARTS = { id: "chk_3", kind: "question", text: "Which door?; Which window?", options: [] };
 
-/** @param {any} [state] */
-function newBench(state = { agents: [ENDED, RUNS], waiting: [PERMISSION, QUESTION] }) {
+/** @param {any} [state] what `top` prints @param {any} [known] what `checkpoints` prints of one */
+function newBench(state = { agents: [ENDED, RUNS], waiting: [PERMISSION, QUESTION] }, known = {}) {
   /** @type {{dialogs: any[], toasts: any[], routes: any[]}} */
   const shown = { dialogs: [], toasts: [], routes: [] };
   const api = {
@@ -29,15 +30,20 @@ function newBench(state = { agents: [ENDED, RUNS], waiting: [PERMISSION, QUESTIO
     ran.push(words);
     if (words[0] === "top") return JSON.stringify(state);
     if (words[0] === "checkpoints" && words.at(-1) === "reject") throw new Error("it has an answer already");
-    return "";
+    return words[0] === "checkpoints" && words.at(-1) === "--json" ? JSON.stringify(known) : "";
   };
   return { list: new List(api, run), shown, ran };
 }
 
 const last = (/** @type {any[]} */ list) => list.at(-1);
+const settle = () => new Promise((resolve) => setImmediate(resolve));
 const choose = async (/** @type {any} */ dialog, /** @type {string} */ value) => {
   dialog.options.find((/** @type {any} */ each) => each.value === value).onSelect();
-  await new Promise((resolve) => setImmediate(resolve));
+  await settle();
+};
+const confirm = async (/** @type {any} */ dialog, /** @type {string} */ text) => {
+  dialog.onConfirm(text);
+  await settle();
 };
 
 test("the list has what waits, what runs, and what has ended, the newest first", async () => {
@@ -76,9 +82,40 @@ test("a permission is answered by a choice, a question by a text; a refusal is s
   assert.deepEqual([last(shown.toasts).variant, last(shown.toasts).message], ["error", "it has an answer already"]);
   await list.open();
   await choose(last(shown.dialogs), "chk_2");
-  last(shown.dialogs).onConfirm("on Monday");
-  await new Promise((resolve) => setImmediate(resolve));
+  await confirm(last(shown.dialogs), "on Monday");
   assert.deepEqual(last(ran), ["checkpoints", "chk_2", "--answer", "on Monday"]);
+});
+
+test("a question of several parts has a prompt for each, and all answers are sent at once", async () => {
+  const { list, shown, ran } = newBench(
+    { agents: [], waiting: [PARTS] },
+    { questions: 2, text: "Which door?\nWhich window?", options: [] },
+  );
+  await list.open();
+  await choose(last(shown.dialogs), "chk_3");
+  assert.deepEqual(last(ran), ["checkpoints", "chk_3", "--json"]);
+  assert.equal(last(shown.dialogs).title, "Which door?");
+  await confirm(last(shown.dialogs), "the red one");
+  assert.equal(last(shown.dialogs).title, "Which window?");
+  assert.equal(ran.length, 2, "nothing is sent before the last answer");
+  await confirm(last(shown.dialogs), "none of them");
+  assert.deepEqual(last(ran), ["checkpoints", "chk_3", "--answer", "the red one", "--answer", "none of them"]);
+  assert.equal(last(shown.toasts).message, "Answered: the red one; none of them");
+});
+
+test("parts that cannot be told apart are counted; a question of one part has the answers that it offers", async () => {
+  const several = { questions: 2, text: "Which door,\nleft or right?\nWhich window?", options: [] };
+  const { list, shown } = newBench({ agents: [], waiting: [PARTS] }, several);
+  await list.open();
+  await choose(last(shown.dialogs), "chk_3");
+  await confirm(last(shown.dialogs), "left");
+  assert.equal(last(shown.dialogs).title, `${several.text} (part 2 of 2)`);
+  const one = newBench({ agents: [], waiting: [PARTS] }, { questions: 1, text: "Go,\nor not?", options: ["Go"] });
+  await one.list.open();
+  await choose(last(one.shown.dialogs), "chk_3");
+  assert.equal(last(one.shown.dialogs).title, "Go,\nor not?");
+  await choose(last(one.shown.dialogs), "Go");
+  assert.deepEqual(last(one.ran), ["checkpoints", "chk_3", "--answer", "Go"]);
 });
 
 test("a command line that fails or prints nonsense is a toast", async () => {

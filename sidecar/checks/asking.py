@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.home import Home, HomeError
+from sidecar.install.plugin import RESTART
 from sidecar.version import VERSION
 
 ANSWER_SECONDS = 5.0
@@ -71,4 +72,4 @@ def refused_plugin(status: Mapping[str, Any]) -> tuple[str, str] | None:
         f"the plugin ({version}) in OpenCode (pid {pid}) speaks link protocol {protocol}, which this sidecar no "
         f"longer supports. It was refused {count} times; its hooks are waiting in the spool"
     )
-    return text, "run `durable-stream install`, then restart OpenCode; the sidecar then records the spool"
+    return text, f"run `durable-stream install`, then {RESTART}; the sidecar then records the spool"

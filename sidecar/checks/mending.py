@@ -10,7 +10,7 @@ from pathlib import Path
 from sidecar.checks.check import Fix
 from sidecar.home import Home, HomeError
 from sidecar.install.npm import Places
-from sidecar.install.plugin import Target, install, prepare, shim_path
+from sidecar.install.plugin import RESTART, Target, install, prepare, shim_path
 
 
 async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:
@@ -25,7 +25,7 @@ async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:
             home.check_kind()  # a plugin would write its spool there
             target = Target("global" if fix.path == places.user else "project", fix.path)
             done = install(target, shim=shim_path(), command=command, home=home.path)
-            return "; ".join([*done.lines, "restart OpenCode"])
+            return "; ".join([*done.lines, RESTART])
         case "prepare":
             done = prepare(places, [fix.path])
             if not done.lines:

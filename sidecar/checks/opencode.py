@@ -14,14 +14,15 @@ from sidecar.capture.exclusion import Exclusion
 from sidecar.checks.asking import refused_plugin
 from sidecar.checks.check import Check, Fix, Plugin, Scene, again
 from sidecar.install.npm import RC, Places, read_rc, starves, waits
+from sidecar.install.plugin import RESTART
 from sidecar.orchestrator.lacks import MEANINGS, lacks_of
 from sidecar.version import VERSION
 
 OLDEST_OPENCODE = (1, 18)
-"""The oldest supported release, and the release that the tests use. A newer release is a note, not a problem."""
+"""The oldest supported release."""
 
 PROVEN = frozenset({"1.18.33", "0.0.0-next-16350"})
-"""The versions that the tests drive; see ``docs/opencode2.md``."""
+"""The versions that the tests drive; see ``docs/opencode2.md``. Another one is a note, not a problem."""
 
 UNPROVEN = (
     "docs/opencode2.md lists what was tested; everything that a newer release sends is recorded, but some of "
@@ -34,25 +35,28 @@ ANSWER_SECONDS = 20.0
 PROJECTS = 500
 """Maximum number of projects from the log that are checked."""
 
+_VERSION = re.compile(r"(\d+)\.(\d+)\.\d+\S*")
+
 _NO = frozenset({"", "0", "false", "no", "off", "n"})
 
 
 def check_opencode(scene: Scene) -> list[Check]:
-    """OpenCode 1 and 2 on the PATH, their versions, and what these versions and the linked ones lack for background
-    work.
-    """
+    """The versions of OpenCode 1 and 2 on the PATH and of linked ones, and what each lacks for background work."""
     found = [(name, shutil.which(name, path=scene.environ.get("PATH"))) for name in ("opencode", "opencode2")]
     programs = [(name, path) for name, path in found if path is not None]
-    said = {path: re.search(r"(\d+)\.(\d+)\.\d+\S*", output_of([path, "--version"]) or "") for _, path in programs}
-    checks = [_check_version(name, path, said[path]) for name, path in programs]
+    said = {path: _VERSION.search(output_of([path, "--version"]) or "") for _, path in programs}
+    checks = [_check_program(name, path, said[path]) for name, path in programs]
     if not programs:
         hint = "install OpenCode, or add its directory to the PATH; the plugin also works with the copy inside an IDE"
         checks = [Check("opencode", "note", "not on the PATH", hint)]
     answer = scene.answer or {}
-    linked = [link.get("opencode_version") for link in answer.get("links") or []]
-    linked += [service.get("version") for service in answer.get("services") or []]
-    versions = dict.fromkeys([numbers[0] for numbers in said.values() if numbers] + [str(v) for v in linked if v])
-    return checks + [_check_lacks(version) for version in versions]
+    versions = [numbers[0] for numbers in said.values() if numbers]
+    links = [(str(link.get("opencode_version") or ""), link) for link in answer.get("links") or []]
+    ones = dict.fromkeys(version for version, link in links if version not in versions and not link.get("service"))
+    checks += [_check_version("opencode", numbers, " (linked)") for numbers in map(_VERSION.match, ones) if numbers]
+    versions += [version for version, _ in links if _VERSION.match(version)]
+    versions += [str(service["version"]) for service in answer.get("services") or [] if service.get("version")]
+    return checks + [_check_lacks(version) for version in dict.fromkeys(versions)]
 
 
 def _check_lacks(version: str) -> Check:
@@ -68,11 +72,15 @@ def _check_lacks(version: str) -> Check:
     )
 
 
-def _check_version(name: str, path: str, numbers: re.Match[str] | None) -> Check:
+def _check_program(name: str, path: str, numbers: re.Match[str] | None) -> Check:
     if numbers is None:
         return Check(name, "note", f"{path} does not print its version", f"run: {name} --version")
-    release, text = (int(numbers[1]), int(numbers[2])), f"{numbers[0]} at {path}"
-    if numbers[0] in PROVEN or release == OLDEST_OPENCODE:
+    return _check_version(name, numbers, f" at {path}")
+
+
+def _check_version(name: str, numbers: re.Match[str], where: str) -> Check:
+    release, text = (int(numbers[1]), int(numbers[2])), f"{numbers[0]}{where}"
+    if numbers[0] in PROVEN:
         return Check(name, "ok", text)
     if release < OLDEST_OPENCODE and not numbers[0].startswith("0.0.0-"):
         oldest = ".".join(map(str, OLDEST_OPENCODE))
@@ -128,7 +136,7 @@ def _is_set(value: str | None) -> bool:
 def check_plugin(scene: Scene) -> list[Check]:
     """The plugin files that OpenCode loads here, and whether the files they name exist and run."""
     if not scene.plugins:
-        hint = "run `durable-stream install`, then restart OpenCode"
+        hint = f"run `durable-stream install`, then {RESTART}"
         fix = Fix("install", scene.places.user)
         return [Check("plugin", "problem", "not installed, so OpenCode's sessions are not recorded", hint, fix)]
     checks = [_check_plugin(scene, plugin) for plugin in scene.plugins]
@@ -203,7 +211,7 @@ def _check_versions(scene: Scene) -> list[Check]:
     text = f"this program is {VERSION}, " + ", ".join(f"{what} is {version}" for what, version in odd.items())
     if list(odd) == ["the running sidecar"]:
         return [Check("versions", "note", text, "run `durable-stream stop`; the next sidecar has this version")]
-    return [Check("versions", "note", text, "run `durable-stream install` again, then restart OpenCode")]
+    return [Check("versions", "note", text, f"run `durable-stream install` again, then {RESTART}")]
 
 
 def shim_version(plugin: Plugin) -> str | None:

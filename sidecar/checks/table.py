@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from sidecar.checks import agents, nats, opencode, recording, terminal
+from sidecar.checks import agents, nats, opencode, recording, terminal, unlinked
 from sidecar.checks import home as at_home
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
 from sidecar.checks.check import Check, Scene, scene_of
 from sidecar.home import Home
+from sidecar.install.plugin import RESTART
 from streams.identity import Identity
 
 CheckFunction = Callable[[Scene], list[Check]]
@@ -32,6 +33,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_sidecar,
     recording.check_start,
     opencode.check_services,
+    unlinked.check_unlinked,
     nats.check_nats,
     agents.check_agents,
 )
@@ -82,7 +84,7 @@ def quick_checks(home: Home, *, served: bool = False) -> list[Check]:
     checks = [*at_home.check_home(scene), *at_home.check_token(scene)]
     checks += at_home.check_config(scene) if is_set else []
     if not scene.plugins:
-        hint = "run `durable-stream install`, then restart OpenCode"
+        hint = f"run `durable-stream install`, then {RESTART}"
         checks.append(
             Check("plugin", "problem", "no plugin is installed, so OpenCode's sessions are not recorded", hint)
         )

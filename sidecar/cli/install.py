@@ -50,7 +50,8 @@ def install(
         facts = _install_service(outcome, home)
     if project is not None and (loose := _committable(target)):
         facts["git_would_commit"] = loose
-    _tell(outcome, target, json, "Restart OpenCode. From then on, its sessions are recorded.", "install", facts)
+    afterwards = f"Now {installer.RESTART}. From then on, its sessions are recorded."
+    _tell(outcome, target, json, afterwards, "install", facts)
     if not json:
         if "enable" in facts:
             _print("The service is not enabled. To start it now and at each login, run:", f"  {facts['enable']}")
@@ -80,7 +81,7 @@ def uninstall(
         facts = _uninstall_service(outcome, told=service)
     other = _other_copy(target)
     stays = f"What was recorded stays in {named_home(context).path}."
-    kept = f"Restart OpenCode; then nothing more is recorded. {stays}"
+    kept = f"Now {installer.RESTART}. Then nothing more is recorded. {stays}"
     if other is not None:
         still = f"The plugin is still at {other.plugin}, so OpenCode continues recording; remove it with"
         kept = f"{still} {_removal(other)}. {stays}"

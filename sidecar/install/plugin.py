@@ -26,6 +26,9 @@ FIRST_LINE: Final = "// Written by `durable-stream install`; remove with `durabl
 PLUGIN_NAME: Final = "durable-stream.js"
 LEDGER_NAME: Final = ".durable-stream-installed.json"
 
+RESTART: Final = "restart OpenCode (OpenCode 2: `opencode service restart`)"
+"""What makes OpenCode load, or forget, the plugin. The service of OpenCode 2 outlives the terminal."""
+
 CONFIG, PLUGIN = ".", "plugin"
 """Kinds next to those of npm: the config directory itself, and its plugin directory."""
 

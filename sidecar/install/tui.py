@@ -1,13 +1,15 @@
 """The TUI plugin of OpenCode 1, which shows ``/background`` as a native list: its file, and the ``tui.json`` that names
 it.
 
-A ``tui.json`` that somebody else wrote stays unchanged, and the server plugin's command is used instead.
+A ``tui.json`` that somebody else wrote stays unchanged, and the server plugin's command is used instead. OpenCode 2
+makes its ``cli.json`` from the ``tui.json``, with our entry in it, which ``uninstall`` removes again.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -16,6 +18,9 @@ from sidecar.install import npm
 
 TUI_NAME: Final = "durable-stream-tui.js"
 CONFIG_NAME: Final = "tui.json"
+
+COPY_NAME: Final = "cli.json"
+"""The settings of OpenCode 2's terminal. It copies those of OpenCode 1 into them if there are none."""
 
 
 def tui_text(first_line: str, shim: Path, command: Sequence[str], home: Path) -> str:
@@ -62,7 +67,11 @@ def install_tui(config: Path, text: str) -> str | None:
 
 
 def uninstall_tui(config: Path, first_line: str) -> list[str]:
-    """Remove both files where they are ours; return what was done, one line each."""
+    """Remove both files where they are ours, and OpenCode 2's copy of our entry; return what was done, line by line.
+
+    Raises:
+        OSError: a file cannot be read, changed or removed.
+    """
     file, settings, done = config / TUI_NAME, config / CONFIG_NAME, []
     if settings.is_file() and TUI_NAME in _read(settings):
         if _read(settings) == config_text(config):
@@ -70,11 +79,43 @@ def uninstall_tui(config: Path, first_line: str) -> list[str]:
             done.append(f"removed {settings}")
         else:
             done.append(f"{settings} has changed since the installation: remove the line with {TUI_NAME} yourself")
+    done += _clean_copy(config)
     is_file = file.is_file() and not file.is_symlink()
     if is_file and _read(file).startswith(first_line):
         file.unlink()
         done.append(f"removed {file}")
     return done
+
+
+def _clean_copy(config: Path) -> list[str]:
+    copy, entry = config / COPY_NAME, (config / TUI_NAME).as_uri()
+    if not copy.is_file() or entry.encode() not in (content := copy.read_bytes()):
+        return []
+    left = None if copy.is_symlink() else without(content, entry)
+    if left is None:
+        return [f"{copy} names {TUI_NAME}, too: remove that entry yourself"]
+    if not left:
+        copy.unlink()
+        return [f"removed {copy}"]
+    npm.write(copy, left)
+    return [f"took {TUI_NAME} out of {copy}"]
+
+
+def without(content: bytes, entry: str) -> bytes | None:
+    """The content of a ``cli.json`` without one of its plugins, otherwise unchanged; empty if it names nothing else.
+
+    ``None`` if it is not plain JSON, has the entry with options, or has it in another list, too.
+    """
+    token = re.escape(json.dumps(entry).encode())
+    left = re.sub(rb",\s*%b(?=\s*[,\]])|(?<=\[)\s*%b\s*(?:,\s*|(?=\]))" % (token, token), b"", content)
+    try:
+        told = json.loads(content)
+        wanted = told | {"plugins": [each for each in told["plugins"] if each != entry]}
+        if told == wanted or json.loads(left) != wanted:
+            return None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return b"" if wanted == {"plugins": []} else left
 
 
 def _read(path: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from ipaddress import ip_address
@@ -50,6 +51,13 @@ class Registration:
 def place_of(path: Path) -> str:
     """A short name for the file, and thus for the sessions of the service that writes it."""
     return sha256(os.fsencode(path)).hexdigest()[:8]
+
+
+def registration_paths(environ: Mapping[str, str]) -> list[Path]:
+    """The files that this user's services have written: one for each channel of releases."""
+    home = Path(environ.get("HOME") or Path.home())
+    state = environ.get("XDG_STATE_HOME", "").strip() or home / ".local" / "state"
+    return sorted(Path(state, "opencode").glob("service*.json"))
 
 
 def read_registration(path: Path) -> Registration | None:

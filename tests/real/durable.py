@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -74,6 +74,23 @@ class DurableStream:
         return subprocess.run(
             command, env=own, cwd=cwd, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False
         )
+
+    def in_project(self, client: RealOpenCode, *arguments: str, path: Sequence[Path] = ()) -> str:
+        """What a command prints for the client's user, in the client's project.
+
+        The PATH begins with the client's own directory and those of ``path``.
+        """
+        places = os.pathsep.join(map(str, (client.binary.parent, *path, os.environ["PATH"])))
+        done = subprocess.run(
+            [str(EXECUTABLE), "--home", str(self.home), *arguments],
+            cwd=client.project,
+            env={**client.environment(), "PATH": places},
+            capture_output=True,
+            text=True,
+            timeout=HANG_LIMIT_S,
+            check=False,
+        )
+        return done.stdout
 
     def lines(self, *arguments: str) -> list[Json]:
         """The objects that a command prints with ``--json``.

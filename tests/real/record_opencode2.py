@@ -240,9 +240,22 @@ def crash(client: RealOpenCode2, model: ModelServer, feed: Feed) -> Feed:
     return again
 
 
+def sigterm(client: RealOpenCode2, model: ModelServer, feed: Feed) -> Feed:
+    """The service stopped while a command runs; the next service goes on with the turn by itself."""
+    session = client.new_session()
+    client.prompt(session, call("shell", command="sleep 30"))
+    _until(client, feed, "session.tool.called")
+    client.terminate()
+    client.start()
+    again = Feed(client)
+    again.events[:0] = feed.events
+    client.until(lambda: "session.execution.succeeded" in [row["type"] for row in client.log_of(session)], "its end")
+    return again
+
+
 SCENARIOS: tuple[Scenario, ...] = (
     chat, tools, subagent, subagents, permission, question, abort, errors, retry, busy, compaction, overflow,
-    shell, crash,
+    shell, crash, sigterm,
 )  # fmt: skip
 
 

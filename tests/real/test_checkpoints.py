@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.terminal import ENTER, READY, Terminal
@@ -204,3 +205,34 @@ def test_the_terminal_of_the_parent_shows_that_background_work_waits(
             screen.wait_for("OpenCode waits: permission")
             durable.cli("checkpoints", only(durable, "permission")["id"], "--answer", "reject")
             assert waiting(durable) == []
+
+
+def test_a_question_of_several_parts_is_answered_part_by_part_in_the_native_list(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    durable.cli("agents")
+    with RealOpenCode(opencode_binary, model.port, serve=False) as client:
+        durable.in_project(client, "install")
+        environment = client.environment() | {"PWD": str(client.project)}
+        with Terminal([str(client.binary)], client.project, environment) as screen:
+            screen.wait_for(READY)
+            screen.press(spawn(f"CALL:question {json.dumps({'questions': QUESTIONS})}").encode())
+            screen.wait_for("agent_spawn")
+            screen.press(ENTER)
+            only(durable, "question")
+            screen.wait_until(lambda lines: not any("esc interrupt" in line for line in lines), "the end of the turn")
+            screen.press(b"/background")
+            screen.wait_until(
+                lambda lines: sum("/background" in line for line in lines) == 2, "one command, and the menu"
+            )
+            screen.press(ENTER)
+            screen.wait_for("Waiting for you")
+            screen.press(ENTER)
+            for asked, answer in (("Which door?", "Red"), ("Which window?", "none of them")):
+                screen.wait_for(asked)
+                screen.wait_for("Your answer")
+                screen.press(answer.encode())
+                screen.wait_for(answer)
+                screen.press(ENTER)
+            screen.wait_for("Answered: Red; none of them")
+            assert '"Which door?"="Red", "Which window?"="none of them"' in result(durable)

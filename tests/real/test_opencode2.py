@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -231,13 +230,24 @@ def test_the_services_password_is_in_no_file_of_ours(client: RealOpenCode2, dura
     assert files and not any(password in path.read_bytes() for path in files)
 
 
-def test_the_sidecar_does_not_delay_the_services_end(client: RealOpenCode2, durable: DurableStream) -> None:
-    turn(client, "SAY:hello")
+def test_a_service_that_is_stopped_in_a_turn_is_not_delayed_and_goes_on_by_itself(
+    client: RealOpenCode2, durable: DurableStream
+) -> None:
+    session = client.new_session()
+    client.prompt(session, call("shell", command="sleep 30"))
+    client.until(lambda: any(row["type"] == "session.tool.called" for row in client.log_of(session)), "a call")
     durable.wait_linked()
     assert client.stop_in() < 5
     client.start()
-    turn(client, "SAY:hello again")
-    durable.wait_linked()
+    client.until(lambda: "session.execution.succeeded" in str(client.log_of(session)), "the end of the turn")
+    turn(client, "SAY:hello again")  # loads the plugin
+    records = assert_recorded(durable, client, session)
+    wait_until(lambda: len(outcomes(durable.log(session), session)) == 2, "two turns")
+    assert outcomes(durable.log(session), session) == ["interrupted", "completed"]
+    (tool,) = [r["event"]["payload"] for r in records if r["event"]["payload"].get("tool") == "shell"]
+    assert (tool["status"], tool["error"]) == ("error", "Tool execution interrupted")
+    begun = [r["event"]["payload"]["trigger"] for r in records if r["event"]["type"] == "turn.started"]
+    assert begun == ["prompt", "continuation"]
 
 
 def test_one_file_in_both_opencodes_records_each_session_once(
@@ -284,7 +294,7 @@ def test_old_sessions_are_imported_once(
         first, again = (import_old(later, client, opencode_binary) for _ in range(2))
         assert first["opencode_2"]["sessions"] > 0 and first["opencode_1"]["sessions"] == 1
         assert again["opencode_2"]["sessions"] == again["opencode_1"]["sessions"] == 0
-        records = assert_recorded(later, client, old)
+        records = [*assert_recorded(later, client, old), *later.log(in_one)]
         assert all(record["event"]["metadata"]["history"] for record in records)
         assert contents(later.log(in_one)) == contents(durable.log(in_one))
         later.cli("verify")
@@ -318,10 +328,7 @@ def plugged(client: RealOpenCode2, plugin: str) -> Iterator[None]:
 
 
 def import_old(durable: DurableStream, client: RealOpenCode2, opencode: Path) -> dict[str, Any]:
-    environment = {**client.environment(), "PATH": f"{opencode.parent}{os.pathsep}{os.environ['PATH']}"}
-    command = [str(EXECUTABLE), "--home", str(durable.home), "import", "--opencode", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    return dict(json.loads(done.stdout))
+    return dict(json.loads(durable.in_project(client, "import", "--opencode", "--json", path=[opencode.parent])))
 
 
 def contents(records: list[dict[str, Any]]) -> dict[str, Any]:

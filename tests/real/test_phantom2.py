@@ -66,6 +66,9 @@ def test_the_whole_line_with_a_closed_terminal_and_a_killed_service(
     wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == ["observed"], "receipt")
     client.wait(parent)
     assert len(told(client, parent)) == 1, "woken once"
+    inputs = [record["event"] for record in durable.log(parent) if record["event"]["type"].endswith(".input")]
+    woken = [event["type"] for event in inputs if "<background-agent" in json.dumps(event["payload"])]
+    assert woken == ["agent.input"], "it is no person's"
     listed = client.api("GET", "/api/session?limit=100")["data"]
     assert sorted(each["id"] for each in listed) == sorted([parent, str(running["session"])]), "one session for it"
     client.prompt(parent, f"CALL:intent_result {json.dumps({'intent': done['id']})}")

@@ -1,13 +1,15 @@
-"""The real terminal of OpenCode 2: what is typed there is recorded, and its screen shows nothing of ours."""
+"""The real terminal of OpenCode 2: what is typed there is recorded, its screen shows nothing of ours, nothing stays."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.real.durable import PLUGIN, DurableStream
+from sidecar.install.tui import COPY_NAME, TUI_NAME
+from tests.real.durable import DurableStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.recorded2 import assert_event_for_event, outcomes
@@ -19,25 +21,49 @@ pytestmark = pytest.mark.real_opencode
 PROMPT = 'CALL:shell {"command": "echo out"} THEN: SAY:hello from the terminal'
 
 
-def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own(
+def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own_until_uninstall(
     model: ModelServer, tmp_path: Path
 ) -> None:
-    with DurableStream(tmp_path / "home") as durable, opencode2(model, {PLUGIN: durable.plugin()}) as client:
+    with DurableStream(tmp_path / "home") as durable, opencode2(model) as client:
+        client.start()
+        client.api("GET", f"/api/model?location[directory]={client.project}")  # it looks for plugins there
+        assert "opencode service restart" in durable.in_project(client, "install")
+        assert services(durable, client) == [("problem", "run: opencode service restart")]
+        client.stop_in()
+        client.start()
+        assert [level for level, _ in services(durable, client)] == ["note"], "nothing was used yet"
         ours = screen_of(client)
+        assert services(durable, client) == [("ok", "")]
         (session,) = client.api("GET", "/api/session")["data"]
         records = assert_event_for_event(durable, client, session["id"])
+        assert f"OpenCode {VERSION_2}, its service, pid {client.pid}, read" in durable.in_project(client, "status")
+        settings = client.config_directory / COPY_NAME
+        assert TUI_NAME in settings.read_text(), "the terminal copied it from the tui.json"
+        assert f"removed {settings}" in durable.in_project(client, "uninstall").splitlines()
+        assert not [path for path in client.config_directory.rglob("*") if "durable-stream" in path.name]
         durable.end_with(client)
+        client.start()
+        client.prompt(unrecorded := client.new_session(), "SAY:not recorded")
+        client.wait(unrecorded)
+        assert durable.running() is None and list(durable.whole_log()) == [session["id"]]
     types = [record["event"]["type"] for record in records]
     assert types[:3] == ["lifecycle.session.created", "human.input", "turn.started"]
     assert outcomes(records, session["id"]) == ["completed"]
     assert records[1]["event"]["payload"]["parts"] == [{"type": "text", "text": PROMPT}]
-    with opencode2(model, {}) as client:
+    with opencode2(model) as client:
+        client.start()
         assert ours == screen_of(client)
 
 
-def opencode2(model: ModelServer, plugins: dict[str, str]) -> RealOpenCode2:
-    config = {"snapshot": False}
-    return RealOpenCode2(binary_path(VERSION_2), model.port, config=config, plugins=plugins, plugin_scope="global")
+def services(durable: DurableStream, client: RealOpenCode2) -> list[tuple[str, str]]:
+    """The level and the hint of what ``doctor`` says of services."""
+    found = map(json.loads, durable.in_project(client, "doctor", "--json").splitlines())
+    return [(each["level"], each["hint"]) for each in found if each["name"] == "opencode 2"]
+
+
+def opencode2(model: ModelServer) -> RealOpenCode2:
+    """An OpenCode 2 whose service is not running yet."""
+    return RealOpenCode2(binary_path(VERSION_2), model.port, config={"snapshot": False}, serve=False)
 
 
 def screen_of(client: RealOpenCode2) -> list[str]:

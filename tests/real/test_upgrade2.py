@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.real.durable import EXECUTABLE, DurableStream
+from tests.real.durable import DurableStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.opencode2 import RealOpenCode2
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.real_opencode
 
 def test_an_upgrade_goes_on_in_the_same_log(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> None:
     with RealOpenCode(opencode_binary, model.port, serve=False) as one:
-        command(durable, one, "install")
+        durable.in_project(one, "install")
         one.start()
         old = one.create_session()
         one.prompt(old, 'CALL:bash {"command": "echo x", "description": "d"} THEN: SAY:in one')
@@ -37,7 +35,8 @@ def test_an_upgrade_goes_on_in_the_same_log(opencode_binary: Path, model: ModelS
             assert_recorded(durable, two, new)
             durable.assert_recorded(expected(family(one, old)))
             assert {link["opencode_version"] for link in durable.status()["links"]} == {VERSION, VERSION_2}
-            told = {each["name"]: each["level"] for each in command(durable, one, "doctor", binary.parent)}
+            found = durable.in_project(one, "doctor", "--json", path=[binary.parent]).splitlines()
+            told = {each["name"]: each["level"] for each in map(json.loads, found)}
             assert {name: told[name] for name in ("opencode", "opencode2", "opencode 2", "plugin")} == {
                 "opencode": "ok", "opencode2": "ok", "opencode 2": "ok", "plugin": "ok",
             }  # fmt: skip
@@ -51,14 +50,3 @@ def test_an_upgrade_goes_on_in_the_same_log(opencode_binary: Path, model: ModelS
             assert set(keys.values()) == {1}
             assert durable.running() == sidecar
             durable.end_with(two, one)
-
-
-def command(durable: DurableStream, client: RealOpenCode, name: str, *path: Path) -> list[dict[str, str]]:
-    """What a command prints with ``--json``, in the project of a user who has these directories on the PATH."""
-    places = os.pathsep.join(map(str, (client.binary.parent, *path, os.environ["PATH"])))
-    words = [str(EXECUTABLE), "--home", str(durable.home), name, "--json"]
-    environment = {**client.environment(), "PATH": places}
-    done = subprocess.run(
-        words, cwd=client.project, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from sidecar.opencode2.registration import UnsafeService, check_listener, place_of, read_registration
+from sidecar.opencode2.registration import (
+    UnsafeService,
+    check_listener,
+    place_of,
+    read_registration,
+    registration_paths,
+)
 from sidecar.opencode2.services import began_ms
 from streams.identity import seeded_identity
 
@@ -21,6 +27,17 @@ def write(path: Path, mode: int = 0o600, **changes: Any) -> Path:
     path.write_text(json.dumps({**GOOD, **changes}))
     path.chmod(mode)
     return path
+
+
+def test_registrations_lie_where_the_plugin_says_that_they_do(tmp_path: Path) -> None:
+    for state in (tmp_path / "x", tmp_path / ".local" / "state"):
+        (state / "opencode").mkdir(parents=True)
+        for name in ("service.json", "service-dev.json", "other.json"):
+            (state / "opencode" / name).touch()
+        environ = {"HOME": str(tmp_path)} | ({"XDG_STATE_HOME": str(state)} if state.name == "x" else {})
+        names = [state / "opencode" / name for name in ("service-dev.json", "service.json")]
+        assert registration_paths(environ) == names
+    assert registration_paths({"HOME": "/nowhere"}) == []
 
 
 def test_a_private_registration_on_loopback_is_believed(tmp_path: Path) -> None:

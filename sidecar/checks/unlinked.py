@@ -1,0 +1,55 @@
+"""The check that the running services of OpenCode 2 have loaded the plugin."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from sidecar.checks.check import Check, Scene
+from sidecar.opencode2.registration import Registration, UnsafeService, read_registration, registration_paths
+
+CONNECT_SECONDS: Final = 0.5
+"""How long a service of this machine may take to accept a connection."""
+
+
+def check_unlinked(scene: Scene) -> list[Check]:
+    """Whether every running service of this user has loaded the plugin. A service outlives the terminal."""
+    ours = [plugin.target.plugin for plugin in scene.plugins if plugin.names.home == str(scene.home.path)]
+    is_silent = scene.answer is None and scene.home.running() is not None
+    if not ours or is_silent:
+        return []  # another check says so
+    linked = {link.get("pid") for link in (scene.answer or {}).get("links") or []}
+    installed_ms = min(path.stat().st_mtime_ns // 1_000_000 for path in ours)
+    running = [service for service in running_services(scene.environ) if service.pid not in linked]
+    return [_unlinked(service, installed_ms) for service in running]
+
+
+def _unlinked(service: Registration, installed_ms: int) -> Check:
+    if service.written_ms < installed_ms:
+        text = f"its service (pid {service.pid}) began before the plugin was installed, so it may record nothing"
+        return Check("opencode 2", "problem", text, "run: opencode service restart")
+    text = f"its service (pid {service.pid}) has not loaded the plugin yet"
+    hint = "it does when you use it in a project; if not, run `opencode service restart` without DURABLE_STREAM=off"
+    return Check("opencode 2", "note", text, hint)
+
+
+def running_services(environ: Mapping[str, str]) -> list[Registration]:
+    """This user's services that can be reached."""
+    found = []
+    for path in registration_paths(environ):
+        with suppress(UnsafeService):  # once the plugin is linked, `check_services` reports it
+            service = read_registration(path)
+            if service is not None and _is_listening(service):
+                found.append(service)
+    return found
+
+
+def _is_listening(service: Registration) -> bool:
+    """False if the service was killed, and another process has its pid since."""
+    try:
+        with socket.create_connection((service.host, service.port), timeout=CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
