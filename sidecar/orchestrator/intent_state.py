@@ -187,6 +187,9 @@ class Notice:
     key: str = ""
     """Marks the message that carries it."""
     sent: int | None = None
+    failures: int = 0
+    due: int | None = None
+    """When it is sent again after a failure, in ms UTC."""
     call: str = ""
     """The tool call that returned what it says."""
     wake: bool = True
@@ -352,10 +355,13 @@ class State:
         notice = self.notices.get(payload["notice"])
         if notice is None:
             return
-        notice.state = after(NOTICE, notice.state, type_)
+        notice.state, notice.due = after(NOTICE, notice.state, type_), None
         if type_ == "notice.sending":
             notice.key = payload["key"]
             self.nudged.pop(notice.session, None)
+        elif type_ == "notice.held":
+            notice.due = payload.get("due")
+            notice.failures = notice.failures + 1 if notice.due is not None else 0
         elif type_ == "notice.returned":
             notice.call = payload["call"]
         elif type_ == "notice.sent":

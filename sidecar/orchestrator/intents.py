@@ -251,7 +251,7 @@ class IntentAgent:
         ended = {output.payload.get("intent") for output in outputs}
         for intent in watch.due(self.data, now, self._check_ms):
             outputs += watch.check(intent, event.ts) if intent.id not in ended else []
-        return [*outputs, *notices.unseen(self.data, now)]
+        return [*outputs, *notices.unseen(self.data, now), *notices.again(self.data, now)]
 
     def _resume(self, event: StreamEvent) -> list[Output]:
         """A sidecar has started. Check every session that was at work, and everything that is waiting for a host."""

@@ -14,6 +14,11 @@ WAKE: Final = "opencode.wake"
 UNSEEN_MS: Final = 60_000
 """If a sent message has not been observed for this long, the agent looks for it and sends it again if it is missing."""
 
+AGAIN_MS: Final = 60_000
+"""How long after a failed attempt a message is sent again. The pause doubles with each further failure."""
+
+LONGEST_AGAIN_MS: Final = 3_600_000
+
 
 def notice_id(intent: str) -> str:
     """The id of the notice with an intent's result."""
@@ -75,7 +80,16 @@ def woken(state: State, event: StreamEvent, session: str, result: dict[str, Any]
         return [Output("notice.sent", {"notice": n.id, "ts": event.ts}) for n in sending]
     why = str(result.get("status") or event.payload.get("error", ""))
     about = {"why": why, "again": bool(state.nudged.get(session))}
-    return [Output("notice.held", {"notice": n.id, **about}) for n in sending]
+    # A busy session and an absent OpenCode give a sign when they are ready. After an error nothing does.
+    failed = not result.get("status")
+    return [
+        Output("notice.held", {"notice": n.id, **about, "due": event.ts + _pause(n.failures) if failed else None})
+        for n in sending
+    ]
+
+
+def _pause(failures: int) -> int:
+    return min(AGAIN_MS << min(failures, 10), LONGEST_AGAIN_MS)
 
 
 def seen(state: State, event: StreamEvent) -> list[Output]:
@@ -131,9 +145,17 @@ def unseen(state: State, now: int) -> list[Output]:
     return [Output("notice.held", {"notice": n.id, **about}) for n in sent if n.session in lost]
 
 
+def again(state: State, now: int) -> list[Output]:
+    """Send messages again whose last attempt failed some time ago."""
+    due = {n.session for n in state.notices.values() if n.state == "queued" and n.due is not None and n.due <= now}
+    return [output for session in sorted(due) for output in deliver(state, session)]
+
+
 def deadlines(state: State) -> list[int]:
-    """When ``unseen`` has something to do, in ms UTC."""
-    return [n.sent + UNSEEN_MS for n in _sent(state) if n.sent is not None]
+    """When ``unseen`` or ``again`` has something to do, in ms UTC."""
+    on_its_way = {n.session for n in state.notices.values() if n.state in ("sending", "sent")}
+    due = [n.due for n in state.notices.values() if n.due is not None and n.session not in on_its_way]
+    return due + [n.sent + UNSEEN_MS for n in _sent(state) if n.sent is not None]
 
 
 def _sent(state: State) -> list[Notice]:

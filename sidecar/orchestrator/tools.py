@@ -20,33 +20,32 @@ class ToolArgs(BaseModel):
 
 
 class SpawnArgs(ToolArgs):
-    """Start background work that survives restarts of the editor, and go on at once.
+    """Start background work that survives restarts of the editor.
 
-    Use it for work that takes minutes and whose result you do not need for your next step. Do not use it for
-    something you must know now: use the task tool. Returns an intent id at once. When the work ends, this session
-    gets the result as a message; do not poll.
+    Use it for work of minutes whose result your next step does not need; else use the task tool. Returns an intent id
+    at once. The result comes as a message; do not poll.
     """
 
-    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent must know")
-    title: str = Field(min_length=1, max_length=100, description="three to six words for the user")
+    prompt: str = Field(min_length=1, max_length=100_000, description="all that it must know")
+    title: str = Field(min_length=1, max_length=100, description="three to six words")
     agent: str | None = Field(default=None, max_length=100, description="OpenCode agent; default: build")
     model: str | None = Field(
         default=None,
         max_length=500,
-        description="provider/model, more after commas for when it fails; default: yours",
+        description="provider/model, fallbacks after commas; default: yours or the agent's",
     )
-    minutes: float | None = Field(default=None, gt=0, le=1440, description="stop it after this long; default 60")
-    tokens: int | None = Field(default=None, gt=0, description="stop it after this many")
-    cost: float | None = Field(default=None, gt=0, description="stop it after this many dollars")
+    minutes: float | None = Field(default=None, gt=0, le=1440, description="time limit; default 60")
+    tokens: int | None = Field(default=None, gt=0, description="the most it may use")
+    cost: float | None = Field(default=None, gt=0, description="the same in dollars")
     isolation: Literal["worktree", "shared"] | None = Field(
-        default=None, description="edit a git worktree (default, if possible), or shared: these files"
+        default=None, description="edit a worktree (default) or shared files"
     )
 
 
 class StatusArgs(ToolArgs):
-    """List background work of this session. Use it when the user asks what is running; do not poll with it.
+    """List background work of this session. Use it when the user asks; do not poll.
 
-    Returns id, state, age and title of each.
+    Returns id, state, age, title.
     """
 
     unfinished: bool = Field(default=False, description="only what has not ended")
@@ -55,24 +54,25 @@ class StatusArgs(ToolArgs):
 class IntentArgs(ToolArgs):
     """Arguments that name one intent."""
 
-    intent: str = Field(min_length=1, max_length=100, description="the id that agent_spawn returned")
+    intent: str = Field(min_length=1, max_length=100, description="its id")
 
 
 class ResultArgs(IntentArgs):
-    """Read the result of background work that has ended. Use it to read one again; do not poll: results arrive by
-    themselves. Returns the text, or the state if it still runs.
+    """Read a result of background work again. Do not poll: results arrive by themselves.
+
+    Returns the text, or the state if it still runs.
     """
 
 
 class CancelArgs(IntentArgs):
-    """Stop background work. Use it when the user no longer wants it. Do not use it because work is slow.
+    """Stop background work. Use it when it is no longer wanted. Do not use it because work is slow.
 
     Returns at once.
     """
 
 
 class NotifyArgs(ToolArgs):
-    """Tell the user something now, on the screen or, if configured, the phone. Use it for news they should not miss.
+    """Tell the user something now, on screen or phone. Use it for news they should not miss.
 
     Do not use it for questions: use checkpoint_ask. Returns where it was shown.
     """
@@ -81,39 +81,37 @@ class NotifyArgs(ToolArgs):
 
 
 class AskArgs(ToolArgs):
-    """Ask the user for a decision that survives restarts; they may answer hours later, from another terminal.
+    """Ask the user for a decision. The question survives restarts.
 
-    Use it when you cannot go on without them, above all in background work. Do not use it for news: use notify_user.
-    Returns the answer or the default; or, while nobody answers, an id for wait_for.
+    Use it when you cannot go on without them. Do not use it for news. Returns the answer or default; or, while nobody
+    answers, an id for wait_for.
     """
 
     question: str = Field(min_length=1, max_length=2000, description="all they need to decide")
-    options: list[str] = Field(default=[], max_length=10, description="suggested answers; other text is allowed")
-    default: str = Field(default="", max_length=2000, description="the answer if nobody answers in time")
-    minutes: float = Field(default=1440, gt=0, le=43_200, description="time to answer; default a day")
+    options: list[str] = Field(default=[], max_length=10, description="suggestions")
+    default: str = Field(default="", max_length=2000, description="the answer if nobody gives one")
+    minutes: float = Field(default=1440, gt=0, le=43_200, description="to answer; default a day")
 
 
 class WaitArgs(ToolArgs):
     """Wait for a signal, background work or a checkpoint. Use it when your next step needs it.
 
-    Do not use it for results that may come later: they arrive by themselves. What happened before counts. Returns
-    the payload, result or answer; or, after the time, that you may call again.
+    Do not use it for what may come later: it arrives by itself. What happened before counts. Returns the payload,
+    result or answer; or, after the time, that you may call again.
     """
 
-    what: str = Field(
-        min_length=1, max_length=200, description="an intent id (int_), a checkpoint id (chk_), or a signal's name"
-    )
-    seconds: float = Field(default=60, gt=0, le=600, description="how long; default 60, at most 600")
+    what: str = Field(min_length=1, max_length=200, description="id of an intent or checkpoint, or a signal's name")
+    seconds: float = Field(default=60, gt=0, le=600, description="default 60, at most 600")
 
 
 class ReadArgs(ToolArgs):
-    """Read what happened in a recorded session of this project, such as one of background work or an earlier day.
+    """Read what happened in another recorded session of this project.
 
-    Do not use it for this session: you have it. Returns the last lines: time, event, actor, what.
+    Do not use it for this session. Returns the last lines: time, event, actor, what.
     """
 
-    stream: str = Field(min_length=1, max_length=200, description="a session id, or its unique beginning")
-    last: int = Field(default=30, ge=1, le=200, description="how many lines; default 30")
+    stream: str = Field(min_length=1, max_length=200, description="session id, or its beginning")
+    last: int = Field(default=30, ge=1, le=200, description="lines; default 30")
 
 
 WAIT_MS: Final = 610_000

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from sidecar.install.plugin import Target, install
+from sidecar.orchestrator.tools import TOOLS
 from tests.real.durable import EXECUTABLE, PLUGIN, SHIM, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.terminal import COLUMNS, DOWN, ENTER, READY, Terminal
+from tests.sidecar.orchestrator.test_tools import sent
 
 pytestmark = pytest.mark.real_opencode
 
@@ -78,9 +80,12 @@ def client_messages(durable: DurableStream, session: str) -> list[dict[str, Any]
     return [r for r in durable.log(session) if r["event"]["payload"].get("session") == session]
 
 
-def test_the_whole_line(client: RealOpenCode, durable: DurableStream) -> None:
+def test_the_whole_line(client: RealOpenCode, durable: DurableStream, model: ModelServer) -> None:
     parent = client.create_session("parent")
     client.prompt(parent, spawn("SAY:the answer is 42"))
+    given = next(request.body["tools"] for request in model.requests if request.has_tools)
+    by_name = {tool["function"]["name"]: tool for tool in given}
+    assert [by_name[name] for name in TOOLS] == [sent(name) for name in TOOLS], "what the unit test counts"
     wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"], "the end of the intent")
     (intent,) = intents(durable)
     assert intent["result"] == "the answer is 42"

@@ -530,6 +530,28 @@ def test_two_that_end_together_are_told_in_one_message() -> None:
     assert {intent.code for intent in world.agent.data.intents.values()} == {"timeout"}
 
 
+def test_a_message_whose_attempts_failed_is_sent_again_later_and_later() -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    world.ends(world.intent("a"))
+    pauses = []
+    for _ in range(9):
+        kind, node, _ = world.effects.pop()
+        assert kind == WAKE and not world.effects
+        world.happens("effect.failed", kind=kind, node=node, error="OpenCode answers with 500")
+        assert world.happens("turn.ended", session="ses_other", outcome="completed") == []
+        due = world.agent.deadline()
+        assert due is not None
+        pauses.append((due - world.clock.now_ms) // 60_000)
+        world.clock.now_ms = due
+        assert world.happens("tick", now=due) == ["notice.sending"]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    world.settle()
+    world.sees("ses_user")
+    assert world.agent.data.notices["ntc_a"].state == "observed" and world.agent.deadline() is None
+
+
 def told_by_a_call(world: World) -> None:
     """The parent waits for an intent in a tool call, which returns its result."""
     world.register("a")
