@@ -5,41 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.background import intents, spawn, spawns, with_plugin
+from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 
 pytestmark = pytest.mark.real_opencode
 
-CONFIG = "[phantom]\nmax_sessions = 3\nmax_tokens = 5000\nmax_steps = 12\n"
+SETTINGS = "[phantom]\nmax_depth = 2\nmax_sessions = 3\nmax_tokens = 5000\nmax_steps = 12\n"
 
 
 @pytest.fixture(scope="module")
 def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    durable.cli("agents")  # makes the home
-    (durable.home / "config.toml").write_text(CONFIG)
-    durable.cli("stop")
-    plugins = {PLUGIN: durable.plugin()}
-    with RealOpenCode(opencode_binary, model.port, plugins=plugins, plugin_scope="global") as opencode:
+    with with_plugin(opencode_binary, model, durable, SETTINGS) as opencode:
         yield opencode
-
-
-def call(prompt: str, title: str = "count things", **more: Any) -> str:
-    return f"CALL:agent_spawn {json.dumps({'prompt': prompt, 'title': title, 'isolation': 'shared', **more})}"
-
-
-def of(durable: DurableStream, parent: str) -> list[dict[str, Any]]:
-    """The intents of a root, oldest first."""
-    return [intent for intent in durable.lines("intents") if intent["root"] == parent]
 
 
 def ended(durable: DurableStream, parent: str, *codes: str) -> None:
     """Wait until the intents of a root have ended like this."""
-    wait_until(lambda: [i["code"] for i in of(durable, parent)] == list(codes), f"ends with {codes}")
+    wait_until(lambda: [i["code"] for i in intents(durable, parent)] == list(codes), f"ends with {codes}")
 
 
 def outcomes(durable: DurableStream, *sessions: str) -> list[str]:
@@ -50,49 +37,58 @@ def outcomes(durable: DurableStream, *sessions: str) -> list[str]:
 
 def test_a_runaway_spawner_meets_its_budget(client: RealOpenCode, durable: DurableStream) -> None:
     parent = client.create_session("spawns in one answer")
-    client.prompt(parent, " ".join(call(f"SAY:{n}", f"number {n}") for n in range(5)) + "THEN: SAY:spawned")
+    client.prompt(parent, " ".join(spawns(f"SAY:{n}", f"number {n}") for n in range(5)) + "THEN: SAY:spawned")
     states = ["completed"] * 3 + ["refused"] * 2
-    wait_until(lambda: sorted(i["state"] for i in of(durable, parent)) == states, "three that ran, two refused")
-    assert {i["code"] for i in of(durable, parent)} == {"", "budget-sessions"}
+    wait_until(lambda: sorted(i["state"] for i in intents(durable, parent)) == states, "three that ran, two refused")
+    assert {i["code"] for i in intents(durable, parent)} == {"", "budget-sessions"}
     read = [part["state"]["output"] for part in client.parts(parent, "tool")]
     assert sum(text.startswith("Not started (budget-sessions)") for text in read) == 2
 
 
-def test_agents_that_start_agents_share_the_budget_of_their_root(client: RealOpenCode, durable: DurableStream) -> None:
-    below = "SAY:the deepest"
-    for level in (4, 3, 2):
-        below = f"{call(below, f'level {level}')}THEN: SAY:level {level - 1}"
+def test_a_chain_of_agents_meets_its_limit_and_cancelling_the_first_reaches_the_others(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    deepest = f"{spawns('SAY:never', 'third')}THEN: HOLD:second SAY:two"
     parent = client.create_session("spawns in depth")
-    client.prompt(parent, f"{call(below, 'level 1')}THEN: SAY:spawned")
-    wait_until(lambda: [i["title"] for i in of(durable, parent) if i["state"] == "refused"] == ["level 4"], "a refusal")
-    wait_until(lambda: [i["state"] for i in of(durable, parent)].count("completed") == 3, "the end of the others")
+    client.prompt(parent, spawn(f"{spawns(deepest, 'second')}THEN: HOLD:first SAY:one", "first"))
+    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ["running", "running", "refused"], "the third")
+    first, _, refused = intents(durable, parent)
+    assert (refused["code"], refused["session"]) == ("recursion_depth_exceeded", None)
+    wait_until(lambda: "recursion_depth_exceeded" in json.dumps(durable.log(parent)), "what the model read")
+    durable.cli("intents", first["id"], "--cancel")
+    ends = ["cancelled", "cancelled", "refused"]
+    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ends, "the end of both")
+    for gate in ("first", "second"):
+        model.release(gate)
+    client.prompt(parent, "SAY:after")
+    assert "background-agent" not in json.dumps(client.messages(parent)), "a cancelled one wakes nobody"
 
 
 def test_tokens_stop_an_agent_in_the_middle(client: RealOpenCode, durable: DurableStream, model: ModelServer) -> None:
     parent = client.create_session("costs too much")
     wasteful = 'USAGE:6000 CALL:bash {"command": "true", "description": "x"}THEN: HOLD:tokens SAY:never'
-    client.prompt(parent, f"{call(wasteful)}THEN: SAY:spawned")
+    client.prompt(parent, spawn(wasteful))
     ended(durable, parent, "budget")
     model.release("tokens")
-    (intent,) = of(durable, parent)
+    (intent,) = intents(durable, parent)
     wait_until(lambda: outcomes(durable, intent["session"]) == ["aborted"], "the end of its turn")
 
 
 def test_an_endless_loop_is_stopped(client: RealOpenCode, durable: DurableStream, model: ModelServer) -> None:
     parent = client.create_session("never finishes")
-    client.prompt(parent, f"{call('CUT:always SAY:and so on')}THEN: SAY:spawned")  # no finish reason, so it goes on
+    client.prompt(parent, spawn("CUT:always SAY:and so on"))  # no finish reason, so it goes on
     ended(durable, parent, "endless-loop")
-    (intent,) = of(durable, parent)
+    (intent,) = intents(durable, parent)
     wait_until(lambda: outcomes(durable, intent["session"]) == ["aborted"], "the end of its turn")
     assert 12 < len([r for r in model.requests if r.session == intent["session"]]) < 100
 
 
 def test_its_time_ends_an_agent(client: RealOpenCode, durable: DurableStream, model: ModelServer) -> None:
     parent = client.create_session("takes too long")
-    client.prompt(parent, f"{call('HOLD:time SAY:never', minutes=0.05)}THEN: SAY:spawned")
+    client.prompt(parent, spawn("HOLD:time SAY:never", minutes=0.05))
     ended(durable, parent, "timeout")
     model.release("time")
-    assert of(durable, parent)[0]["state"] == "failed"
+    assert intents(durable, parent)[0]["state"] == "failed"
 
 
 def test_the_model_looks_cancels_and_reaches_a_child_of_the_task_tool(
@@ -100,9 +96,9 @@ def test_the_model_looks_cancels_and_reaches_a_child_of_the_task_tool(
 ) -> None:
     parent = client.create_session("cancels")
     task = {"description": "look", "prompt": "HOLD:task SAY:never", "subagent_type": "general"}
-    client.prompt(parent, f"{call(f'CALL:task {json.dumps(task)}THEN: SAY:never')}THEN: SAY:spawned")
+    client.prompt(parent, spawn(f"CALL:task {json.dumps(task)}THEN: SAY:never"))
     model.wait_held("task")
-    (intent,) = of(durable, parent)
+    (intent,) = intents(durable, parent)
     asked = json.dumps({"intent": intent["id"]})
     client.prompt(parent, f"CALL:intent_status {{}} CALL:intent_result {asked} CALL:intent_cancel {asked}THEN: SAY:ok")
     status, result, cancel = (part["state"]["output"] for part in client.parts(parent, "tool")[-3:])

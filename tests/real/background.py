@@ -1,0 +1,55 @@
+"""What the tests of background work share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+from tests.real.terminal import COLUMNS, Terminal
+
+
+@contextmanager
+def with_plugin(
+    binary: Path, model: ModelServer, durable: DurableStream, settings: str = "", **options: Any
+) -> Iterator[RealOpenCode]:
+    """An OpenCode with the plugin and the tools, on a home whose ``config.toml`` is ``settings``."""
+    durable.cli("agents")  # the sidecar says which tools there are
+    if settings:
+        (durable.home / "config.toml").write_text(settings)
+        durable.cli("stop")
+    plugins = {PLUGIN: durable.plugin()}
+    with RealOpenCode(binary, model.port, plugins=plugins, plugin_scope="global", **options) as opencode:
+        yield opencode
+
+
+def spawn(prompt: str, title: str = "count things", **more: Any) -> str:
+    """A script that starts background work, and ends its turn."""
+    return f"{spawns(prompt, title, **more)}THEN: SAY:started"
+
+
+def spawns(prompt: str, title: str = "count things", **more: Any) -> str:
+    """A script's call that starts background work."""
+    return f"CALL:agent_spawn {json.dumps({'prompt': prompt, 'title': title, **more})}"
+
+
+def intents(durable: DurableStream, root: str | None = None) -> list[dict[str, Any]]:
+    """The intents of a root, or all of the home, oldest first."""
+    return [intent for intent in durable.lines("intents") if root in (None, intent["root"])]
+
+
+def one(durable: DurableStream, state: str, root: str | None = None) -> dict[str, Any]:
+    """The only intent of a root, or of the home, once it is in this state."""
+    wait_until(lambda: [i["state"] for i in intents(durable, root)] == [state], f"an intent that is {state}")
+    return intents(durable, root)[0]
+
+
+def window(client: RealOpenCode, *arguments: str, columns: int = COLUMNS) -> Terminal:
+    """OpenCode's terminal in the project."""
+    environment = client.environment() | {"PWD": str(client.project)}
+    return Terminal([str(client.binary), *arguments], client.project, environment, columns=columns)
