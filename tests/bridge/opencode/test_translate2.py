@@ -246,7 +246,7 @@ def test_another_process_of_the_service_resumes_the_session_once() -> None:
 def test_what_a_deleted_session_took_with_it_is_a_gap() -> None:
     player, recording = play2("chat"), Recording("chat")
     session = next(iter(recording.sessions))
-    player.translator.gap(SERVICE, session, 21, 30)
+    player.translator.gap(SERVICE, session, 21, 30, "session_deleted")
     player.translator.end_missing(SERVICE, session)
     gap, ended = player.translator.drain().events
     assert (gap.type, gap.payload["lost"]) == ("capture.gap", 9)
