@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
@@ -26,7 +26,7 @@ POLL_SECONDS: Final = 30.0
 """How often the newest logs are read without an announcement, because another server may share the database."""
 
 POLLED: Final = 20
-"""How many of them."""
+"""How many of them, and how many of the others at each look. The service lists sessions by creation, not by use."""
 
 MAX_WAITING: Final = 20_000
 """Most live events that may wait. Beyond that, the sessions' logs are read instead."""
@@ -71,6 +71,7 @@ class Reader:
         self._turn, self._has_others = progress.turn, has_others
         self._live: asyncio.Queue[HostEvent | asyncio.Future[int] | None] = asyncio.Queue()
         self._is_overrun = False
+        self._in_turn: str | None = None
 
     async def run(self) -> None:
         """Record until the service ends.
@@ -152,7 +153,7 @@ class Reader:
     async def catch_up(self, *, newest: bool = False) -> None:
         """Read what is new of every session, then the open asks. End deleted sessions, and turns that nobody runs.
 
-        With ``newest``, only of the newest sessions.
+        With ``newest``, only of the newest sessions and of some others, which are those that were not read for longest.
         """
         infos = await self._listed(all_of_them=not newest)
         for session_id, info in infos.items():
@@ -191,23 +192,24 @@ class Reader:
         return session is not None and session.host == self._service.place and session.host_seq >= 0
 
     async def _listed(self, *, all_of_them: bool) -> dict[str, dict[str, Any]]:
-        """The service's sessions by id, oldest first."""
-        infos = [info async for info in self._sessions(all_of_them=all_of_them)]
-        infos.sort(key=lambda info: number(mapping(info.get("time")).get("created")) or 0)
-        return {session: info for info in infos if (session := text(info.get("id"))) is not None}
+        """The service's sessions by id, oldest first: all of them, or the newest and the next of the others in turn."""
+        found, following = await self._page(_PAGE if all_of_them else POLLED)
+        while all_of_them and following is not None:
+            more, following = await self._page(_PAGE, following)
+            found += more
+        if following is not None:
+            more, self._in_turn = await self._page(POLLED, self._in_turn or following)
+            found += more
+        found.sort(key=lambda info: number(mapping(info.get("time")).get("created")) or 0)
+        return {session: info for info in found if (session := text(info.get("id"))) is not None}
 
-    async def _sessions(self, *, all_of_them: bool) -> AsyncIterator[dict[str, Any]]:
-        path = f"/api/session?limit={_PAGE if all_of_them else POLLED}"
-        while True:
-            page = mapping(await self._client.get(path))
-            found = page.get("data")
-            for info in found if isinstance(found, list) else []:
-                if isinstance(info, dict):
-                    yield info
-            following = text(mapping(page.get("cursor")).get("next"))
-            if not all_of_them or following is None or not found:
-                return
-            path = f"/api/session?limit={_PAGE}&cursor={quote(following, safe='')}"
+    async def _page(self, limit: int, cursor: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
+        """A page of the service's sessions, and the cursor of the next one; ``None`` if there is none."""
+        path = f"/api/session?limit={limit}" + (f"&cursor={quote(cursor, safe='')}" if cursor is not None else "")
+        page = mapping(await self._client.get(path))
+        found = page.get("data")
+        infos = [info for info in found if isinstance(info, dict)] if isinstance(found, list) else []
+        return infos, text(mapping(page.get("cursor")).get("next")) if infos else None
 
     # What the log does not say
 

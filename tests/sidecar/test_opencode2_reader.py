@@ -8,6 +8,7 @@ import json
 import pytest
 
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
+from sidecar.opencode2.reader import POLLED
 from sidecar.opencode2.registration import Registration
 from tests.bridge.opencode.playing2 import Recording
 from tests.sidecar.opencode2_fakes import Bench, FakeService, lines_of, session_of
@@ -240,6 +241,28 @@ async def test_a_turn_of_another_server_on_the_database_is_polled_and_not_ended(
     while bench.lines() != lines_of("busy"):
         await asyncio.sleep(0.001)
     running.cancel()
+
+
+async def test_an_old_session_that_another_server_runs_is_polled_in_turn() -> None:
+    recording = Recording("busy")
+    session = session_of(recording)
+    bench = Bench(FakeService(recording))
+    service, whole = bench.service, bench.service.logs[session_of(recording)]
+    service.logs[session] = whole[:8]
+    for n in range(4 * POLLED):
+        service.sessions[f"ses_{n}"] = {"id": f"ses_{n}", "time": {"created": 2**51 + n, "updated": 2**51}}
+        service.logs[f"ses_{n}"] = []
+    reader = bench.reader(began_ms=0, poll_seconds=0.001)
+    running = asyncio.create_task(reader.run())
+    await reader.caught_up.wait()
+    service.logs[session] = whole  # nothing announces it
+    service.requests.clear()
+    async with asyncio.timeout(10):
+        while bench.lines() != lines_of("busy"):
+            await asyncio.sleep(0.001)
+    running.cancel()
+    looks = [path for path in service.requests if path == f"/api/session?limit={POLLED}"]
+    assert len(looks) <= 5
 
 
 @pytest.mark.parametrize("name", ["tools", "busy", "crash"])
