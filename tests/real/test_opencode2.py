@@ -118,9 +118,10 @@ def test_asks_are_recorded_with_their_answers(client: RealOpenCode2, durable: Du
     request = asked(client, session, "permission")
     client.api("POST", f"/api/session/{session}/permission/{request}/reply", {"reply": "reject"})
     client.wait(session)
-    records = assert_recorded(durable, client, session)
+    assert_recorded(durable, client, session)
+    wait_until(lambda: len(checkpoints(durable.log(session))) == 6, "the last answer, which no fact waits for")
     pair = ("asked", "replied")
-    assert checkpoints(records) == [
+    assert checkpoints(durable.log(session)) == [
         (kind, state) for kind in ("permission", "question", "permission") for state in pair
     ]
     wait_until(lambda: len(outcomes(durable.log(session), session)) == 3, "three turns")
