@@ -15,7 +15,7 @@ from sidecar.opencode2.reader import Reader
 from sidecar.opencode2.session_logs import Progress
 from streams.identity import seeded_identity
 from tests.bridge.opencode.playing import Log
-from tests.bridge.opencode.playing2 import Recording, play2, summary
+from tests.bridge.opencode.playing2 import Recording, as_released, play2, summary
 
 Row = dict[str, Any]
 
@@ -126,6 +126,7 @@ class LoglessService(FakeService):
 
     Source: packages/core/src/bus.ts of anomalyco/opencode, 2.0.24: ``persist`` is off unless it is asked for, and no
     command asks. The log has only the newest number. Usage has a number and is not announced. Messages are kept.
+    Events have the release's names.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -160,7 +161,7 @@ class LoglessService(FakeService):
         elif row["type"] == "session.deleted":
             del self.sessions[session], self.logs[session]
         if heard and row["type"] != "session.usage.recorded":
-            self.live.put_nowait(row)
+            self.live.put_nowait(as_released(row))
 
     async def get(self, path: str) -> Any:
         parts = path.split("?")[0].split("/")[3:]
