@@ -119,6 +119,42 @@ async def test_numbers_that_stand_for_no_message_are_no_gap_after_a_restart() ->
     assert bench.lines() == lines_of("chat")
 
 
+async def test_numbers_that_stand_for_no_message_are_no_gap_while_other_events_wait() -> None:
+    bench = LoglessBench("chat")
+    session, last = session_of(Recording("chat")), bench.service.rows[-1]["created"]
+    async with bench.reading():
+        await bench.happen(bench.service.rows)
+    bench.restart()
+
+    def row(seq: int, type_: str, **data: Any) -> Row:
+        durable, data = {"aggregateID": session, "seq": seq}, {"sessionID": session, **data}
+        return {"id": f"evt_{seq}", "created": last + seq, "type": f"session.{type_}", "durable": durable, "data": data}
+
+    bench.service.happen(row(30, "viewed"), heard=False)
+    given = {"type": "user", "data": {"text": "more"}, "delivery": "steer"}
+    bench.service.happen(row(31, "input.admitted", inputID="msg_x", input=given))
+    bench.service.happen(row(32, "input.promoted", inputID="msg_x"))
+    async with bench.reading("service-2"):
+        await rest()
+    assert bench.gaps() == []
+    assert "human.input" in bench.lines()[-1]
+
+
+async def test_a_loss_after_a_loss_is_a_gap_of_its_own() -> None:
+    bench = LoglessBench("chat")
+    rows = bench.service.rows
+    async with bench.reading():
+        await bench.happen(rows[:6])
+    for begin, end in ((6, 9), (9, 12)):
+        await bench.happen(rows[begin:end], heard=False)
+        bench.restart()
+        async with bench.reading("service-2"):
+            await rest()
+    first, second = bench.gaps()
+    assert second[1] == first[2] + 1
+    assert second[2] == rows[11]["durable"]["seq"]
+
+
 async def test_a_deletion_after_numbers_that_are_never_announced_is_no_gap() -> None:
     bench = LoglessBench("chat")
     session = session_of(Recording("chat"))
@@ -136,8 +172,11 @@ async def test_dropped_live_events_are_a_gap(monkeypatch: pytest.MonkeyPatch) ->
     rows = bench.service.rows
     async with bench.reading():
         await bench.happen(rows[:20])
-        for row in rows[20:60]:
-            bench.service.happen(row)
+        for place in range(20, 60, 8):
+            for row in rows[place : place + 8]:
+                bench.service.happen(row)
+            for _ in range(4):
+                await asyncio.sleep(0)  # they come faster than they are recorded
         await rest()
         await bench.happen(rows[60:])
     wanted = numbers(play2("tools").log.events.values())

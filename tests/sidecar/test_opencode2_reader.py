@@ -177,6 +177,27 @@ async def test_numbers_that_a_log_lacks_are_a_gap_once() -> None:
     assert len(recorded) == sum("execution.step" in line for line in lines_of("tools"))
 
 
+async def test_an_event_that_is_committed_while_its_log_is_read_is_no_gap() -> None:
+    """The log's rows may be older than the number at their end."""
+    recording = Recording("chat")
+    session = session_of(recording)
+    bench = Bench(FakeService(recording))
+    whole = bench.service.logs[session]
+    await bench.run(bench.reader(began_ms=0))
+    row = {"id": "evt_n", "created": 9, "type": "session.renamed", "data": {"sessionID": session, "title": "new"}}
+    last = {**row, "durable": {"aggregateID": session, "seq": 22}}
+    bench.service.logs[session] = [*whole[:-1], {"type": "log.synced", "aggregateID": session, "seq": 22}]
+    reader = bench.reader("service-2", began_ms=0)
+    running = asyncio.create_task(reader.run())
+    await reader.caught_up.wait()
+    bench.service.logs[session].insert(-1, last)
+    while bench.lines()[-1] != "0 opencode.session.renamed opencode":
+        await asyncio.sleep(0)
+    running.cancel()
+    assert bench.gaps() == []
+    assert not reader.is_logless
+
+
 async def test_a_live_event_after_numbers_that_its_log_lacks_is_recorded_after_a_gap() -> None:
     recording = Recording("chat")
     session = session_of(recording)
