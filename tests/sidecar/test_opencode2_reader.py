@@ -191,8 +191,9 @@ async def test_an_event_that_is_committed_while_its_log_is_read_is_no_gap() -> N
     running = asyncio.create_task(reader.run())
     await reader.caught_up.wait()
     bench.service.logs[session].insert(-1, last)
-    while bench.lines()[-1] != "0 opencode.session.renamed opencode":
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while bench.lines()[-1] != "0 opencode.session.renamed opencode":
+            await asyncio.sleep(0)
     running.cancel()
     assert bench.gaps() == []
     assert not reader.is_logless
