@@ -68,10 +68,6 @@ class SessionLogs:
         self._followed: set[str] = set()
         self._unread: dict[str, int] = {}
 
-    def is_read(self, session_id: str) -> bool:
-        """True if a part of the session was read."""
-        return session_id in self._cursors
-
     def lose_track(self) -> None:
         """Note that live events were dropped, so that the stream is no longer unbroken."""
         self._followed.clear()
@@ -106,8 +102,8 @@ class SessionLogs:
             async with self._turn:
                 if session_id not in self._followed:
                     # Its last event may have been committed between the log's rows and the number at their end.
-                    await self.read(session_id)
-                    await self._miss(session_id, until)
+                    is_there = await self.read(session_id)
+                    await self._miss(session_id, until, is_deleted=not is_there)
                 self._followed.add(session_id)
                 del self._unread[session_id]
 
@@ -225,26 +221,34 @@ class SessionLogs:
         self, session_id: str, until: int, *, before_ms: int | None = None, is_deleted: bool = False
     ) -> None:
         """Record that the numbers up to ``until`` are lost, unless they stand for nothing that is recorded."""
-        session = self._state.sessions[session_id]
+        session = self._state.sessions.get(session_id)
+        if session is None:
+            return  # it was removed from the log, and is gone from the service
         reached = max(self._cursors[session_id], session.host_seq)
         if until <= reached or (self.is_logless and session_id in self._followed):
             return
+        reason, told = "hole_in_session_log", None
+        if self.is_logless and not is_deleted:
+            told = await self._told(session_id)
+            reason, is_deleted = "no_session_log", told is None
+        if told is not None and not tells_more(session, told, before_ms):
+            return
         if is_deleted:
             reason = "session_deleted"
-        elif not self.is_logless:
-            reason = "hole_in_session_log"
-        elif tells_more(session, await self._told(session_id), before_ms):
-            reason = "no_session_log"
-        else:
-            return
         self._translator.gap(self.service, session_id, reached, until, reason)
         await self._write()
 
-    async def _told(self, session_id: str) -> Told:
-        info = mapping(mapping(await self._client.get(f"/api/session/{quote(session_id, safe='')}")).get("data"))
+    async def _told(self, session_id: str) -> Told | None:
+        """What the service tells of a session; ``None`` if it is deleted."""
+        try:
+            info = await self._client.get(f"/api/session/{quote(session_id, safe='')}")
+        except ServiceError as error:
+            if error.status == 404:
+                return None
+            raise
         messages = await self._list(session_id, f"message?order=desc&limit={_MESSAGES}")
         waiting = await self._list(session_id, "pending") or await self._list(session_id, "inbox")
-        return Told(info, messages, waiting)
+        return Told(mapping(mapping(info).get("data")), messages, waiting)
 
     async def _list(self, session_id: str, what: str) -> tuple[dict[str, Any], ...]:
         """A list of the service's API; empty if this version does not have it."""

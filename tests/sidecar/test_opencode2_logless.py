@@ -166,6 +166,38 @@ async def test_a_deletion_after_numbers_that_are_never_announced_is_no_gap() -> 
     assert bench.gaps() == []
 
 
+async def test_a_session_that_is_deleted_before_its_loss_is_judged_is_a_gap() -> None:
+    bench = LoglessBench("chat")
+    session = session_of(Recording("chat"))
+    async with bench.reading():
+        await bench.happen(bench.service.rows[:9])
+    await bench.happen(bench.service.rows[9:], heard=False)
+    bench.restart()
+    reader = bench.reader("service-2", began_ms=0)
+    running = asyncio.create_task(reader.run())
+    await reader.caught_up.wait()
+    del bench.service.sessions[session], bench.service.logs[session]
+    await rest()
+    assert not running.done()
+    running.cancel()
+    assert [(of, reason) for of, _, _, reason in bench.gaps()] == [(session, "session_deleted")]
+
+
+async def test_an_event_of_a_session_that_was_pruned_does_not_end_the_reader() -> None:
+    bench = LoglessBench("chat")
+    session = session_of(Recording("chat"))
+    async with bench.reading():
+        await bench.happen(bench.service.rows)
+        bench.translator.state.drop((), [session])
+        deleted = {"id": "evt_d", "created": 9, "type": "session.deleted", "data": {"sessionID": session}}
+        await bench.happen([{**deleted, "durable": {"aggregateID": session, "seq": 30}}])
+        fresh = bench.service.rows[0]
+        other = {"aggregateID": "ses_other", "seq": 0}
+        data = {"sessionID": "ses_other", "info": {"id": "ses_other", "directory": "/d"}}
+        await bench.happen([{**fresh, "id": "evt_o", "durable": other, "data": data}])
+    assert bench.lines()[-1] == "1 lifecycle.session.created opencode"
+
+
 async def test_dropped_live_events_are_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.opencode2.reader.MAX_WAITING", 5)
     bench = LoglessBench("tools")
