@@ -109,6 +109,9 @@ def _item(line: bytes, where: str) -> HookItem:
             fields, _ = read_leniently(line)
         except FrameError as error:
             raise RecordingError(f"{where}: not valid JSON ({error}); nothing was sent") from None
+    if type(fields) is dict and "hook" not in fields and ("opencode" in fields or {"type", "data"} <= fields.keys()):
+        said = "a recording of OpenCode 2 has no hooks, so it cannot be played; nothing was sent"
+        raise RecordingError(f"{where}: {said}")
     if type(fields) is not dict or type(fields.get("hook")) is not str or not 0 < len(fields["hook"]) <= 200:
         raise RecordingError(f"{where}: must be an object with t and a hook name; nothing was sent")
     t = fields.get("t")

@@ -29,6 +29,8 @@ UNPROVEN = (
     "it may not be understood"
 )
 
+LOGLESS = "what happens while no sidecar runs is lost; a capture.gap says where. See docs/opencode2.md"
+
 ANSWER_SECONDS = 20.0
 """How long a program may take to print its version; OpenCode takes seconds on a busy machine."""
 
@@ -110,6 +112,9 @@ def check_services(scene: Scene) -> list[Check]:
         else:
             text = f"the service {version or 'of an unknown version'} is read: not proven on this version"
             checks.append(Check("opencode 2", "note", text, UNPROVEN))
+        if state == "read" and service.get("keeps_log") is False:
+            text = f"the service {version} keeps no log of its sessions: only what it announces is recorded"
+            checks.append(Check("opencode 2", "note", text, LOGLESS))
     return checks
 
 

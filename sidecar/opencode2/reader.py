@@ -1,8 +1,7 @@
 """Record the sessions of one process of an OpenCode 2 service.
 
-The live stream reports what happens now. Each session's durable log, read by number, is authoritative. A live event
-with its session's next number is recorded at once. On any other number, the log is read. So nothing is lost while the
-stream, the sidecar or the network is down. Asks are not in that log, so they are taken from the live stream and listed
+The live stream reports what happens now; ``session_logs`` takes its events and reads each session's durable log. Here
+is which sessions are read, and when. Asks are not in those logs, so they are taken from the live stream, and listed
 after each connect.
 """
 
@@ -10,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from typing import Any, Final
 from urllib.parse import quote
 
 from bridge.opencode.capture.shapes import mapping, number, text
-from bridge.opencode.capture.v2.shapes import HostEvent, ask_of, child_of, read_event, session_info
+from bridge.opencode.capture.v2.shapes import HostEvent, ask_of, child_of, read_event
 from bridge.opencode.capture.v2.translate import HostTranslator, Service
 from sidecar.opencode2.http import SILENCE_SECONDS, ServiceError, ServiceGone
+from sidecar.opencode2.session_logs import Client, Progress, SessionLogs
 
 log = logging.getLogger("sidecar.opencode2")
 
@@ -28,35 +27,12 @@ POLL_SECONDS: Final = 30.0
 """
 
 POLLED: Final = 20
-"""How many of the newest sessions are read."""
+"""How many of them, and how many of the others at each look. The service lists sessions by creation, not by use."""
 
 MAX_WAITING: Final = 20_000
 """Maximum number of live events that may wait. Beyond that, the sessions' logs are read instead."""
 
-_ASKS: Final = {"permission": "permission.asked", "form": "form.created", "question": "question.asked"}
-"""The lists of open asks of a session, and what announced each ask."""
-
-_BATCH: Final = 256
 _PAGE: Final = 100
-
-
-class Client(Protocol):
-    """The part of a ``ServiceClient`` that a reader needs."""
-
-    async def get(self, path: str) -> Any: ...
-
-    def stream(self, path: str, silence: float = ...) -> AsyncGenerator[Any, None]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far each session has been read. Shared by all readers, because two services may share one database.
-
-    ``turn`` is held while a session is read, so that each event is translated once and in order.
-    """
-
-    cursors: dict[str, int] = field(default_factory=dict)
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Reader:
@@ -87,17 +63,16 @@ class Reader:
         has_others: Callable[[], bool] = lambda: False,
     ) -> None:
         self.caught_up = asyncio.Event()
-        self.excluded = 0
         self._client, self._service, self._translator, self._write = client, service, translator, write
         self._state = translator.state
         self._since_ms, self._began_ms = since_ms, began_ms
-        self._excludes, self._poll_seconds = excludes, poll_seconds
+        self._poll_seconds = poll_seconds
         progress = progress or Progress()
-        self._cursors, self._turn, self._has_others = progress.cursors, progress.turn, has_others
-        self._reading: set[str] = set()
-        self._excluded: set[str] = set()
+        self._logs = SessionLogs(client, service, translator, write, excludes, progress)
+        self._turn, self._has_others = progress.turn, has_others
         self._live: asyncio.Queue[HostEvent | asyncio.Future[int] | None] = asyncio.Queue()
         self._is_overrun = False
+        self._in_turn: str | None = None
 
     async def run(self) -> None:
         """Record until the service ends.
@@ -122,15 +97,20 @@ class Reader:
         self.caught_up.set()
         tasks.create_task(self._poll())
         while True:
+            if self._live.empty():
+                await self._logs.settle()
             event = await self._live.get()
             if isinstance(event, asyncio.Future):
                 await self._import(event)
             elif event is not None:
                 async with self._turn:
-                    await self._take(event)
-            if self._live.empty() and (event is None or self._is_overrun):
-                everything, self._is_overrun = self._is_overrun, False
-                await self.catch_up(newest=not everything)
+                    await self._logs.take(event)
+            if self._live.empty() and self._is_overrun:
+                self._is_overrun = False
+                self._logs.lose_track()
+                await self.catch_up()
+            elif self._live.empty() and event is None:
+                await self.catch_up(newest=True)
 
     async def import_history(self) -> int:
         """Record the sessions that are history; return how many there were. ``run`` must be under way.
@@ -150,10 +130,9 @@ class Reader:
                 continue
             if event.seq is None and ask_of(event) is None and child_of(event) is None:
                 continue  # deltas, catalogs: never recorded
-            if self._live.qsize() < MAX_WAITING:
+            self._is_overrun = self._is_overrun or self._live.qsize() >= MAX_WAITING
+            if not self._is_overrun:
                 self._live.put_nowait(event)
-            else:
-                self._is_overrun = True
         raise ServiceGone("the stream of events ended")
 
     async def _poll(self) -> None:
@@ -162,18 +141,26 @@ class Reader:
             if self._live.empty():
                 self._live.put_nowait(None)
 
-    # Reading
+    @property
+    def excluded(self) -> int:
+        """How many events of excluded sessions were met."""
+        return self._logs.excluded
+
+    @property
+    def is_logless(self) -> bool:
+        """True if the service does not keep the log of its sessions, as far as is known."""
+        return self._logs.is_logless
 
     async def catch_up(self, *, newest: bool = False) -> None:
         """Read what is new in every session, then the open asks. End deleted sessions and turns that nobody runs.
 
-        With ``newest``, only in the newest sessions.
+        With ``newest``, only of the newest sessions and of some others, which are those that were not read for longest.
         """
         infos = await self._listed(all_of_them=not newest)
         for session_id, info in infos.items():
             if self._is_ours(session_id, info):
                 async with self._turn:
-                    await self._read(session_id, info)
+                    await self._logs.read(session_id, info)
         if not newest:
             await self._end_missing(infos)
         for session_id in [session.id for session, turn in self._state.open_turns() if self._is_mine(session.id)]:
@@ -182,15 +169,15 @@ class Reader:
 
     async def _import(self, asked: asyncio.Future[int]) -> None:
         """Read every session that the log does not have, marked as history."""
-        live, found = self._service, 0
-        self._service = replace(live, is_history=True)
+        found = 0
+        self._logs.service = replace(self._service, is_history=True)
         try:
             for session_id, info in (await self._listed(all_of_them=True)).items():
                 async with self._turn:
-                    if session_id not in self._state.sessions and await self._read(session_id, info):
+                    if session_id not in self._state.sessions and await self._logs.read(session_id, info):
                         found += 1
         finally:
-            self._service = live
+            self._logs.service = self._service
             if not asked.done():
                 asked.set_result(found)
 
@@ -206,148 +193,24 @@ class Reader:
         return session is not None and session.host == self._service.place and session.host_seq >= 0
 
     async def _listed(self, *, all_of_them: bool) -> dict[str, dict[str, Any]]:
-        """The service's sessions by id, oldest first."""
-        infos = [info async for info in self._sessions(all_of_them=all_of_them)]
-        infos.sort(key=lambda info: number(mapping(info.get("time")).get("created")) or 0)
-        return {session: info for info in infos if (session := text(info.get("id"))) is not None}
+        """The service's sessions by id, oldest first: all of them, or the newest and the next of the others in turn."""
+        found, following = await self._page(_PAGE if all_of_them else POLLED)
+        while all_of_them and following is not None:
+            more, following = await self._page(_PAGE, following)
+            found += more
+        if following is not None:
+            more, self._in_turn = await self._page(POLLED, self._in_turn or following)
+            found += more
+        found.sort(key=lambda info: number(mapping(info.get("time")).get("created")) or 0)
+        return {session: info for info in found if (session := text(info.get("id"))) is not None}
 
-    async def _sessions(self, *, all_of_them: bool) -> AsyncIterator[dict[str, Any]]:
-        path = f"/api/session?limit={_PAGE if all_of_them else POLLED}"
-        while True:
-            page = mapping(await self._client.get(path))
-            found = page.get("data")
-            for info in found if isinstance(found, list) else []:
-                if isinstance(info, dict):
-                    yield info
-            following = text(mapping(page.get("cursor")).get("next"))
-            if not all_of_them or following is None or not found:
-                return
-            path = f"/api/session?limit={_PAGE}&cursor={quote(following, safe='')}"
-
-    async def _take(self, event: HostEvent) -> None:
-        """Take one live event."""
-        session_id = event.session or ""
-        if event.seq is None:
-            self._translator.hint(event)
-            if ask_of(event) is not None and await self._read(session_id):
-                self._translator.feed(self._service, event)
-                await self._write()
-            return
-        if event.name == "created":
-            info = session_info(event.data)
-            if text(info.get("parentID")) is None:
-                await self._place(session_id, info, event.t)
-            return  # a child is placed at its next event, because the call that created it is announced in between
-        cursor = self._cursors.get(session_id)
-        if cursor is not None and event.seq <= cursor:
-            return
-        if cursor is None or event.seq != cursor + 1 or child_of(event) is not None:
-            is_there = await self._read(session_id)
-            cursor = self._cursors.get(session_id)
-            if is_there or cursor is None or event.seq <= cursor:
-                return
-            # The session has been deleted together with its log, so events that were not read before are lost.
-            if event.seq > cursor + 1:
-                self._translator.gap(self._service, session_id, cursor, event.seq - 1)
-        self._translator.feed(self._service, event)
-        self._cursors[session_id] = event.seq
-        await self._write()
-
-    async def _place(self, session_id: str, info: dict[str, Any] | None, at_ms: int | None = None) -> bool:
-        """Place a session, its parents first. False if it is gone or excluded."""
-        if session_id in self._excluded:
-            self.excluded += 1
-            return False
-        if session_id in self._state.sessions:
-            return True
-        if info is None:
-            try:
-                info = mapping(await self._client.get(f"/api/session/{quote(session_id, safe='')}")).get("data")
-            except ServiceError as error:
-                if error.status == 404:
-                    return False
-                raise
-        info = session_info(mapping(info))
-        if self._excludes(text(info.get("directory")) or ""):
-            self._excluded.add(session_id)
-            return False
-        parent = text(info.get("parentID"))
-        if parent is not None and parent not in self._cursors and parent not in self._reading:
-            # Its log names the call that made this session, and reads this session's log at the call's end.
-            self._reading.discard(session_id)
-            await self._read(parent)
-            self._reading.add(session_id)
-        self._translator.appear(self._service, {**info, "id": session_id}, at_ms)
-        self._cursors.setdefault(session_id, 0)
-        await self._write()
-        return session_id in self._state.sessions
-
-    async def _read(self, session_id: str, info: dict[str, Any] | None = None) -> bool:
-        """Read what is new in a session's own log.
-
-        False if there is none, because the session is deleted or not recorded.
-        """
-        if session_id in self._reading:
-            return True  # the session is waiting for its own child
-        self._reading.add(session_id)
-        try:
-            if info is not None and session_id not in self._state.sessions and not await self._has_log(session_id):
-                return False  # nothing happened in it yet, or it is one of OpenCode 1's
-            return await self._place(session_id, info) and await self._read_log(session_id)
-        except ServiceError as error:
-            if error.status == 404:
-                return False
-            raise
-        finally:
-            self._reading.discard(session_id)
-
-    async def _has_log(self, session_id: str) -> bool:
-        async with aclosing(self._client.stream(_log_path(session_id))) as rows:
-            async for row in rows:
-                event = read_event(row)
-                if event is not None and event.seq is not None:
-                    return True
-        return False
-
-    async def _read_log(self, session_id: str) -> bool:
-        session = self._state.sessions[session_id]
-        begin = self._cursors.get(session_id)
-        if begin is None:
-            # This sidecar is reading the session for the first time, so it must relearn what the latest turn needs.
-            begin = min(session.host_turn, session.host_seq)
-            self._translator.forget(session_id)
-        recorded = max(begin, session.host_seq)
-        path = _log_path(session_id)
-        if begin >= 0:
-            path += f"?after={begin}"
-        batch: list[HostEvent] = []
-        async for row in self._client.stream(path):
-            event = read_event(row)
-            if event is None or event.seq is None:
-                if isinstance(row, dict) and type(synced := row.get("seq")) is int:
-                    self._cursors[session_id] = max(self._cursors.get(session_id, recorded), synced)
-                continue
-            batch.append(event)
-            # An event that is read a second time is written separately, so that later events are made from the log's
-            # own record.
-            if len(batch) >= _BATCH or event.seq == recorded:
-                await self._feed(session_id, batch, recorded)
-                batch = []
-        await self._feed(session_id, batch, recorded)
-        self._cursors.setdefault(session_id, recorded)
-        return True
-
-    async def _feed(self, session_id: str, events: list[HostEvent], recorded: int) -> None:
-        """Feed events of a session's log, and write what they make before returning; see ``Ingest.is_quiet``."""
-        for event in events:
-            child = child_of(event)
-            if child is not None and event.seq is not None and event.seq > recorded:
-                await self._write()
-                self._translator.hint(event)
-                await self._read(child)
-            self._translator.feed(self._service, event, known=(event.seq or 0) < recorded)
-            self._cursors[session_id] = max(self._cursors.get(session_id, -1), event.seq or 0)
-        await self._write()
+    async def _page(self, limit: int, cursor: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
+        """A page of the service's sessions, and the cursor of the next one; ``None`` if there is none."""
+        path = f"/api/session?limit={limit}" + (f"&cursor={quote(cursor, safe='')}" if cursor is not None else "")
+        page = mapping(await self._client.get(path))
+        found = page.get("data")
+        infos = [info for info in found if isinstance(info, dict)] if isinstance(found, list) else []
+        return infos, text(mapping(page.get("cursor")).get("next")) if infos else None
 
     # What the log does not say
 
@@ -402,11 +265,7 @@ class Reader:
             if session.id in active:
                 continue
             async with self._turn:
-                await self._read(session.id)
+                await self._logs.read(session.id)
                 if session.turn is not None and session.turn.event_id == turn_id:
                     self._translator.end_dead(self._service, session.id)
                     await self._write()
-
-
-def _log_path(session_id: str) -> str:
-    return f"/api/experimental/session/{quote(session_id, safe='')}/log"

@@ -17,8 +17,9 @@ from typing import Any, Final
 from bridge.opencode.capture.v2.translate import HostTranslator, Service
 from sidecar.capture.ingest import Ingest
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
-from sidecar.opencode2.reader import Progress, Reader
+from sidecar.opencode2.reader import Reader
 from sidecar.opencode2.registration import Registration, UnsafeService, place_of, read_registration
+from sidecar.opencode2.session_logs import Progress
 from streams.errors import StreamError
 
 log = logging.getLogger("sidecar.opencode2")
@@ -135,6 +136,7 @@ class Services:
                 "version": known.version,
                 "plugins": len(known.links),
                 "excluded": known.reader.excluded if known.reader is not None else 0,
+                "keeps_log": known.reader is None or not known.reader.is_logless,
             }
             for known in self._announced.values()
         ]

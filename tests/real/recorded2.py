@@ -68,6 +68,7 @@ def assert_recorded(durable: DurableStream, client: RealOpenCode2, root: str, *c
         assert facts - found[session] == Counter(), f"in {session} and not in the log"
     keys = [record["event"]["idempotency_key"] for record in records]
     assert len(keys) == len(set(keys))
+    assert [record["event"]["payload"] for record in records if record["event"]["type"] == "capture.gap"] == []
     return records
 
 

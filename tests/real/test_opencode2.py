@@ -117,9 +117,10 @@ def test_asks_are_recorded_with_their_answers(client: RealOpenCode2, durable: Du
     request = asked(client, session, "permission")
     client.api("POST", f"/api/session/{session}/permission/{request}/reply", {"reply": "reject"})
     client.wait(session)
-    records = assert_recorded(durable, client, session)
+    assert_recorded(durable, client, session)
+    wait_until(lambda: len(checkpoints(durable.log(session))) == 6, "the last answer, which no fact waits for")
     pair = ("asked", "replied")
-    assert checkpoints(records) == [
+    assert checkpoints(durable.log(session)) == [
         (kind, state) for kind in ("permission", "question", "permission") for state in pair
     ]
     wait_until(lambda: len(outcomes(durable.log(session), session)) == 3, "three turns")
@@ -138,6 +139,35 @@ def test_an_abort_an_error_and_queued_prompts(client: RealOpenCode2, durable: Du
     client.wait(session)
     records = assert_recorded(durable, client, session)
     assert outcomes(records, session) == ["aborted", "failed", "completed", "completed"]
+
+
+def test_a_steer_a_cut_answer_a_dismissed_question_and_a_compaction(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer
+) -> None:
+    session = client.new_session()
+    client.prompt(session, f"HOLD:steer {call('shell', command='echo x')} THEN: SAY:over")
+    model.wait_held("steer")
+    client.prompt(session, "SAY:steered", delivery="steer")
+    model.release("steer")
+    client.wait(session)
+    client.prompt(session, "DRIP:600,0.1")
+    client.until(lambda: client.log_of(session)[-2]["type"] == "session.text.started", "an answer")
+    client.api("POST", f"/api/session/{session}/interrupt")
+    client.wait(session)
+    client.prompt(session, call("question", questions=[QUESTION]))
+    form = asked(client, session, "form")
+    client.api("POST", f"/api/session/{session}/form/{form}/cancel")
+    client.wait(session)
+    client.api("POST", f"/api/session/{session}/compact", {})
+    client.wait(session)
+    assert_recorded(durable, client, session)
+    wait_until(lambda: len(outcomes(durable.log(session), session)) == 4, "the end of the turns")
+    records = durable.log(session)
+    assert outcomes(records, session) == ["completed", "aborted", "stopped", "completed"]
+    begun = [record["event"]["payload"] for record in records if record["event"]["type"] == "turn.started"]
+    assert [turn["trigger"] for turn in begun] == ["prompt", "prompt", "prompt", "compaction"]
+    assert [r["event"]["type"] for r in records].count("human.input") == 4
+    wait_until(lambda: checkpoints(durable.log(session)) == [("question", "asked"), ("question", "rejected")], "it")
 
 
 OVERFLOWS = {

@@ -55,7 +55,7 @@ def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(client: RealOpe
     made = client.project / "made.txt"
     assert not made.exists() and not list((durable.home / "worktrees").iterdir())
     assert "made.txt" in durable.cli("intents", done["id"])
-    for said in ("Changed 1 file", "there already"):
+    for said in ("Changed 1 file", "already been applied"):
         assert said in durable.cli("intents", done["id"], "--apply")
         assert made.read_text() == "two\n"
     assert intents(durable, parent)[0]["applied"]

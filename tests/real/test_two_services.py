@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.opencode2.reader import POLLED
 from tests.real.durable import PLUGIN, DurableStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
@@ -67,6 +68,8 @@ def test_everything_of_both_is_recorded_once(
     client: RealOpenCode2, other: RealOpenCode2, durable: DurableStream, model: ModelServer
 ) -> None:
     first, second = client.new_session(), other.new_session()
+    for _ in range(POLLED):
+        client.new_session()  # newer ones, so that the two are read in turn with others
     for _ in range(2):
         client.prompt(first, TOOLS)
         other.prompt(second, TOOLS)

@@ -309,6 +309,8 @@ class TestPlay:
             ("{", "not valid JSON"),
             ("[]", "must be an object"),
             ('{"t": 1}', "must be an object"),
+            ('{"opencode": "0.0.0-next-16350", "shows": "x"}', "a recording of OpenCode 2"),
+            ('{"id": "evt_1", "type": "session.created", "data": {}}', "a recording of OpenCode 2"),
             ('{"hook": "event"}', "t must be"),
             ('{"hook": "event", "t": "x"}', "t must be"),
             ('{"hook": "event", "t": -1}', "t must be"),

@@ -146,6 +146,14 @@ def test_the_services_of_opencode_2(home: Home, state: str, version: str, level:
     assert [check.level for check in check_services(scene)] == [level]
 
 
+@pytest.mark.parametrize("keeps_log", [True, False])
+def test_a_service_that_keeps_no_log_is_noted(home: Home, keeps_log: bool) -> None:
+    service = {"registration": "/s", "state": "read", "version": "0.0.0-next-16350", "keeps_log": keeps_log}
+    scene = scene_of(home, ("durable-stream",))._replace(answer={"services": [service]})
+    noted = [check for check in check_services(scene) if check.level == "note"]
+    assert ["keeps no log of its sessions" in check.text for check in noted] == [True] * (not keeps_log)
+
+
 @pytest.mark.parametrize("version", ["1.17.99", "0.9.0"])
 def test_an_opencode_that_is_too_old(home: Home, version: str) -> None:
     (programs(home) / "opencode").write_text(PROGRAM.format(version))

@@ -4,118 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import suppress
-from typing import Any
 
 import pytest
 
-from bridge.opencode.capture.v2.translate import HostTranslator, Service
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
-from sidecar.opencode2.reader import Progress, Reader
+from sidecar.opencode2.reader import POLLED
 from sidecar.opencode2.registration import Registration
-from streams.identity import seeded_identity
-from tests.bridge.opencode.playing import Log
-from tests.bridge.opencode.playing2 import Recording, play2, summary
-
-Row = dict[str, Any]
-
-
-class FakeService:
-    """The API of a service over what a recording says: its logs, and live events that the test sends."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.sessions, self.logs = dict(recording.sessions), dict(recording.logs)
-        self.live: asyncio.Queue[Row | None] = asyncio.Queue()
-        self.asks: dict[str, list[Row]] = {}
-        self.active: list[str] = []
-        self.requests: list[str] = []
-
-    async def get(self, path: str) -> Any:
-        self.requests.append(path)
-        match path.split("?")[0].split("/")[3:]:
-            case []:
-                return {"data": list(self.sessions.values()), "cursor": {}}
-            case ["active"]:
-                return {"data": {session: {"type": "running"} for session in self.active}}
-            case [session] if session in self.sessions:
-                return {"data": self.sessions[session]}
-            case [session, kind] if session in self.sessions:
-                return {"data": self.asks.get(f"{session}/{kind}", [])}
-        raise ServiceError(404)
-
-    async def stream(self, path: str, silence: float = 0.0) -> AsyncGenerator[Any, None]:
-        self.requests.append(path)
-        if path == "/api/event":
-            yield {"type": "server.connected", "data": {}}
-            while (row := await self.live.get()) is not None:
-                yield row
-            return
-        session, after = path.split("/")[4], int(path.partition("after=")[2] or -1)
-        if session not in self.logs:
-            raise ServiceError(404)
-        for row in self.logs[session]:
-            await asyncio.sleep(0)  # others run meanwhile, as they do while a real answer comes
-            if row["type"] == "log.synced" or row["durable"]["seq"] > after:
-                yield row
-
-
-class Bench:
-    """One log, and a reader of one service after the other."""
-
-    def __init__(self, service: FakeService) -> None:
-        self.service, self.log = service, Log()
-        self.identity = seeded_identity(5)
-        self.translator, self.progress = HostTranslator(self.identity, self.log.state()), Progress()
-        self.writes = 0
-
-    async def write(self) -> None:
-        drained = self.translator.drain()
-        await asyncio.sleep(0)
-        self.log.append(drained.events)
-        self.writes += bool(drained.events)
-
-    def reader(self, id_: str = "service-1", place: str = "place", since_ms: int = 0, **options: Any) -> Reader:
-        service = Service(id_, "0.0.0-next-16350", 4321, place)
-        times = {"since_ms": since_ms, "began_ms": 2**52, "progress": self.progress, **options}
-        return Reader(self.service, service, self.translator, self.write, **times)
-
-    def restart(self) -> None:
-        """Kill the sidecar: only the log is left."""
-        self.translator, self.progress = HostTranslator(self.identity, self.log.state()), Progress()
-
-    async def run(self, reader: Reader, *rows: Row) -> None:
-        """Run a reader until it has taken the rows."""
-        running = asyncio.create_task(reader.run())
-        await asyncio.wait({running, asyncio.create_task(reader.caught_up.wait())}, return_when="FIRST_COMPLETED")
-        for row in rows:
-            self.service.live.put_nowait(row)
-        for _ in range(50 + 20 * len(rows)):
-            await asyncio.sleep(0)
-        running.cancel()
-        with suppress(asyncio.CancelledError, ExceptionGroup):
-            await running
-
-    def lines(self) -> list[str]:
-        """The log's events, without asks."""
-        player = play2("chat")
-        player.log = self.log
-        return [line for line in summary(player) if "workflow.checkpoint" not in line]
-
-
-def lines_of(name: str) -> list[str]:
-    return [line for line in summary(play2(name)) if "workflow.checkpoint" not in line]
-
-
-def session_of(recording: Recording) -> str:
-    return next(iter(recording.sessions))
+from tests.bridge.opencode.playing2 import Recording
+from tests.sidecar.opencode2_fakes import Bench, FakeService, lines_of, session_of
 
 
 async def test_an_absent_time_is_back_filled() -> None:
-    for name in ("chat", "tools", "busy", "crash", "errors", "retry"):
+    for name in ("chat", "tools", "busy", "crash", "errors", "retry", "shell"):
         bench = Bench(FakeService(Recording(name)))
         await bench.run(bench.reader())
-        assert bench.lines() == lines_of(name), name
+        assert sorted(bench.lines()) == sorted(lines_of(name)), name
+        assert bench.gaps() == [], name
 
 
 async def test_live_events_are_taken_and_holes_are_read() -> None:
@@ -163,6 +67,7 @@ async def test_a_sidecar_killed_anywhere_goes_on_where_the_log_ends() -> None:
         service.logs[session] = whole
         await bench.run(bench.reader())
         assert [line for line in bench.lines() if "resumed" not in line] == lines_of("busy"), cut
+        assert bench.gaps() == [], cut
 
 
 async def test_nothing_waits_between_an_event_and_its_write() -> None:
@@ -205,7 +110,7 @@ async def test_history_is_imported_once_and_marked() -> None:
     recording = Recording("busy")
     bench = Bench(FakeService(recording))
     late = max(row["created"] for row in recording.live if "created" in row) + 60_000
-    found = []
+    found: list[int] = []
     for _ in range(2):
         reader = bench.reader(since_ms=late)
         running = asyncio.create_task(reader.run())
@@ -249,8 +154,59 @@ async def test_a_deletion_that_took_unread_events_with_it_is_a_gap() -> None:
     while not any(event.type == "lifecycle.session.ended" for event in bench.log.events.values()):
         await asyncio.sleep(0)
     running.cancel()
-    gaps = [event.payload for event in bench.log.events.values() if event.type == "capture.gap"]
-    assert [(gap["first_seq"], gap["last_seq"], gap["lost"]) for gap in gaps] == [(22, 29, 8)]
+    assert bench.gaps() == [(session, 22, 29, "session_deleted")]
+
+
+async def test_numbers_that_a_log_lacks_are_a_gap_once() -> None:
+    recording = Recording("tools")
+    session = session_of(recording)
+    bench = Bench(FakeService(recording))
+    whole = bench.service.logs[session]
+    lost = {row["durable"]["seq"] for row in whole if "durable" in row and row["type"].startswith("session.text")}
+    bench.service.logs[session] = [row for row in whole if row.get("durable", {}).get("seq") not in lost]
+    for id_ in ("service-1", "service-2", "service-3"):
+        reader = bench.reader(id_)
+        await bench.run(reader)
+        bench.restart()
+        assert not reader.is_logless
+    gaps = bench.gaps()
+    assert {n for _, first, last, _ in gaps for n in range(first, last + 1)} == lost
+    assert {(of, reason) for of, _, _, reason in gaps} == {(session, "hole_in_session_log")}
+    assert len(gaps) == len(set(gaps))
+    recorded = [e for e in bench.log.events.values() if e.type == "execution.step"]
+    assert len(recorded) == sum("execution.step" in line for line in lines_of("tools"))
+
+
+async def test_an_event_that_is_committed_while_its_log_is_read_is_no_gap() -> None:
+    """The log's rows may be older than the number at their end."""
+    recording = Recording("chat")
+    session = session_of(recording)
+    bench = Bench(FakeService(recording))
+    whole = bench.service.logs[session]
+    await bench.run(bench.reader(began_ms=0))
+    row = {"id": "evt_n", "created": 9, "type": "session.renamed", "data": {"sessionID": session, "title": "new"}}
+    last = {**row, "durable": {"aggregateID": session, "seq": 22}}
+    bench.service.logs[session] = [*whole[:-1], {"type": "log.synced", "aggregateID": session, "seq": 22}]
+    reader = bench.reader("service-2", began_ms=0)
+    running = asyncio.create_task(reader.run())
+    await reader.caught_up.wait()
+    bench.service.logs[session].insert(-1, last)
+    async with asyncio.timeout(10):
+        while bench.lines()[-1] != "0 opencode.session.renamed opencode":
+            await asyncio.sleep(0)
+    running.cancel()
+    assert bench.gaps() == []
+    assert not reader.is_logless
+
+
+async def test_a_live_event_after_numbers_that_its_log_lacks_is_recorded_after_a_gap() -> None:
+    recording = Recording("chat")
+    session = session_of(recording)
+    bench = Bench(FakeService(recording))
+    row = {"id": "evt_n", "created": 9, "type": "session.renamed", "data": {"sessionID": session, "title": "new"}}
+    await bench.run(bench.reader(), {**row, "durable": {"aggregateID": session, "seq": 25}})
+    assert bench.gaps() == [(session, 22, 24, "hole_in_session_log")]
+    assert bench.lines()[-1] == "0 opencode.session.renamed opencode"
 
 
 async def test_a_deletion_while_nobody_listened_ends_the_session() -> None:
@@ -307,6 +263,28 @@ async def test_a_turn_of_another_server_on_the_database_is_polled_and_not_ended(
     while bench.lines() != lines_of("busy"):
         await asyncio.sleep(0.001)
     running.cancel()
+
+
+async def test_an_old_session_that_another_server_runs_is_polled_in_turn() -> None:
+    recording = Recording("busy")
+    session = session_of(recording)
+    bench = Bench(FakeService(recording))
+    service, whole = bench.service, bench.service.logs[session_of(recording)]
+    service.logs[session] = whole[:8]
+    for n in range(4 * POLLED):
+        service.sessions[f"ses_{n}"] = {"id": f"ses_{n}", "time": {"created": 2**51 + n, "updated": 2**51}}
+        service.logs[f"ses_{n}"] = []
+    reader = bench.reader(began_ms=0, poll_seconds=0.001)
+    running = asyncio.create_task(reader.run())
+    await reader.caught_up.wait()
+    service.logs[session] = whole  # nothing announces it
+    service.requests.clear()
+    async with asyncio.timeout(10):
+        while bench.lines() != lines_of("busy"):
+            await asyncio.sleep(0.001)
+    running.cancel()
+    looks = [path for path in service.requests if path == f"/api/session?limit={POLLED}"]
+    assert len(looks) <= 5
 
 
 @pytest.mark.parametrize("name", ["tools", "busy", "crash"])

@@ -55,6 +55,38 @@ class Recording:
         return found
 
 
+def as_released(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the preview in the names of OpenCode 2's release; not run, because no binary of it is available.
+
+    Sources, in anomalyco/opencode: packages/schema/src/session-event.ts for the session's events and ``result``,
+    packages/schema/src/form.ts for the ``mode`` of a form, packages/protocol/src/groups/permission.ts for ``decision``.
+    """
+    row = json.loads(json.dumps(row))
+    data = row["data"]
+    match row["type"]:
+        case "session.input.admitted":
+            row["type"] = "session.inbox.enqueued"
+            given = data.pop("input")
+            item = {"type": given["type"], "payload": given["data"], "delivery": given["delivery"]}
+            data |= {"inboxID": data.pop("inputID"), "item": item}
+        case "session.input.promoted":
+            row["type"], data["inboxID"] = "session.inbox.delivered", data.pop("inputID")
+        case "session.created":
+            info = data.pop("info")
+            data |= {name: info[name] for name in ("slug", "projectID", "agent", "model", "parentID") if name in info}
+            data["location"] = {"directory": info["directory"]}
+        case "session.tool.success" if "sessionID" in data.get("metadata", {}):
+            data["result"] = data.pop("metadata")
+        case "permission.replied":
+            data["decision"] = data.pop("reply")
+        case "form.created":
+            data["form"]["mode"] = "form"
+    for called in (data, data.get("source"), data.get("form", {}).get("metadata", {}).get("tool")):
+        if isinstance(called, dict) and "callID" in called:
+            called["id"] = called.pop("callID")
+    return row
+
+
 class Player2:
     """A sidecar's translator of OpenCode 2 over a log."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from streams.identity import seeded_identity
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
 from tests.bridge.opencode.playing import Log
-from tests.bridge.opencode.playing2 import RECORDINGS, SERVICE, Player2, Recording, names, play2, summary
+from tests.bridge.opencode.playing2 import RECORDINGS, SERVICE, Player2, Recording, as_released, names, play2, summary
 
 KEPT = [name for name in names() if Recording(name).logs]
 """The recordings whose sessions were not deleted, so that the service's own log of them is known."""
@@ -85,41 +84,36 @@ def test_after_a_crash_at_any_event_the_rest_is_read_from_the_log_exactly_once(n
         assert without_asks(content(player)) == without_asks(content(whole)), f"cut before {events[cut].type}"
 
 
-def _as_released(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the preview in the names of OpenCode 2's release.
-
-    Source: packages/schema/src/session-event.ts of anomalyco/opencode; not run, because no binary of it is available.
-    """
-    row = json.loads(json.dumps(row))
-    data = row["data"]
-    if row["type"] == "session.input.admitted":
-        row["type"] = "session.inbox.enqueued"
-        given = data.pop("input")
-        data |= {
-            "inboxID": data.pop("inputID"),
-            "item": {"type": given["type"], "payload": given["data"], "delivery": given["delivery"]},
-        }
-    elif row["type"] == "session.input.promoted":
-        row["type"], data["inboxID"] = "session.inbox.delivered", data.pop("inputID")
-    elif row["type"] == "session.created":
-        info = data.pop("info")
-        data |= {name: info[name] for name in ("slug", "projectID", "agent", "model", "parentID") if name in info}
-        data["location"] = {"directory": info["directory"]}
-    elif row["type"].startswith("session.tool.") and "callID" in data:
-        data["id"] = data.pop("callID")
-    return row
-
-
 @pytest.mark.parametrize("name", names())
 def test_the_names_of_the_release_give_the_same_events(name: str) -> None:
     preview, released, recording = Recording(name), Player2(), Recording(name)
-    recording.live = [_as_released(row) for row in preview.live]
-    recording.logs = {
-        s: [_as_released(row) if "data" in row else row for row in log] for s, log in preview.logs.items()
-    }
+    recording.live = [as_released(row) for row in preview.live]
+    recording.logs = {s: [as_released(row) if "data" in row else row for row in log] for s, log in preview.logs.items()}
     released.feed(recording.events(), recording.sessions)
     untitled = [line for line in summary(released) if "session.renamed" not in line]
     assert untitled == [line for line in summary(play2(name)) if "session.renamed" not in line]
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [("user", "aborted"), ("shutdown", "interrupted"), ("superseded", "interrupted"), ("inactivity", "interrupted")],
+)
+def test_each_reason_of_an_interruption_ends_the_turn(reason: str, outcome: str) -> None:
+    """Source: packages/schema/src/session-event.ts of anomalyco/opencode; the release has all four, not run."""
+    player, recording = Player2(), Recording("abort")
+    for row in recording.live:
+        if row["type"] == "session.execution.interrupted":
+            row["data"]["reason"] = reason
+    player.feed(recording.events(), recording.sessions)
+    assert [event.payload["outcome"] for event in player.of("turn.ended")] == [outcome] * 2
+
+
+def test_an_answer_of_the_release_is_told_as_a_reply() -> None:
+    player, recording = Player2(), Recording("permission")
+    recording.live = [as_released(row) for row in recording.live]
+    player.feed(recording.events(), recording.sessions)
+    replied = [event.payload for event in player.of("workflow.checkpoint") if event.payload["state"] == "replied"]
+    assert {each["reply"] for each in replied} >= {"once", "reject"}
 
 
 def test_a_child_is_a_span_in_the_stream_of_its_root_and_the_call_is_its_cause() -> None:
@@ -246,7 +240,7 @@ def test_another_process_of_the_service_resumes_the_session_once() -> None:
 def test_what_a_deleted_session_took_with_it_is_a_gap() -> None:
     player, recording = play2("chat"), Recording("chat")
     session = next(iter(recording.sessions))
-    player.translator.gap(SERVICE, session, 21, 30)
+    player.translator.gap(SERVICE, session, 21, 30, "session_deleted")
     player.translator.end_missing(SERVICE, session)
     gap, ended = player.translator.drain().events
     assert (gap.type, gap.payload["lost"]) == ("capture.gap", 9)

@@ -44,6 +44,12 @@ class HostEvent:
         """The event's id, which is the same live and in the durable log."""
         return self.id or f"{self.seq}"
 
+    @property
+    def reach(self) -> int:
+        """The last number that it stands for: a fork's first event stands for those that it inherits. -1 if none."""
+        own = -1 if self.seq is None else self.seq
+        return max(own, number(self.data.get("parentSeq")) or 0) if self.name == "forked" else own
+
 
 def read_event(value: Any) -> HostEvent | None:
     """The event in a decoded line from the service; ``None`` if the line is not an event, such as ``log.synced``."""

@@ -36,6 +36,14 @@ RULES: tuple[Rule, ...] = (
         "The reason is `deleted`, or `gone` if the session is missing when the sidecar connects.",
     ),
     Rule(
+        "any numbers whose events cannot be read",
+        "event",
+        "",
+        ("capture.gap",),
+        "session and first number",
+        "The reason is `session_deleted`, `hole_in_session_log`, or `no_session_log` if the service keeps no log.",
+    ),
+    Rule(
         "input.admitted",
         "event",
         "admitted",

@@ -103,12 +103,13 @@ class HostTranslator(HostRules):
         if session is not None and session.turn is not None:
             self.end_dead_turn(service, session)
 
-    def gap(self, service: Service, session_id: str, after: int, until: int) -> None:
-        """Record that these events are lost because their session was deleted before they were read."""
+    def gap(self, service: Service, session_id: str, after: int, until: int, reason: str) -> None:
+        """Record that these events are lost, at the time of the last one before them. Reading goes on after them."""
         session = self.state.sessions.get(session_id)
         self.counts["gaps"] += 1
-        payload = {"reason": "session_deleted", "lost": until - after, "first_seq": after + 1, "last_seq": until}
-        entry = entry_of(service, self._identity.now_ms(), None)
+        payload = {"reason": reason, "lost": until - after, "first_seq": after + 1, "last_seq": until}
+        last_ms = session.turn.last_ms if session is not None and session.turn is not None else 0
+        entry = entry_of(service, last_ms or self._identity.now_ms(), None, seq=until)
         self.put(entry, session, "capture.gap", f"{session_id}:{after + 1}", {**payload, "session": session_id})
 
     def forget(self, session_id: str) -> None:
