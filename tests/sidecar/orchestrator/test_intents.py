@@ -597,7 +597,13 @@ def test_the_next_model_is_tried_after_an_error() -> None:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["register", "child", "act", "end", "die", "cancel", "see", "tick"]), st.integers(0, 7)),
+    st.tuples(
+        st.sampled_from(
+            ["register", "child", "act", "fail", "end", "die", "cancel", "see", "tick", "ask", "answer", "tell", "turn"]
+        ),
+        st.integers(0, 7),
+    ),
+    min_size=30,
     max_size=60,
 )
 
@@ -606,7 +612,9 @@ STEPS = st.lists(
 @given(STEPS)
 def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: list[tuple[str, int]]) -> None:
     world = World(running=2, children=4)
+    asked: list[str] = []
     for count, (step, n) in enumerate(steps):
+        world.clock.now_ms += 10_000
         known = list(world.agent.data.intents.values())
         one = known[n % len(known)] if known else None
         if step == "register":
@@ -617,8 +625,20 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
             world.sees("ses_user")
         elif step == "tick":
             world.happens("tick", now=world.clock.now_ms)
+        elif step == "turn":
+            world.happens("turn.ended", session="ses_user", outcome="interrupted" if n % 2 else "completed")
+        elif step == "answer" and asked:
+            world.happens("checkpoint.answered", checkpoint=asked.pop(n % len(asked)))
+        elif step == "fail" and (wakes := [each for each in world.effects if each[0] == WAKE]):
+            world.effects.remove(wakes[0])
+            world.happens("effect.failed", kind=WAKE, node=wakes[0][1], error="OpenCode answers with 500")
         elif one is None:
             continue
+        elif step == "ask":
+            asked.append(f"chk_{count}")
+            world.happens("checkpoint.opened", checkpoint=asked[-1], intent=one.id, kind="ask")
+        elif step == "tell":
+            world.happens("notice.told", notice=f"ntc_{one.id[4:]}", session="ses_user", call=f"call_{count}")
         elif step == "cancel":
             world.happens("intent.cancel", intent=one.id)
         elif one.session is not None and step == "child":
@@ -626,6 +646,11 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
         elif one.session is not None and step in ("end", "die"):
             world.ends(one, "completed" if step == "end" else "interrupted")
         assert sum(each.state in ACTIVE for each in world.agent.data.intents.values()) <= 2
+        assert all((each.since is not None) == each.works for each in world.agent.data.intents.values())
+        assert all(each.ran_ms <= 10_000 * (count + 1) for each in world.agent.data.intents.values())
+    for checkpoint in asked:
+        world.happens("checkpoint.expired", checkpoint=checkpoint)
+    assert not any(each.asks for each in world.agent.data.unfinished())
     for _ in range(3 * len(steps) + 3):
         world.settle()
         for each in list(world.agent.data.intents.values()):
@@ -633,6 +658,10 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
                 world.ends(each)
         for session in list(world.messages):
             world.sees(session)
+        world.happens("turn.ended", session="ses_user", outcome="completed")
+        if (deadline := world.agent.deadline()) is not None:
+            world.clock.now_ms = max(deadline, world.clock.now_ms)
+            world.happens("tick", now=world.clock.now_ms)
     intents = world.agent.data.intents.values()
     assert all(each.state in ENDED for each in intents)
     assert all(count == 1 for (kind, _), count in world.done.items() if kind == CREATE)
