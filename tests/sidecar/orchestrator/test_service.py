@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -204,9 +205,11 @@ def test_the_same_key_on_the_command_line_is_the_same_intent(tmp_path: Path) -> 
     process = start(home)
     try:
         running(home)
-        said = [command(home, "spawn", "do it", "--key", "mine", "--directory", str(tmp_path)) for _ in range(2)]
+        more = ("--tokens", "5", "--cost", "0.5", "--directory", str(tmp_path))
+        said = [command(home, "spawn", "do it", "--key", "mine", *more) for _ in range(2)]
         assert len({done.stdout.split()[0] for done in said}) == 1, said
-        assert len(command(home, "intents", "--json").stdout.splitlines()) == 1
+        (row,) = command(home, "intents", "--json").stdout.splitlines()
+        assert (json.loads(row)["max_tokens"], json.loads(row)["max_cost"]) == (5, 0.5)
     finally:
         process.terminate()
         process.wait(30)

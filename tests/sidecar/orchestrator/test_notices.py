@@ -1,0 +1,100 @@
+"""Messages for sessions: sent once, again after a failure, and not at all if a call has told them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.orchestrator.notices import WAKE
+from tests.sidecar.orchestrator.world import World
+
+
+def test_a_message_whose_attempts_failed_is_sent_again_later_and_later() -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    world.ends(world.intent("a"))
+    pauses = []
+    for _ in range(9):
+        kind, node, _ = world.effects.pop()
+        assert kind == WAKE and not world.effects
+        world.happens("effect.failed", kind=kind, node=node, error="OpenCode answers with 500")
+        assert world.happens("turn.ended", session="ses_other", outcome="completed") == []
+        due = world.agent.deadline()
+        assert due is not None
+        pauses.append((due - world.clock.now_ms) // 60_000)
+        world.clock.now_ms = due
+        assert world.happens("tick", now=due) == ["notice.sending"]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    world.settle()
+    world.sees("ses_user")
+    assert world.agent.data.notices["ntc_a"].state == "observed" and world.agent.deadline() is None
+
+
+def told_by_a_call(world: World) -> None:
+    """The parent waits for an intent in a tool call, which returns its result."""
+    world.register("a")
+    world.settle()
+    world.ends(world.intent("a"))
+    kind, node, _ = world.effects.pop()
+    world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_1")
+    assert world.happens("effect.completed", kind=kind, node=node, result={"status": "busy"}) == []
+
+
+@pytest.mark.parametrize(
+    ("hook", "outcome", "wakes"),
+    [
+        ("event", "interrupted", 0),
+        (None, "completed", 0),
+        # OpenCode died between the hook and what it keeps.
+        ("tool.execute.after", "interrupted", 1),
+        (None, "interrupted", 1),
+        (None, "aborted", 1),
+    ],
+)
+def test_a_result_that_a_call_returned_wakes_nobody_if_opencode_kept_it(
+    hook: str | None, outcome: str, wakes: int
+) -> None:
+    world = World()
+    told_by_a_call(world)
+    if hook is not None:
+        step = {"session": "ses_user", "call": "call_1", "kind": "tool", "status": "completed"}
+        world.happens("execution.step", metadata={"hook": hook}, **step)
+    world.happens("turn.ended", session="ses_user", outcome="continued")
+    world.happens("turn.ended", session="ses_user", outcome=outcome)
+    world.settle()
+    assert len(world.messages.get("ses_user", [])) == wakes
+    assert world.agent.data.notices["ntc_a"].state == ("sent" if wakes else "observed")
+    assert world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_2") == []
+
+
+def test_a_result_that_another_session_read_is_still_told() -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    world.ends(world.intent("a"))
+    assert world.happens("notice.told", notice="ntc_a", session="ses_other", call="call_1") == []
+    assert world.happens("notice.told", notice="ntc_none", session="ses_user", call="call_1") == []
+
+
+def test_two_that_end_together_are_told_in_one_message() -> None:
+    world = World()
+    for name in "ab":
+        world.register(name)
+    world.settle()
+    world.ends(world.intent("a"))
+    world.ends(world.intent("b"))
+    kind, _, args = world.effects[0]
+    assert kind == WAKE and len(args["texts"]) == 1
+    world.settle()
+    world.sees("ses_user")
+    world.settle()
+    assert len(world.messages["ses_user"]) == 2
+
+    world = World()
+    for name in "ab":
+        world.register(name, wall_ms=1000)
+    world.settle()
+    world.happens("tick", now=world.clock.now_ms + 2_000_000)
+    wakes = [args for kind, _, args in world.effects if kind == WAKE]
+    assert len(wakes) == 1 and len(wakes[0]["texts"]) == 2
+    assert {intent.code for intent in world.agent.data.intents.values()} == {"timeout"}

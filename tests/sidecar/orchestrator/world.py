@@ -1,0 +1,116 @@
+"""The agent ``intents`` with an OpenCode of a few lines, which acts when a test says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from sidecar.orchestrator.intent_state import Intent, Limits
+from sidecar.orchestrator.intents import (
+    COLLECT,
+    CREATE,
+    ISOLATE,
+    IntentAgent,
+)
+from sidecar.orchestrator.notices import WAKE
+from streams.event import StreamEvent
+from tests.sidecar.runtime.kinds import Clock
+
+
+class World:
+    """The agent, and an OpenCode that does what it is asked when the test says so."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.agent, self.clock = IntentAgent(Limits(**limits)), Clock()
+        self.effects: list[tuple[str, str, dict[str, Any]]] = []
+        self.done = Counter[tuple[str, str]]()
+        self.types: list[str] = []
+        self.messages: dict[str, list[str]] = {}
+        self.worktrees: set[str] = set()
+        self._count = 0
+
+    def happens(self, type_: str, metadata: dict[str, Any] | None = None, **payload: Any) -> list[str]:
+        """One input; the types of what the agent recorded."""
+        self._count += 1
+        event: StreamEvent = self.clock.identity(self._count).stamp(
+            {
+                "type": type_,
+                "stream_id": "ses_1",
+                "idempotency_key": f"test:{self._count}",
+                "actor": "test",
+                "source": {"agent": "test", "adapter": "test"},
+                "payload": payload,
+                "metadata": metadata or {},
+            }
+        )
+        outputs = self.agent.receive(event)
+        assert outputs == self.agent.receive(event)
+        for output in outputs:
+            if output.effect:
+                self.effects.append((output.effect, output.node, dict(output.payload)))
+            else:
+                self.agent.data.fold(output.type, output.payload)
+        self.agent.load(self.agent.state())
+        found = [output.type for output in outputs if not output.effect]
+        self.types += found
+        return found
+
+    def register(self, name: str, parent: str | None = "ses_user", **more: Any) -> Intent:
+        given = {"intent": f"int_{name}", "prompt": "do it", "title": name, "directory": "/p", "parent": parent}
+        self.happens("intent.register", **given, above=[parent] if parent else [], **more)
+        return self.agent.data.intents[f"int_{name}"]
+
+    def act(self, which: int = 0) -> None:
+        """Let the host do one of the effects that wait."""
+        kind, node, args = self.effects.pop(which)
+        self.done[kind, node] += 1
+        result: dict[str, Any] = {}
+        if kind == CREATE:
+            result = {"session": f"ses_{node}"}
+        if kind == ISOLATE:
+            result = {"directory": "/w/sub", "root": "/w", "base": "b", "repository": "/r"}
+            self.worktrees.add(node)
+        if kind == COLLECT:
+            self.worktrees.discard(node)
+            result = {"ref": f"refs/durable-stream/{node}", "files": [], "count": 0, "diff": "+one"}
+        if kind == WAKE:
+            result = {"status": "sent"}
+            self.messages.setdefault(node, []).extend(each["key"] for each in args["texts"])
+        self.happens("effect.completed", kind=kind, node=node, result=result)
+
+    def settle(self) -> None:
+        while self.effects or self.agent.deadline() == 0:
+            if self.effects:
+                self.act()
+            else:
+                self.happens("tick", now=self.clock.now_ms)
+
+    def ends(self, intent: Intent, outcome: str = "completed", **more: Any) -> list[str]:
+        return self.happens("turn.ended", session=f"ses_{intent.id}", outcome=outcome, **more)
+
+    def spends(self, session: str, input_: int, *, finish: str = "tool-calls", cost: float = 0.0) -> list[str]:
+        tokens = {"input": input_, "output": 0}
+        return self.happens(
+            "execution.step", session=session, kind="inference", finish=finish, tokens=tokens, cost=cost
+        )
+
+    def sees(self, session: str) -> None:
+        """The session's history shows every message that it got."""
+        parts = [{"metadata": {"durable_stream": {"key": key}}} for key in self.messages.get(session, [])]
+        self.happens("agent.input", session=session, parts=parts)
+
+    def states(self) -> Counter[str]:
+        return Counter(intent.state for intent in self.agent.data.intents.values())
+
+    def intent(self, name: str) -> Intent:
+        return self.agent.data.intents[f"int_{name}"]
+
+
+def later(world: World, seconds: float) -> None:
+    """Time passes, in which the sidecar looks at the clock whenever the agent wants it."""
+    end = world.clock.now_ms + round(seconds * 1000)
+    while (deadline := world.agent.deadline()) is not None and deadline <= end:
+        world.clock.now_ms = max(deadline, world.clock.now_ms)
+        world.happens("tick", now=world.clock.now_ms)
+        world.settle()
+    world.clock.now_ms = end
