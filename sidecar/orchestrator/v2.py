@@ -3,8 +3,9 @@
 Sessions and messages have ids of our own, made from the intent and from the effect's key. The service takes each
 once, so that a retry changes nothing.
 
-Measured on preview next-16350. It drops a session's parent, title and metadata when it creates one, has no toasts, and
-does not resume what its end interrupted: see ``lacks.py``.
+Measured on preview next-16350. It drops a session's parent, title and metadata when it creates one, and has no toasts:
+see ``lacks.py``. A turn that SIGTERM interrupted, it continues by itself when it starts again; one that was killed, it
+does not.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from bridge.opencode.capture.state import CaptureState
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.opencode2.registration import UnsafeService, place_of, read_registration
 from sidecar.orchestrator import lacks
-from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.host import HostAbsent, HostError, Look, Part, Status
 
 PHANTOM: Final = "ses_ds2"
 """How the ids of phantoms begin."""
 
 SETTLE_SECONDS: Final = 1.0
 SETTLE_LOOKS: Final = 5
-"""How long a prompt may take to begin its turn. A service resumes nothing that another one was at."""
+"""How long a prompt, or a turn that the service continues by itself, may take to begin."""
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -140,26 +141,36 @@ class V2Host:
     async def look(self, session: str, *, directory: str, most: int) -> Look:
         """See ``Host``."""
         client, known = await self._client(session), self._state.sessions.get(session)
-        found = mapping(await _get(client, f"{_path(session)}/message?order=desc&limit=1"))
-        if not found:
+        last = await _newest(client, session)
+        if last is None:
             return Look("gone")
         if known is not None and known.turn is not None and known.turn.steps >= most:
             return Look("loop")
         for _ in range(SETTLE_LOOKS):
-            last = next(map(mapping, _list(found.get("data"))), {})
             if await self._is_active(client, session):
                 recorded = known.turn.last_ms if known is not None and known.turn is not None else 0
                 return Look("busy", quiet_ms=_quiet_ms(last, recorded, self._now_ms()))
             if last.get("type") == "assistant":
                 break
             await asyncio.sleep(SETTLE_SECONDS)
-            found = mapping(await _get(client, f"{_path(session)}/message?order=desc&limit=1"))
+            last = await _newest(client, session) or {}
         else:
             return Look("unanswered" if last else "unprompted")
-        if last.get("finish") not in ("stop", "length", "error"):
-            return Look("unanswered")
+        if not _is_over(last):
+            # Whether a person stopped it is in the service's log, which may not be read so far.
+            is_told = known is None or known.turn is None
+            return Look("busy" if _is_cut_short(last) and not is_told else "unanswered")
         said = [text(each.get("text")) or "" for each in map(mapping, _list(last.get("content")))]
         return Look("answered", "\n".join(filter(None, said)))
+
+    async def goes_on(self, session: str) -> bool:
+        """See ``Host``. A service that is ending gets the time to end, and one that has started, to continue."""
+        for _ in range(SETTLE_LOOKS):
+            await asyncio.sleep(SETTLE_SECONDS)
+            client = await self._client(session)
+            if await self._is_active(client, session) or _is_over(await _newest(client, session)):
+                return True
+        return False
 
     # --- any session ---
 
@@ -235,7 +246,7 @@ class V2Host:
                 raise HostError(f"the service of OpenCode 2 cannot be trusted: {error}") from None
             if registration is not None:
                 return ServiceClient(registration)
-        raise HostError("the service of OpenCode 2 that hosts this session is away")
+        raise HostAbsent("the service of OpenCode 2 that hosts this session is away")
 
 
 async def _get(client: ServiceClient, path: str) -> Any:
@@ -292,6 +303,24 @@ def _quiet_ms(last: dict[str, Any], recorded_ms: int, now: int) -> int:
         times += mapping(part.get("time")).values()
     newest = max(int(each) for each in times if isinstance(each, (int, float)))
     return max(now - newest, 0) if newest else 0
+
+
+async def _newest(client: ServiceClient, session: str) -> dict[str, Any] | None:
+    """A session's newest message, empty if it has none; ``None`` if there is no such session."""
+    found = await _get(client, f"{_path(session)}/message?order=desc&limit=1")
+    return None if not found else next(map(mapping, _list(mapping(found).get("data"))), {})
+
+
+def _is_over(message: dict[str, Any] | None) -> bool:
+    """Whether a message is the last answer of a turn."""
+    last = message or {}
+    is_final = last.get("type") == "assistant" and last.get("finish") in ("stop", "length", "error")
+    return is_final and not _is_cut_short(last)
+
+
+def _is_cut_short(message: dict[str, Any]) -> bool:
+    """Whether an answer was interrupted: by a person, or by the end of its service if that could still write it."""
+    return mapping(message.get("error")).get("type") == "aborted"
 
 
 async def _pending(client: ServiceClient, session: str) -> list[Any]:
