@@ -6,12 +6,15 @@ once, so that a retry changes nothing.
 Measured on preview next-16350. It drops a session's parent, title and metadata when it creates one, and has no toasts:
 see ``lacks.py``. A turn that SIGTERM interrupted, it continues by itself when it starts again; one that was killed, it
 does not.
+
+The released versions were only read. They take all of that, and have other names for some requests: see
+``v2_routes.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +26,7 @@ from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.opencode2.registration import UnsafeService, place_of, read_registration
 from sidecar.orchestrator import lacks
 from sidecar.orchestrator.host import HostAbsent, HostError, Look, Part, Status
+from sidecar.orchestrator.v2_routes import CANCEL_FORM, PENDING, TITLE, Answered, Route
 
 PHANTOM: Final = "ses_ds2"
 """How the ids of phantoms begin."""
@@ -54,6 +58,7 @@ class V2Host:
         self, registrations: Callable[[], Iterable[Path]], state: CaptureState, now_ms: Callable[[], int]
     ) -> None:
         self._registrations, self._state, self._now_ms = registrations, state, now_ms
+        self._answered = Answered()
 
     @property
     def is_there(self) -> bool:
@@ -74,14 +79,22 @@ class V2Host:
     async def create(
         self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None, model: str | None = None
     ) -> str:
-        """See ``Host``. The service takes the id once, and the title afterwards."""
+        """See ``Host``. The service takes the id once; a title that it drops then, it takes afterwards."""
         session, client = session_id(intent), await self._client(parent or "")
         about = self.about(parent) if parent is not None else {}
-        body: dict[str, Any] = {"id": session, "location": {"directory": directory}}
+        body: dict[str, Any] = {
+            "id": session,
+            "title": title,
+            "metadata": {"durable_stream": {"intent": intent}},
+            "location": {"directory": directory},
+        }
+        if parent is not None and about.get("directory") == directory:
+            body["parentID"] = parent  # a child works where its parent does, whatever its location says
         if chosen := _model(model or about.get("model")):
             body["model"] = chosen
-        await _post(client, "/api/session", body)
-        await _post(client, f"{_path(session)}/rename", {"title": title})
+        made = mapping(mapping(await _post(client, "/api/session", body)).get("data"))
+        if made.get("title") != title:
+            await _wanted(self._by_name(client, session, TITLE, {"title": title}))
         return session
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
@@ -110,7 +123,7 @@ class V2Host:
                 await _post(client, f"{_path(session)}/model", {"model": chosen})
         # Queued messages get a turn each. A note must have none, and several are to be answered in one.
         # The session is idle now: what is pending in it are notes.
-        is_alone = reply and len(parts) == 1 and not await _pending(client, session)
+        is_alone = reply and len(parts) == 1 and not await self._pending(client, session)
         for count, part in enumerate(parts, 1):
             body = {
                 "id": message_id(part.key),
@@ -126,7 +139,7 @@ class V2Host:
         """See ``Host``."""
         client, message = await self._client(session), message_id(key)
         # In this order: what is promoted between the two looks is found by the second.
-        if message in await _pending(client, session):
+        if message in await self._pending(client, session):
             return True
         return await _get(client, f"{_path(session)}/message/{message}") is not None
 
@@ -194,15 +207,17 @@ class V2Host:
         asked = next((each for each in listed if each.get("id") == request), None)
         if asked is None:
             return "gone"
+        reply = f"{waiting}/{quote(request, safe='')}/reply"
         if kind == "permission":
-            body: dict[str, Any] | None = {"reply": answer[0]} | ({"message": answer[1]} if answer[1:] else {})
+            # ``decision`` is the name of ``reply`` in the released versions.
+            body = {"reply": answer[0], "decision": answer[0]} | ({"message": answer[1]} if answer[1:] else {})
+            sending = _sent(client, "POST", reply, body)
         elif list(answer) == ["reject"]:
-            body = None
+            sending = self._by_name(client, session, CANCEL_FORM, None, request)
         else:
-            body = {"answer": _filled(asked, answer)}
-        path = f"{waiting}/{quote(request, safe='')}/{'cancel' if body is None else 'reply'}"
+            sending = _sent(client, "POST", reply, {"answer": _filled(asked, answer)})
         try:
-            await _sent(client, path, body)
+            await sending
         except ServiceError as error:
             if error.status == _CONFLICT:
                 return "gone"  # somebody answered since
@@ -229,6 +244,37 @@ class V2Host:
         return [session for session, known in self._state.sessions.items() if known.host == place]
 
     # --- the service ---
+
+    async def _by_name(
+        self,
+        client: ServiceClient,
+        session: str,
+        names: tuple[Route, ...],
+        body: dict[str, Any] | None,
+        about: str = "",
+    ) -> Any:
+        """The answer to a request that has several names; ``ServiceError`` 404 if the service has nothing there."""
+        for route in self._answered.of(client.process, names):
+            path = _path(session) + route.path.format(quote(about, safe=""))
+            try:
+                answer = await _sent(client, route.method, path, body)
+            except ServiceError as error:
+                if error.status != _NOT_FOUND:
+                    raise
+            else:
+                self._answered.note(client.process, names, route)
+                return answer
+        raise ServiceError(_NOT_FOUND)
+
+    async def _pending(self, client: ServiceClient, session: str) -> list[Any]:
+        """The ids of messages in no turn yet, such as notes, which wait for a message that wakes the model."""
+        try:
+            found = mapping(await self._by_name(client, session, PENDING, None)).get("data")
+        except ServiceError as error:
+            if error.status == _NOT_FOUND:
+                return []
+            raise HostError(f"OpenCode 2 answered {error}") from None
+        return [each.get("id") for each in map(mapping, _list(found))]
 
     async def _is_active(self, client: ServiceClient, session: str) -> bool:
         return session in mapping(mapping(await _get(client, "/api/session/active")).get("data"))
@@ -262,17 +308,22 @@ async def _get(client: ServiceClient, path: str) -> Any:
 
 
 async def _post(client: ServiceClient, path: str, body: dict[str, Any] | None) -> Any:
+    return await _wanted(_sent(client, "POST", path, body))
+
+
+async def _wanted(sending: Awaitable[Any]) -> Any:
+    """The answer to a request that changes something."""
     try:
-        return await _sent(client, path, body)
+        return await sending
     except ServiceError as error:
         if error.status == _CONFLICT:
             return None  # this message is there, under the same id
         raise HostError(f"OpenCode 2 answered {error}", permanent=400 <= error.status < 500) from None
 
 
-async def _sent(client: ServiceClient, path: str, body: dict[str, Any] | None) -> Any:
+async def _sent(client: ServiceClient, method: str, path: str, body: dict[str, Any] | None) -> Any:
     try:
-        return await client.post(path, body)
+        return await client.send(method, path, body)
     except (ServiceGone, UnsafeService) as error:
         raise HostError(f"the service of OpenCode 2 does not answer: {error}") from None
 
@@ -321,12 +372,6 @@ def _is_over(message: dict[str, Any] | None) -> bool:
 def _is_cut_short(message: dict[str, Any]) -> bool:
     """Whether an answer was interrupted: by a person, or by the end of its service if that could still write it."""
     return mapping(message.get("error")).get("type") == "aborted"
-
-
-async def _pending(client: ServiceClient, session: str) -> list[Any]:
-    """The ids of messages that are in no turn yet, such as notes, which wait for a message that wakes the model."""
-    found = mapping(await _get(client, f"{_path(session)}/pending")).get("data")
-    return [each.get("id") for each in map(mapping, _list(found))]
 
 
 def _path(session: str) -> str:
