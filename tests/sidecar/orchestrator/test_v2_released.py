@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bridge.opencode.capture.state import CaptureState, SessionState
+from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from sidecar.opencode2.registration import place_of
 from sidecar.orchestrator import v2
 from sidecar.orchestrator.effects import Prompt
@@ -119,6 +119,16 @@ async def test_an_interrupted_session_is_prompted_only_if_its_service_does_not_c
     args = {"session": session, "directory": PROJECT, "text": "continue", "waits": True}
     assert await Prompt(host).run(Effect(kind="opencode.prompt", args=args, run="int_1"), "key") == sent
     assert len(fake.inbox[session]) == (not sent)
+
+
+@pytest.mark.parametrize(("is_told", "state"), [(False, "busy"), (True, "unanswered")])
+async def test_what_interrupted_a_session_is_said_by_the_log_before_it_is_prompted_again(
+    host: V2Host, fake: FakeReleased, is_told: bool, state: str
+) -> None:
+    fake.messages[USER] = [{"id": "msg_1", "type": "assistant", "finish": "error", "error": {"type": "aborted"}}]
+    turn = Turn("msg_0", "msg_1", "e", 0, "boot", "build", None)
+    host._state.sessions[USER].turn = None if is_told else turn
+    assert (await host.look(USER, directory=PROJECT, most=9)).state == state
 
 
 async def test_without_a_service_the_work_waits_for_one(host: V2Host) -> None:
