@@ -44,6 +44,7 @@ class ServiceClient:
 
     def __init__(self, registration: Registration) -> None:
         self._service = registration
+        self.process = registration.id
         token = b64encode(f"opencode:{registration.password}".encode()).decode()
         host = f"[{registration.host}]" if ":" in registration.host else registration.host
         self._head = (
@@ -74,9 +75,9 @@ class ServiceClient:
         except ValueError:
             raise ServiceGone("the answer is not JSON") from None
 
-    async def post(self, path: str, body: Any) -> Any:
-        """The decoded answer to a ``POST`` of JSON; ``None`` if it is empty. Raises as ``get``."""
-        return await self._answer("POST", path, b"" if body is None else orjson.dumps(body))
+    async def send(self, method: str, path: str, body: Any = None) -> Any:
+        """The decoded answer to a request with JSON or without a body; ``None`` if it is empty. Raises as ``get``."""
+        return await self._answer(method, path, b"" if body is None else orjson.dumps(body))
 
     async def stream(self, path: str, silence: float = ANSWER_SECONDS) -> AsyncGenerator[Any, None]:
         """The decoded ``data:`` lines of an answer, until it ends. Lines that are not JSON are left out.
@@ -110,7 +111,7 @@ class ServiceClient:
                 reader, writer = await asyncio.open_connection(
                     self._service.host, self._service.port, limit=_HEAD_BYTES
                 )
-                about = f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n" if method == "POST" else ""
+                about = f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n" if method != "GET" else ""
                 writer.write(f"{method} {path} HTTP/1.1\r\n{about}{self._head}".encode() + sent)
                 await writer.drain()
                 status, headers = await _read_head(reader)

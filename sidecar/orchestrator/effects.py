@@ -48,14 +48,15 @@ class Create(_Kind):
 
 
 class Prompt(_Kind):
-    """``opencode.prompt``: a prompt for a phantom session. Result: ``held`` if the session already had the prompt,
-    ``absent`` if it is waiting for an OpenCode.
-    """
+    """``opencode.prompt``: a prompt for a phantom session. Result: ``held`` if the session had it already, or needs
+    none because OpenCode continues it by itself; ``absent`` if it waits for an OpenCode."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
         try:
+            if args.get("waits") and await self._host.goes_on(args["session"]):
+                return {"held": True}
             sent = await self._host.prompt(
                 args["session"],
                 [Part(args["text"], key)],

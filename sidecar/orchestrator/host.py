@@ -100,6 +100,14 @@ class Host(Protocol):
         """What a phantom's session did with its last prompt, from its history."""
         ...
 
+    async def goes_on(self, session: str) -> bool:
+        """Whether OpenCode itself continues a phantom's session whose turn was interrupted.
+
+        Raises:
+            HostAbsent: no OpenCode is open that could.
+        """
+        ...
+
     async def toast(self, session: str, title: str, text: str) -> bool:
         """Show a short message where the session is open; false if nobody could see it."""
         ...

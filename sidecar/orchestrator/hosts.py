@@ -69,6 +69,10 @@ class Hosts:
         """See ``Host``."""
         return await self._of(session).look(session, directory=directory)
 
+    async def goes_on(self, session: str) -> bool:
+        """See ``Host``."""
+        return await self._of(session).goes_on(session)
+
     async def toast(self, session: str, title: str, text: str) -> bool:
         """See ``Host``."""
         return await self._of(session).toast(session, title, text)

@@ -281,6 +281,8 @@ class IntentAgent:
         if doom is not None:
             return self._stop(intent, ts, doom)
         match found.get("state"):
+            case "busy" if intent.state == "resuming":  # its OpenCode continued it by itself
+                return [Output("intent.resumed", {"intent": intent.id, "ts": ts})]
             case "answered":
                 said = str(found.get("text") or "")[:MAX_RESULT]
                 answer = [Output("intent.output", {"intent": intent.id, "text": said})] if said else []

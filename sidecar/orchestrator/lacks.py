@@ -8,16 +8,24 @@ MEANINGS: Final = {
     "children": "background sessions are listed beside the session that started them, not below it",
     "reasons": "the model does not read why you refuse a permission",
     "toasts": "OpenCode shows no toast when background work starts or ends",
+    "worktree_children": "background sessions with a worktree are listed beside the session that started them",
 }
 """Everything that a host may lack, and what the user notices of it."""
 
 ONE: Final[frozenset[str]] = frozenset()
 TWO: Final = frozenset({"children", "reasons", "toasts"})
 """Measured on preview next-16350, by ``tests/real/host_contract.py``."""
+RELEASED: Final = frozenset({"toasts", "worktree_children"})
+"""Of the released versions of OpenCode 2: only read in their source, because no program was available to try."""
 
 
 def lacks_of(version: str) -> frozenset[str]:
     """What the host of an OpenCode lacks. A preview of OpenCode 2 has a version that begins with ``0.0.0-``."""
-    major = version.partition(".")[0]
-    is_one = major == "1" or (major == "0" and not version.startswith("0.0.0-"))
-    return ONE if is_one else TWO
+    if version.startswith("0.0.0-"):
+        return TWO
+    return ONE if version.partition(".")[0] in ("0", "1") else RELEASED
+
+
+def is_only_read(version: str) -> bool:
+    """Whether what an OpenCode lacks was never tried on it."""
+    return lacks_of(version) is RELEASED

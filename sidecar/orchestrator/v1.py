@@ -202,6 +202,10 @@ class V1Host:
         texts = [part.get("text", "") for part in found[-1].get("parts", []) if part.get("type") == "text"]
         return Look("answered", "\n".join(texts))
 
+    async def goes_on(self, session: str) -> bool:
+        """See ``Host``: OpenCode 1 continues nothing by itself."""
+        return False
+
     # --- any session ---
 
     async def status(self, session: str) -> Status:

@@ -3,14 +3,17 @@
 Sessions and messages have ids of our own, made from the intent and from the effect's key. The service accepts each id
 only once, so that a retry changes nothing.
 
-Measured on preview next-16350. That preview drops a session's parent, title and metadata on creation, has no toasts,
-and does not resume work that its own end interrupted (see ``lacks.py``).
+Measured on preview next-16350. It drops a session's parent, title and metadata when it creates one, and has no toasts:
+see ``lacks.py``. When it starts again, it continues a turn that SIGTERM interrupted, but not one that was killed.
+
+The released versions were only read. They take all of that, and have other names for some requests: see
+``v2_routes.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +24,15 @@ from bridge.opencode.capture.state import CaptureState
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.opencode2.registration import UnsafeService, place_of, read_registration
 from sidecar.orchestrator import lacks
-from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.host import HostAbsent, HostError, Look, Part, Status
+from sidecar.orchestrator.v2_routes import CANCEL_FORM, PENDING, TITLE, Answered, Route
 
 PHANTOM: Final = "ses_ds2"
 """How the ids of phantoms begin."""
 
 SETTLE_SECONDS: Final = 1.0
 SETTLE_LOOKS: Final = 5
-"""How long a prompt may take to begin its turn. A service does not resume the work of another one."""
+"""How long a prompt, or a turn that the service continues by itself, may take to begin."""
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -53,6 +57,7 @@ class V2Host:
         self, registrations: Callable[[], Iterable[Path]], state: CaptureState, now_ms: Callable[[], int]
     ) -> None:
         self._registrations, self._state, self._now_ms = registrations, state, now_ms
+        self._answered = Answered()
 
     @property
     def is_there(self) -> bool:
@@ -73,14 +78,22 @@ class V2Host:
     async def create(
         self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None, model: str | None = None
     ) -> str:
-        """See ``Host``. The service takes the id once, and the title afterwards."""
+        """See ``Host``. The service takes the id once; a title that it drops then, it takes afterwards."""
         session, client = session_id(intent), await self._client(parent or "")
         about = self.about(parent) if parent is not None else {}
-        body: dict[str, Any] = {"id": session, "location": {"directory": directory}}
+        body: dict[str, Any] = {
+            "id": session,
+            "title": title,
+            "metadata": {"durable_stream": {"intent": intent}},
+            "location": {"directory": directory},
+        }
+        if parent is not None and about.get("directory") == directory:
+            body["parentID"] = parent  # a child works where its parent does, whatever its location says
         if chosen := _model(model or about.get("model")):
             body["model"] = chosen
-        await _post(client, "/api/session", body)
-        await _post(client, f"{_path(session)}/rename", {"title": title})
+        made = mapping(mapping(await _post(client, "/api/session", body)).get("data"))
+        if made.get("title") != title:
+            await _wanted(self._by_name(client, session, TITLE, {"title": title}))
         return session
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
@@ -107,9 +120,9 @@ class V2Host:
                 await _post(client, f"{_path(session)}/agent", {"agent": agent})
             if chosen := _model(model):
                 await _post(client, f"{_path(session)}/model", {"model": chosen})
-        # Queued messages get a turn each. A note must have none, and several are to be answered in one. The session is
-        # idle now, so the pending messages in it are notes.
-        is_alone = reply and len(parts) == 1 and not await _pending(client, session)
+        # Queued messages get a turn each. A note must have none, and several are to be answered in one.
+        # The session is idle now, so the pending messages in it are notes.
+        is_alone = reply and len(parts) == 1 and not await self._pending(client, session)
         for count, part in enumerate(parts, 1):
             body = {
                 "id": message_id(part.key),
@@ -125,7 +138,7 @@ class V2Host:
         """See ``Host``."""
         client, message = await self._client(session), message_id(key)
         # Look in this order, so that the second look finds a message that is promoted between the two.
-        if message in await _pending(client, session):
+        if message in await self._pending(client, session):
             return True
         return await _get(client, f"{_path(session)}/message/{message}") is not None
 
@@ -140,24 +153,34 @@ class V2Host:
     async def look(self, session: str, *, directory: str) -> Look:
         """See ``Host``."""
         client, known = await self._client(session), self._state.sessions.get(session)
-        found = mapping(await _get(client, f"{_path(session)}/message?order=desc&limit=1"))
-        if not found:
+        last = await _newest(client, session)
+        if last is None:
             return Look("gone")
         for _ in range(SETTLE_LOOKS):
-            last = next(map(mapping, _list(found.get("data"))), {})
             if await self._is_active(client, session):
                 recorded = known.turn.last_ms if known is not None and known.turn is not None else 0
                 return Look("busy", quiet_ms=_quiet_ms(last, recorded, self._now_ms()))
             if last.get("type") == "assistant":
                 break
             await asyncio.sleep(SETTLE_SECONDS)
-            found = mapping(await _get(client, f"{_path(session)}/message?order=desc&limit=1"))
+            last = await _newest(client, session) or {}
         else:
             return Look("unanswered" if last else "unprompted")
-        if last.get("finish") not in ("stop", "length", "error"):
-            return Look("unanswered")
+        if not _is_over(last):
+            # Whether a person stopped it is in the service's log, which may not be read so far.
+            is_told = known is None or known.turn is None
+            return Look("busy" if _is_cut_short(last) and not is_told else "unanswered")
         said = [text(each.get("text")) or "" for each in map(mapping, _list(last.get("content")))]
         return Look("answered", "\n".join(filter(None, said)))
+
+    async def goes_on(self, session: str) -> bool:
+        """See ``Host``. A service that is ending gets the time to end, and one that has started, to continue."""
+        for _ in range(SETTLE_LOOKS):
+            await asyncio.sleep(SETTLE_SECONDS)
+            client = await self._client(session)
+            if await self._is_active(client, session) or _is_over(await _newest(client, session)):
+                return True
+        return False
 
     # --- any session ---
 
@@ -181,15 +204,17 @@ class V2Host:
         asked = next((each for each in listed if each.get("id") == request), None)
         if asked is None:
             return "gone"
+        reply = f"{waiting}/{quote(request, safe='')}/reply"
         if kind == "permission":
-            body: dict[str, Any] | None = {"reply": answer[0]} | ({"message": answer[1]} if answer[1:] else {})
+            # ``decision`` is the name of ``reply`` in the released versions.
+            body = {"reply": answer[0], "decision": answer[0]} | ({"message": answer[1]} if answer[1:] else {})
+            sending = _sent(client, "POST", reply, body)
         elif list(answer) == ["reject"]:
-            body = None
+            sending = self._by_name(client, session, CANCEL_FORM, None, request)
         else:
-            body = {"answer": _filled(asked, answer)}
-        path = f"{waiting}/{quote(request, safe='')}/{'cancel' if body is None else 'reply'}"
+            sending = _sent(client, "POST", reply, {"answer": _filled(asked, answer)})
         try:
-            await _sent(client, path, body)
+            await sending
         except ServiceError as error:
             if error.status == _CONFLICT:
                 return "gone"  # somebody has answered in the meantime
@@ -217,6 +242,37 @@ class V2Host:
 
     # --- the service ---
 
+    async def _by_name(
+        self,
+        client: ServiceClient,
+        session: str,
+        names: tuple[Route, ...],
+        body: dict[str, Any] | None,
+        about: str = "",
+    ) -> Any:
+        """The answer to a request that has several names; ``ServiceError`` 404 if the service has nothing there."""
+        for route in self._answered.of(client.process, names):
+            path = _path(session) + route.path.format(quote(about, safe=""))
+            try:
+                answer = await _sent(client, route.method, path, body)
+            except ServiceError as error:
+                if error.status != _NOT_FOUND:
+                    raise
+            else:
+                self._answered.note(client.process, names, route)
+                return answer
+        raise ServiceError(_NOT_FOUND)
+
+    async def _pending(self, client: ServiceClient, session: str) -> list[Any]:
+        """The ids of messages in no turn yet, such as notes, which wait for a message that wakes the model."""
+        try:
+            found = mapping(await self._by_name(client, session, PENDING, None)).get("data")
+        except ServiceError as error:
+            if error.status == _NOT_FOUND:
+                return []
+            raise HostError(f"OpenCode 2 answered {error}") from None
+        return [each.get("id") for each in map(mapping, _list(found))]
+
     async def _is_active(self, client: ServiceClient, session: str) -> bool:
         return session in mapping(mapping(await _get(client, "/api/session/active")).get("data"))
 
@@ -233,7 +289,7 @@ class V2Host:
                 raise HostError(f"the OpenCode 2 service cannot be trusted: {error}") from None
             if registration is not None:
                 return ServiceClient(registration)
-        raise HostError("the OpenCode 2 service that hosts this session is not running")
+        raise HostAbsent("the service of OpenCode 2 that hosts this session is away")
 
 
 async def _get(client: ServiceClient, path: str) -> Any:
@@ -249,17 +305,22 @@ async def _get(client: ServiceClient, path: str) -> Any:
 
 
 async def _post(client: ServiceClient, path: str, body: dict[str, Any] | None) -> Any:
+    return await _wanted(_sent(client, "POST", path, body))
+
+
+async def _wanted(sending: Awaitable[Any]) -> Any:
+    """The answer to a request that changes something."""
     try:
-        return await _sent(client, path, body)
+        return await sending
     except ServiceError as error:
         if error.status == _CONFLICT:
             return None  # the message already exists under the same id
         raise HostError(f"OpenCode 2 answered {error}", permanent=400 <= error.status < 500) from None
 
 
-async def _sent(client: ServiceClient, path: str, body: dict[str, Any] | None) -> Any:
+async def _sent(client: ServiceClient, method: str, path: str, body: dict[str, Any] | None) -> Any:
     try:
-        return await client.post(path, body)
+        return await client.send(method, path, body)
     except (ServiceGone, UnsafeService) as error:
         raise HostError(f"the service of OpenCode 2 does not answer: {error}") from None
 
@@ -292,10 +353,22 @@ def _quiet_ms(last: dict[str, Any], recorded_ms: int, now: int) -> int:
     return max(now - newest, 0) if newest else 0
 
 
-async def _pending(client: ServiceClient, session: str) -> list[Any]:
-    """The ids of messages that are in no turn yet, such as notes, which wait for a message that wakes the model."""
-    found = mapping(await _get(client, f"{_path(session)}/pending")).get("data")
-    return [each.get("id") for each in map(mapping, _list(found))]
+async def _newest(client: ServiceClient, session: str) -> dict[str, Any] | None:
+    """A session's newest message, empty if it has none; ``None`` if there is no such session."""
+    found = await _get(client, f"{_path(session)}/message?order=desc&limit=1")
+    return None if not found else next(map(mapping, _list(mapping(found).get("data"))), {})
+
+
+def _is_over(message: dict[str, Any] | None) -> bool:
+    """Whether a message is the last answer of a turn."""
+    last = message or {}
+    is_final = last.get("type") == "assistant" and last.get("finish") in ("stop", "length", "error")
+    return is_final and not _is_cut_short(last)
+
+
+def _is_cut_short(message: dict[str, Any]) -> bool:
+    """Whether an answer was interrupted: by a person, or by the end of its service if that could still write it."""
+    return mapping(message.get("error")).get("type") == "aborted"
 
 
 def _path(session: str) -> str:

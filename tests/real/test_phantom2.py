@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sidecar.orchestrator.intents import PROMPT
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
@@ -74,6 +76,47 @@ def test_the_whole_line_with_a_closed_terminal_and_a_killed_service(
     client.prompt(parent, f"CALL:intent_result {json.dumps({'intent': done['id']})}")
     client.wait(parent)
     assert done["result"] in json.dumps(client.log_of(parent)[-12:]), "the tools answer"
+
+
+@pytest.mark.parametrize("how", ["slow", "quick"])
+def test_a_restarted_service_continues_by_itself_and_is_not_prompted_again(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer, how: str
+) -> None:
+    """``quick``: its turn may be over before anybody looks at it."""
+    gate = f"restart-{how}"
+    parent = client.new_session()
+    client.prompt(parent, spawn(f"HOLD:{gate} SAY:forty two"))
+    session = str(one(durable, "running")["session"])
+    model.wait_held(gate)
+    client.wait(parent)
+    client.stop_in()
+    client.start()
+    client.api("GET", f"/api/model?location[directory]={client.project}")
+    if how == "slow":
+        wait_until(lambda: durable.lines("query", "--type", "intent.resumed"), "the return to its work")
+    model.release(gate)
+    done = one(durable, "completed")
+    assert (done["session"], done["result"]) == (session, "forty two")
+    wait_until(lambda: prompts(durable, "started") == prompts(durable, "completed"), "the end of all that is sent")
+    wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == ["observed"], "receipt")
+    client.wait(parent)
+    client.wait(session)
+    messages = client.api("GET", f"/api/session/{session}/message?order=asc&limit=100")["data"]
+    assert [m["text"] for m in messages if m["type"] == "user"] == [f"HOLD:{gate} SAY:forty two"], "no second prompt"
+    assert client.api("GET", f"/api/session/{session}/pending")["data"] == []
+    assert sum(request.has_tools for request in model.of(session)) == 2, "one continuation"
+    assert len(told(client, parent)) == 1, "one wake"
+    ends = [e["payload"]["outcome"] for e in events(durable, "turn.ended") if e["payload"]["session"] == session]
+    assert ends == ["interrupted", "completed"]
+
+
+def events(durable: DurableStream, type_: str) -> list[dict[str, Any]]:
+    return [record["event"] for record in durable.lines("query", "--type", type_)]
+
+
+def prompts(durable: DurableStream, state: str) -> int:
+    """How many prompts for background work are in this state, or were."""
+    return sum(event["payload"]["kind"] == PROMPT for event in events(durable, f"effect.{state}"))
 
 
 def test_a_question_in_the_background_is_answered_from_the_command_line(

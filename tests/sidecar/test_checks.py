@@ -22,7 +22,7 @@ from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import FIRST_LINE, Target, install, shim_path, uninstall
 from sidecar.install.service_files import Service
 from sidecar.install.tui import CONFIG_NAME, TUI_NAME
-from sidecar.orchestrator.lacks import MEANINGS, ONE, TWO
+from sidecar.orchestrator.lacks import MEANINGS, ONE, RELEASED, TWO
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.stores.hints import Hints
@@ -121,13 +121,15 @@ def test_both_opencodes_and_what_is_not_proven(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "lacked"), [("1.18.33", ONE), ("0.9.0", ONE), ("0.0.0-next-16350", TWO), ("2.2.0", TWO), ("3.0.0", TWO)]
+    ("version", "lacked"),
+    [("1.18.33", ONE), ("0.9.0", ONE), ("0.0.0-next-16350", TWO), ("2.2.0", RELEASED), ("3.0.0", RELEASED)],
 )
 def test_what_an_opencode_lacks_is_said_in_one_line(home: Home, version: str, lacked: frozenset[str]) -> None:
     (programs(home) / "opencode").write_text(PROGRAM.format(version))
     found = look(home)["background"]
     assert (found.level, version in found.text) == ("note" if lacked else "ok", True)
     assert {each for each, meaning in MEANINGS.items() if meaning in found.text} == lacked
+    assert ("not tried" in found.text) is (lacked is RELEASED)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,23 @@ def test_work_waits_for_an_opencode_without_counting_that_as_a_death() -> None:
     assert (world.intent("a").state, world.intent("a").resumes) == ("running", 1)
 
 
+def test_work_that_its_opencode_continues_by_itself_is_not_prompted_and_its_time_counts_again() -> None:
+    world = World()
+    world.register("a", wall_ms=600_000)
+    world.settle()
+    world.happens("turn.ended", session="ses_int_a", outcome="interrupted")
+    kind, node, _ = world.effects.pop()
+    world.happens("effect.completed", kind=kind, node=node, result={"absent": True})
+    world.happens("host.ready", sessions=["ses_int_a"])
+    world.effects.clear()
+    result = {"state": "busy", "resumes": 0}
+    assert world.happens("effect.completed", kind=CHECK, node="int_a", result=result) == ["intent.resumed"]
+    assert (world.intent("a").state, world.intent("a").resumes, world.effects) == ("running", 0, [])
+    assert world.happens("effect.completed", kind=CHECK, node="int_a", result=result) == []
+    later(world, 600)
+    assert world.intent("a").code == "timeout"
+
+
 def test_what_is_said_after_the_end_changes_no_result() -> None:
     world = World()
     world.register("a", isolation="worktree")

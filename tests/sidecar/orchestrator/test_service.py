@@ -69,6 +69,9 @@ class Host:
     async def look(self, session: str, **about: Any) -> Look:
         return Look("busy")
 
+    async def goes_on(self, session: str) -> bool:
+        return False
+
     async def toast(self, session: str, title: str, text: str) -> bool:
         return False
 

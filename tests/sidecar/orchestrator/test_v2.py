@@ -1,10 +1,12 @@
-"""How long a busy session of OpenCode 2 has been silent, from its last message. The contract is in ``tests/real``."""
+"""What the last message of a session of OpenCode 2 says about it. The contract is in ``tests/real``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sidecar.orchestrator.v2 import _quiet_ms
+import pytest
+
+from sidecar.orchestrator.v2 import _is_over, _quiet_ms
 
 NOW = 10_000
 
@@ -34,3 +36,20 @@ def test_while_a_tool_runs_or_a_provider_is_to_be_tried_again_it_is_not_silent()
 
 def test_without_any_time_nothing_is_said() -> None:
     assert quiet() == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "is_over"),
+    [
+        ({"type": "assistant", "finish": "stop"}, True),
+        ({"type": "assistant", "finish": "error", "error": {"type": "provider.invalid-request"}}, True),
+        ({"type": "assistant", "finish": "error", "error": {"type": "aborted"}}, False),
+        ({"type": "assistant", "finish": "tool-calls"}, False),
+        ({"type": "assistant"}, False),
+        ({"type": "user"}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_an_answer_that_was_interrupted_ends_no_turn(message: dict[str, Any] | None, is_over: bool) -> None:
+    assert _is_over(message) is is_over

@@ -1,0 +1,37 @@
+"""Requests to which versions of OpenCode 2 give different names, and which name each service answers. Pure.
+
+The first name of each is that of the released versions, read in their source; the second one is measured on preview
+next-16350. A service has one of them, and answers 404 to the other.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Route(NamedTuple):
+    """A method, and a path below a session's. ``{}`` stands for the id of what is asked about."""
+
+    method: str
+    path: str
+
+
+TITLE: Final = (Route("PATCH", ""), Route("POST", "/rename"))
+PENDING: Final = (Route("GET", "/inbox"), Route("GET", "/pending"))
+CANCEL_FORM: Final = (Route("DELETE", "/form/{}"), Route("POST", "/form/{}/cancel"))
+
+
+class Answered:
+    """Which name each process of a service answered, so that the other one is not tried again."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[Route, ...]], Route] = {}
+
+    def of(self, service: str, names: tuple[Route, ...]) -> tuple[Route, ...]:
+        """The names to try, in this order."""
+        known = self._known.get((service, names))
+        return names if known is None else (known,)
+
+    def note(self, service: str, names: tuple[Route, ...], answered: Route) -> None:
+        """Remember that a service answered this one."""
+        self._known[service, names] = answered
