@@ -19,7 +19,7 @@ from sidecar.orchestrator.intents import (
 )
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
 from sidecar.orchestrator.notices import WAKE
-from tests.sidecar.orchestrator.world import World
+from tests.sidecar.orchestrator.world import World, later
 
 
 def test_a_hundred_wait_for_four_places_and_run_in_their_order() -> None:

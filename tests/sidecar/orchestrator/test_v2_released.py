@@ -128,7 +128,7 @@ async def test_what_interrupted_a_session_is_said_by_the_log_before_it_is_prompt
     fake.messages[USER] = [{"id": "msg_1", "type": "assistant", "finish": "error", "error": {"type": "aborted"}}]
     turn = Turn("msg_0", "msg_1", "e", 0, "boot", "build", None)
     host._state.sessions[USER].turn = None if is_told else turn
-    assert (await host.look(USER, directory=PROJECT, most=9)).state == state
+    assert (await host.look(USER, directory=PROJECT)).state == state
 
 
 async def test_without_a_service_the_work_waits_for_one(host: V2Host) -> None:
@@ -137,7 +137,7 @@ async def test_without_a_service_the_work_waits_for_one(host: V2Host) -> None:
     effect = Effect(kind="opencode.prompt", args=args, run="int_1")
     assert await Prompt(away).run(effect, "key") == {"absent": True}
     with pytest.raises(HostAbsent):
-        await away.look("ses_ds2x", directory=PROJECT, most=9)
+        await away.look("ses_ds2x", directory=PROJECT)
 
 
 def test_the_name_that_a_service_answers_is_remembered_for_that_service() -> None:
