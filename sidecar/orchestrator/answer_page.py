@@ -128,7 +128,7 @@ class AnswerPage:
             async with asyncio.timeout(SECONDS):
                 await writer.drain()
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            pass  # the browser went away, or it was not a browser
+            writer.transport.abort()  # the browser went away, or it was not a browser
         finally:
             writer.close()
             with suppress(OSError):

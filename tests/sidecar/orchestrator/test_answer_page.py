@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from bridge.opencode.link.link import RequestError
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.orchestrator import answer_link
+from sidecar.orchestrator import answer_link, answer_page
 from sidecar.orchestrator.answer_link import LIVES_MS, Link
 from sidecar.orchestrator.answer_page import MAX_CONNECTIONS, MAX_FORM, AnswerPage
 from sidecar.orchestrator.checkpoints import Checkpoint
@@ -27,6 +28,7 @@ from tests.sidecar.orchestrator.receiver import Receiver
 from tests.sidecar.orchestrator.support import bench
 from tests.sidecar.orchestrator.test_people import Host, asks
 from tests.sidecar.runtime.kinds import Clock
+from tests.sidecar.runtime.support import until
 
 # apprise imports `imghdr`, which Python 3.11 says will go.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")
@@ -131,6 +133,15 @@ async def running(known: Checkpoint) -> AsyncIterator[Page]:
     async with AsyncExitStack() as stack:
         await made.page.start(stack)
         yield made
+
+
+async def test_whoever_does_not_read_the_page_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_page, "SECONDS", 0.05)
+    async with running(checkpoint(text="long" * 5_000_000)) as page:
+        with socket.create_connection(("127.0.0.1", page.page.port)) as client:
+            client.sendall(f"GET {page.path} HTTP/1.1\r\n\r\n".encode())
+            await until(lambda: len(page.page._serving) == 1)
+            await until(lambda: not page.page._serving)
 
 
 async def test_reading_it_answers_nothing_and_a_button_answers_once() -> None:
