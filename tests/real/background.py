@@ -53,3 +53,14 @@ def window(client: RealOpenCode, *arguments: str, columns: int = COLUMNS) -> Ter
     """OpenCode's terminal in the project."""
     environment = client.environment() | {"PWD": str(client.project)}
     return Terminal([str(client.binary), *arguments], client.project, environment, columns=columns)
+
+
+def only(durable: DurableStream, kind: str) -> dict[str, Any]:
+    """The one thing that waits for a person."""
+    wait_until(lambda: [each["kind"] for each in durable.lines("checkpoints")] == [kind], f"a {kind} that waits")
+    return durable.lines("checkpoints")[0]
+
+
+def of_session(durable: DurableStream, session: str) -> list[dict[str, Any]]:
+    """The records of one session, without its children's."""
+    return [r for r in durable.log(session) if r["event"]["payload"].get("session") == session]

@@ -53,7 +53,8 @@ def mirrored(durable: DurableStream) -> dict[str, Any] | None:
 
 async def connect(durable: DurableStream) -> nats.NATS:
     token = json.loads((durable.home / "nats" / "server.conf").read_text())["authorization"]["token"]
-    return await nats.connect(f"nats://127.0.0.1:{status(durable)['server']['port']}", token=token)
+    found = await asyncio.to_thread(status, durable)  # the command has a loop of its own
+    return await nats.connect(f"nats://127.0.0.1:{found['server']['port']}", token=token)
 
 
 async def read_back(durable: DurableStream, stream: str, subject: str) -> list[Seen]:

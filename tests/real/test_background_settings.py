@@ -1,0 +1,73 @@
+"""Background work with the real client under other settings. Each test has a home of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real.background import intents, one, spawn, with_plugin
+from tests.real.durable import DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+
+pytestmark = pytest.mark.real_opencode
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[DurableStream]:
+    with DurableStream(tmp_path / "home") as stream:
+        yield stream
+
+
+@pytest.fixture
+def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
+    with with_plugin(opencode_binary, model, durable) as opencode:
+        yield opencode
+
+
+def test_a_silent_one_is_stopped(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> None:
+    with with_plugin(opencode_binary, model, durable, "[phantom]\nsilence_minutes = 0.05\n") as client:
+        client.prompt(client.create_session("parent"), spawn("HOLD:never SAY:late", "silent"))
+        wait_until(lambda: [i["code"] for i in intents(durable)] == ["silence"], "the watchdog")
+        model.release("never")
+
+
+def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    (durable.home / "config.toml").write_text('[phantom]\nhost = "shim"\n')
+    durable.stop()
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn("HOLD:lent SAY:forty two"))
+    running = one(durable, "running")
+    model.wait_held("lent")
+    client.restart()
+    assert one(durable, "resuming")["session"] == running["session"]
+    model.release("lent")
+    client.messages(parent)  # loads the plugin
+    done = one(durable, "completed")
+    assert (done["session"], done["resumes"]) == (running["session"], 1)
+    wait_until(lambda: "background-agent" in json.dumps(client.messages(parent)), "the result")
+    assert not (durable.home / "headless.json").exists()
+
+
+@pytest.mark.torture
+def test_a_hundred_run_four_at_a_time(client: RealOpenCode, durable: DurableStream) -> None:
+    client.create_session("parent")  # OpenCode links, and says where its program is
+    for number in range(100):
+        durable.cli("spawn", f"SAY:result {number}", "--isolation", "shared", "--directory", str(client.project))
+    most = 0
+
+    def ended() -> bool:
+        nonlocal most
+        states = [intent["state"] for intent in intents(durable)]
+        most = max(most, sum(state in ("starting", "running", "resuming") for state in states))
+        return states == ["completed"] * 100
+
+    wait_until(ended, "the end of all", 1800)
+    assert most <= 4
+    assert sorted(i["result"] for i in intents(durable)) == sorted(f"result {n}" for n in range(100))
+    assert len({i["session"] for i in intents(durable)}) == 100
