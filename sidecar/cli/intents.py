@@ -92,7 +92,7 @@ def _table(out: Output, listed: list[Intent]) -> None:
     columns = (Column("id"), Column("state"), Column("started"), Column("ran", right=True), Column("cost", right=True))
     rows = []
     for each in listed:
-        ran = (each.ended or now) - each.started if each.started is not None else None
+        ran = each.ran(now) if each.started is not None else None
         rows.append(
             (
                 each.id,

@@ -61,6 +61,6 @@ def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: in
 
 
 def _line(intent: Intent, now_ms: int) -> str:
-    ran = rough_span((intent.ended or now_ms) - intent.started) if intent.started is not None else ""
+    ran = rough_span(intent.ran(now_ms)) if intent.started is not None else ""
     parts = (intent.id, intent.state, ran, money(intent.cost) if intent.cost else "", intent.title, intent.reason)
     return one_line(" · ".join(filter(None, parts)))[:MAX_LINE]

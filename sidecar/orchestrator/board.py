@@ -89,7 +89,7 @@ class Board:
         }
 
     def _row(self, intent: Intent, now_ms: int) -> dict[str, Any]:
-        ran = (intent.ended or now_ms) - intent.started if intent.started is not None else None
+        ran = intent.ran(now_ms) if intent.started is not None else None
         names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes")
         row = {name: getattr(intent, name) for name in names}
         doing = self._last(intent.session) if intent.session and intent.state not in ENDED else ""

@@ -69,7 +69,10 @@ def spend(state: State, event: StreamEvent) -> list[Output]:
 def warnings(state: State, limits: Limits) -> list[Output]:
     """A ``budget.warning`` for each budget that a root has nearly used up, once."""
     found = []
+    at_work = {intent.root for intent in state.unfinished()}
     for root, spent in state.spent.items():
+        if root not in at_work:
+            continue
         for what, used, most in (
             ("sessions", spent.sessions, limits.sessions),
             ("tokens", spent.tokens, limits.tokens),

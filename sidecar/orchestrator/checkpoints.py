@@ -371,7 +371,7 @@ class CheckpointAgent:
         state = after(CHECKPOINT, known.state, type_)
         if state == known.state:
             return
-        known.state, known.why = state, str(given.get("why") or "") if type_ == "checkpoint.unanswered" else ""
+        known.state, known.why = state, str(given.get("why") or "")
         if type_ == "checkpoint.unanswered":
             known.answer, known.by, known.key = [], "", ""
         elif type_ != "checkpoint.withdrawn":

@@ -135,6 +135,8 @@ class Intent:
     """The OpenCode that asked; its environment is the phantom's."""
     prompting: bool = False
     """True while a prompt is on its way to its session, so that an idle session is not taken for an answer."""
+    fell_back: int | None = None
+    """When the next model took over."""
     checked: int | None = None
     """When its session was last checked."""
     isolation: str = "shared"
@@ -343,6 +345,7 @@ class State:
             intent.checked = payload["ts"]
         elif type_ == "intent.fallback":
             intent.models, intent.model, intent.prompting = intent.models[1:], "", True
+            intent.fell_back = payload.get("ts")
         if intent.state in ENDED and intent.ended is None:
             intent.ended = payload["ts"]
             for above in self.line(intent)[1:]:

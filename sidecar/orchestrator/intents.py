@@ -28,6 +28,12 @@ MAX_RESULT: Final = 16 * 1024
 """Maximum length of a result that an intent keeps and sends to its parent, in characters. The phantom's session has the
 whole result."""
 
+MAX_REASON: Final = 500
+"""Maximum length of the error that an intent keeps, in characters. The log has all of it."""
+
+ECHO_MS: Final = 2_000
+"""OpenCode 1 reports the error of a refused prompt twice within this time."""
+
 MAX_RESUMES: Final = 5
 """How many times an intent whose OpenCode died is resumed before it fails."""
 
@@ -67,6 +73,7 @@ class IntentAgent:
             "execution.step",
             "execution.output",
             "agent.input",
+            "agent.error",
             "lifecycle.session.created",
             "lifecycle.session.ended",
             "checkpoint.opened",
@@ -179,6 +186,8 @@ class IntentAgent:
                 return self._child(event)
             case "agent.input":
                 return notices.seen(self.data, event) + self._answered_by(event)
+            case "agent.error":
+                return self._prompt_refused(event)
             case "lifecycle.session.ended":
                 return self._session_ended(event)
             case "checkpoint.opened":
@@ -369,14 +378,32 @@ class IntentAgent:
             return self._end(intent, "intent.completed", event.ts)
         if outcome == "interrupted":
             return self._interrupted(intent, session, event.ts)
-        if outcome == "failed" and len(intent.models) > 1:
-            fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], "ts": event.ts})
+        if outcome == "failed":
+            return self._erred(intent, session, event.payload.get("error"), event.ts)
+        reason, code = ("stopped by a person", "user-abort") if outcome == "aborted" else (str(outcome), "stopped")
+        return self._end(intent, "intent.failed", event.ts, reason=reason, code=code)
+
+    def _prompt_refused(self, event: StreamEvent) -> list[Output]:
+        """OpenCode took a prompt and then refused it, such as for an unknown model or agent: no turn follows.
+
+        It reports the error twice. The second report may come when the next model was asked.
+        """
+        session = str(event.payload.get("session"))
+        intent = self.data.intents.get(self.data.sessions.get(session, ""))
+        if intent is None or intent.state not in WORKING or event.payload.get("turn") or event.payload.get("message"):
+            return []
+        if intent.fell_back is not None and event.ts < intent.fell_back + ECHO_MS:
+            return []
+        return self._erred(intent, session, event.payload.get("reason"), event.ts)
+
+    def _erred(self, intent: Intent, session: str, said: Any, ts: int) -> list[Output]:
+        """The next model takes over after an error; without one the intent has failed."""
+        if len(intent.models) > 1:
+            fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], "ts": ts})
             args = {**self._prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}
             return [fallback, _effect(PROMPT, intent.id, args)]
-        said = event.payload.get("error")
-        reason = {"aborted": "stopped by a person", "failed": f"error: {said}"}.get(str(outcome), str(outcome))
-        code = {"aborted": "user-abort", "failed": "error"}.get(str(outcome), "stopped")
-        return self._end(intent, "intent.failed", event.ts, reason=reason, code=code)
+        reason = f"error: {str(said).partition(chr(10))[0][:MAX_REASON]}"
+        return self._end(intent, "intent.failed", ts, reason=reason, code="error")
 
     def _interrupted(self, intent: Intent, session: str, ts: int, text: str = CONTINUE) -> list[Output]:
         """Prompt the session again, unless a prompt is on its way or its OpenCode died too often."""

@@ -163,7 +163,7 @@ class People:
         if await until(lambda: name in self.signals.data.signals, seconds):
             signal = self.signals.data.signals[name]
             age = max(self._identity.now_ms() - signal.raised, 0) // 1000
-            return f"Signal {name} came {age} s ago. Payload: {signal.payload!r}"[: signals.MAX_PAYLOAD]
+            return f"Signal {name} came {age} s ago. Payload: {signals.as_json(signal.payload)}"[: signals.MAX_PAYLOAD]
         later = f"No signal {name} came yet. Call wait_for again to wait longer"
         if session in self.checkpoints.data.phantoms:
             return f"{later}, and do not end before."
@@ -300,7 +300,9 @@ class People:
 
 
 def _late(known: Checkpoint) -> RequestError:
-    how = {"answered": f"answered by {known.by or 'user'}: {'; '.join(known.answer)}"}.get(known.state, known.state)
+    how = f"{known.state} ({known.why})" if known.why else known.state
+    if known.state == "answered":
+        how = f"answered by {known.by or 'user'}: {'; '.join(known.answer)}"
     return RequestError("already-answered", f"{known.id} is no longer waiting: {how}"[:500])
 
 

@@ -442,8 +442,13 @@ class DurableStream:
         self.people.register(requests)
 
     async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
+        if not await asyncio.to_thread(Path(args.directory).is_dir):
+            raise RequestError("not-found", f"{args.directory}: this directory does not exist")
+        if odd := next((model for model in args.models if "/" not in model), None):
+            raise RequestError("bad-arguments", f"{odd[:60]!a} names no provider; a model is PROVIDER/MODEL")
+        parent = self._session(args.parent) if args.parent is not None else None
         try:
-            intent = await self.register_intent(args)
+            intent = await self.register_intent(args.model_copy(update={"parent": parent}))
             if intent.state == "refused":
                 raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
             return as_row(intent)
@@ -453,8 +458,21 @@ class DurableStream:
     async def _request_intents(self, args: NoArgs) -> dict[str, Any]:
         return self.status()
 
+    def _session(self, given: str) -> str:
+        """The id of a recorded session, which a unique beginning or end of it names, too."""
+        known = self._state.sessions
+        found = (
+            [given] if given in known else [each for each in known if each.startswith(given) or each.endswith(given)]
+        )
+        if len(found) != 1:
+            several = "more than one recorded session matches" if found else "no recorded session matches"
+            raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream streams` lists them")
+        return found[0]
+
     async def _request_cancel(self, args: IntentArgs) -> dict[str, Any]:
         intent = self._find(args.intent)
+        if intent.state in ENDED:
+            raise RequestError("has-ended", f"{intent.id} has ended already: {intent.state}")
         await self._cancel(intent, "cancelled by the user")
         return as_row(self.data.intents[intent.id])
 

@@ -7,6 +7,7 @@ Source: FEATURES D25.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
@@ -114,8 +115,13 @@ def _bound(known: dict[str, Any]) -> None:
         del known[next(iter(known))]
 
 
+def as_json(payload: Any) -> str:
+    """A payload as a model reads it."""
+    return json.dumps(payload, ensure_ascii=False)
+
+
 def _message(name: str, payload: Any, session: str, cause: str) -> Output:
-    text = f'<signal name="{name}">\nPayload: {payload!r}'[:MAX_PAYLOAD] + "\n</signal>"
+    text = f'<signal name="{name}">\nPayload: {as_json(payload)}'[:MAX_PAYLOAD] + "\n</signal>"
     notice = f"ntc_{sha256(f'{cause}:{session}'.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
     about = {"notice": notice, "session": session, "text": text, "intent": None, "wake": True}
     return Output("notify", about, to="intents")

@@ -120,7 +120,8 @@ class Worktrees:
             try:
                 await _git(top, "apply", "--whitespace=nowarn", "-", given=patch)
             except WorktreeError as error:
-                advice = f"the changes conflict with the current files; `git cherry-pick {ref}` merges them"
+                merge = f"commit your own changes, then `git cherry-pick {ref}` merges the two"
+                advice = f"the changes conflict with the current files; {merge}"
                 raise WorktreeError("apply-conflict", f"{advice} ({error})") from None
             return True
         return False

@@ -111,3 +111,23 @@ def test_the_model_looks_cancels_and_reaches_a_child_of_the_task_tool(
     children = [r["event"]["payload"] for r in durable.lines("query", "--type", "lifecycle.session.created")]
     (child,) = (each["session"] for each in children if each.get("parent") == intent["session"])
     wait_until(lambda: outcomes(durable, child) == ["aborted"], "the end of its child's turn")
+
+
+def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCode, durable: DurableStream) -> None:
+    parent = client.create_session("asks for the impossible")
+    client.prompt(parent, "SAY:hello")
+    here = ("--directory", str(client.project))
+    for code, words in (
+        ("not-found", ["--directory", "/nowhere/at/all"]),
+        ("not-found", [*here, "--parent", "ses_zz"]),
+        ("bad-arguments", [*here, "--model", "mock"]),
+    ):
+        assert durable._run("spawn", "SAY:never", *words).stderr.rstrip().endswith(f"[{code}]")
+    durable.cli("spawn", "SAY:never", *here, "--parent", parent[-9:], "--model", "foo/bar", "--isolation", "shared")
+    ended(durable, parent, "error")
+    (intent,) = intents(durable, parent)
+    assert intent["reason"].startswith("error: Model not found: foo/bar")
+    wait_until(lambda: "Model not found" in json.dumps(client.messages(parent)), "the reason in the parent's history")
+    assert "[has-ended]" in durable._run("intents", intent["id"], "--cancel").stderr
+    durable.cli("spawn", "SAY:second", *here, "--parent", parent, "--model", "foo/bar", "--model", "mock/mock-1")
+    wait_until(lambda: intents(durable, parent)[-1]["state"] == "completed", "the other model's answer")

@@ -50,7 +50,8 @@ def intent(name: str, *more: tuple[str, dict[str, Any]], title: str = "", **give
     about = {"prompt": "p", "title": title or f"the title of {name}", "parent": None, "directory": "/p", "ts": NOW}
     about |= given
     about["models"] = ["anthropic/claude-x"] if name == "int_costly" else []
-    later = [("intent.starting", {}), *more] if more else []
+    prompted = [("intent.prompted", {"ts": given["ts"]}) for type_, given in more if type_ == "intent.started"]
+    later = [("intent.starting", {}), *more[:1], *prompted, *more[1:]] if more else []
     return [
         IDENTITY.stamp(
             {

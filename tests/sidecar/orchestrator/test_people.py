@@ -139,7 +139,7 @@ async def test_a_signal_that_comes_after_the_wait_is_a_message_for_each_session_
             await made.signal(SignalArgs(name="go", payload="now"))
         sent = [r.event for r in await records(run.store, agent_stream("signals")) if r.event.type == "notify"]
         assert [event.payload["session"] for event in sent] == ["ses_1", "ses_2"]
-        assert "'now'" in sent[0].payload["text"] and sent[0].payload["wake"]
+        assert '"now"' in sent[0].payload["text"] and sent[0].payload["wake"]
 
 
 @pytest.mark.parametrize(("shows", "said"), [(True, "shows it"), (False, "Nobody could be told")])

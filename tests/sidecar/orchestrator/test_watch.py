@@ -81,6 +81,22 @@ def test_the_time_of_work_that_waits_for_an_opencode_stands_still() -> None:
     assert world.intent("a").state == "resuming"
 
 
+def test_a_prompt_that_opencode_refuses_fails_or_goes_to_the_next_model() -> None:
+    world = World()
+    world.register("a", models=["foo/bar"])
+    world.register("b", models=["foo/bar", "mock/one"])
+    world.settle()
+    for name in "ab":
+        for reason in ("Model not found: foo/bar.", "UnknownError: Model not found\n    at <anonymous>"):
+            world.happens("agent.error", session=f"ses_int_{name}", name="UnknownError", reason=reason)
+    world.settle()
+    a, b = world.intent("a"), world.intent("b")
+    assert (a.state, a.code, a.reason) == ("failed", "error", "error: Model not found: foo/bar.")
+    assert (b.state, b.models) == ("running", ["mock/one"])
+    world.happens("agent.error", session="ses_int_b", turn="msg_1", reason="the turn says how it ended")
+    assert world.intent("b").state == "running"
+
+
 def test_an_endless_loop_is_stopped() -> None:
     world = World(steps=3)
     world.register("a")
