@@ -36,12 +36,12 @@ def refusal(state: State, limits: Limits, intent: Intent) -> dict[str, str] | No
         reason = f"{limits.depth} background agents have started one another already"
         return {"code": "recursion_depth_exceeded", "reason": reason}
     if limits.children and siblings >= limits.children:
-        return {"code": "budget-children", "reason": f"{siblings} of its session are unfinished, the most allowed"}
+        return {"code": "budget-children", "reason": f"its session has {siblings} unfinished agents, as many as it may"}
     if limits.sessions and spent.sessions >= limits.sessions:
-        reason = f"its session has started {spent.sessions}, the most allowed"
+        reason = f"its session has started {spent.sessions} agents, as many as it may"
         return {"code": "budget-sessions", "reason": reason}
     over = _spent_all(limits, spent)
-    return {"code": "budget", "reason": over} if over else None
+    return {"code": "budget", "reason": over.removeprefix("budget: ")} if over else None
 
 
 def has_room(state: State, limits: Limits, intent: Intent) -> bool:

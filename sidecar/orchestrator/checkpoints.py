@@ -396,9 +396,12 @@ def asked(given: dict[str, Any]) -> dict[str, Any]:
     metadata = given.get("metadata") if isinstance(given.get("metadata"), dict) else {}
     assert isinstance(metadata, dict)
     if questions:
-        kind, text = "question", "\n".join(str(each.get("question", "")) for each in questions)
-        first = _list(questions[0].get("options"))
-        options = [str(each.get("label")) for each in first if isinstance(each, dict)] if len(questions) == 1 else []
+        labels = [_labels(each) for each in questions]
+        # The options of several questions cannot share one list, so that each question names its own.
+        lines = [str(each.get("question", "")) for each in questions]
+        if len(questions) > 1:
+            lines = [f"{line} ({', '.join(own)})" if own else line for line, own in zip(lines, labels, strict=True)]
+        kind, text, options = "question", "\n".join(lines), labels[0] if len(questions) == 1 else []
     else:
         what = metadata.get("command") or " ; ".join(map(str, _list(given.get("patterns"))))
         kind, text = str(given.get("kind") or "permission"), f"{given.get('permission', '')} {what}".strip()
@@ -411,6 +414,10 @@ def asked(given: dict[str, Any]) -> dict[str, Any]:
         "options": options,
         "questions": max(len(questions), 1),
     }
+
+
+def _labels(question: dict[str, Any]) -> list[str]:
+    return [str(each.get("label")) for each in _list(question.get("options")) if isinstance(each, dict)]
 
 
 def answer_of(given: dict[str, Any]) -> list[str]:
