@@ -85,7 +85,7 @@ def check_config(scene: Scene) -> list[Check]:
     """Whether the configuration can be read."""
     path = scene.home.config_path
     if scene.config is None:
-        return [Check("config", "problem", scene.config_fault, f"correct it, or delete {path} to use the defaults")]
+        return [Check("config", "problem", scene.config_fault, scene.config_advice)]
     if unknown := sorted(scene.config.nats.pull.model_extra or ()):
         text = f"{path}: [nats.pull] has keys that are unknown here and have no effect: {', '.join(unknown)}"
         return [Check("config", "note", text, "check their spelling; docs/operations.md lists the keys")]
