@@ -63,6 +63,8 @@ class Survey(NamedTuple):
     backend: str | None = None
     pruned: int = 0
     """The number of records up to ``head`` that were removed."""
+    failing: Mapping[str, str] = {}
+    """The channels to a person that did not take the newest message, each with the error."""
 
 
 class Plugin(NamedTuple):
