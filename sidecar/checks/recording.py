@@ -104,7 +104,7 @@ def check_start(scene: Scene) -> list[Check]:
     reason, _, hint = failed.reason.partition("; ")
     text = f"the last start of the sidecar failed ({failed.when}), so nothing is recorded: {reason}"
     mended = "after that, run `durable-stream serve` to see whether it starts"
-    return [Check("start", "problem", text, f"{hint}; {mended}" if hint else mended)]
+    return [Check("start", "problem", text, f"{hint or 'correct this'}; {mended}")]
 
 
 def check_links(scene: Scene) -> list[Check]:

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.checks.check import scene_of
+from sidecar.checks.recording import check_start
 from sidecar.config import MIB, ConfigError, load_config
+from sidecar.home import Home
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +155,14 @@ def test_the_advice_names_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monk
     assert advice(right) == "correct or unset the variable"
     path.write_text("[")
     assert advice(path) == in_the_file
+
+
+def test_a_start_that_failed_shows_the_whole_fault(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    fault = f"{home.config_path}: unknown key link.prot (did you mean link.port?)"
+    home.log_path.write_text(f"2026-11-22 01:53:48,183 ERROR sidecar: could not serve: {fault}\n")
+    (check,) = check_start(scene_of(home, ("durable-stream",), tmp_path, {"HOME": str(tmp_path), "PATH": ""}))
+    assert check.text.endswith(f": {fault}") and check.hint.startswith("correct this; after that, run")
 
 
 def advice(path: Path) -> str:
