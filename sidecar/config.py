@@ -10,7 +10,6 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from sidecar.config_faults import CORRECT_VARIABLE, correct_file, explain
 from sidecar.gardener_config import GardenerConfig
 from sidecar.notify_config import NotifyConfig
 from streams.log.directory import Backend
@@ -31,9 +31,16 @@ MIB = 1024 * 1024
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. The text names the file or variable, the key and the reason."""
+    """The configuration cannot be used. The text names the file or variable, the key and the reason.
+
+    ``advice`` says what to do about it.
+    """
 
     code: ClassVar[str] = "bad-config"
+
+    def __init__(self, text: str, advice: str = "") -> None:
+        super().__init__(text)
+        self.advice = advice
 
 
 class _Section(BaseModel):
@@ -213,7 +220,7 @@ class NatsConfig(_Section):
     tls_handshake_first: bool = False
     """External: start TLS before the server's first message; the server must also be configured for this."""
 
-    inbox_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")] = "_INBOX"
+    inbox_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", examples=["_INBOX"])] = "_INBOX"
     """Prefix of the reply subjects, for accounts that allow only one prefix."""
 
     connect_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
@@ -391,15 +398,16 @@ def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
         found = Sources(**flags)  # type: ignore[arg-type]
         return Config(**{name: getattr(found, name) for name in Config.model_fields})
     except ValidationError as error:
-        problems = [_explain(problem, path, flags) for problem in error.errors(include_url=False)]
-        raise ConfigError("; ".join(problems)) from None
+        faults = [explain(each, Config, path, flags) for each in error.errors(include_url=False)]
+        advice = "; ".join(dict.fromkeys(fault.advice for fault in faults if fault.advice))
+        raise ConfigError(" and ".join(fault.text for fault in faults), advice) from None
     except ValueError as error:  # pydantic-settings: a variable whose text is not JSON
         field = re.search(r'field "(\w+)"', str(error))
         section = f"DURABLE_STREAM_{field[1]}".upper() if field else "DURABLE_STREAM_"
         variables = ", ".join(sorted(name for name in os.environ if name.upper().startswith(section)))
         raise ConfigError(
-            f"environment {variables}: write a section, a list or a table as JSON, "
-            """such as '["pin"]'; correct it or unset it"""
+            f"""environment {variables}: write a section, a list or a table as JSON, such as '["pin"]'""",
+            CORRECT_VARIABLE,
         ) from None
 
 
@@ -409,83 +417,9 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        fault = f"cannot be read ({error.strerror})"
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text") from None
+        fault = "not UTF-8 text"
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from None  # "… (at line 3, column 7)"
-
-
-def _explain(problem: Mapping[str, Any], path: Path | None, flags: Mapping[str, Any]) -> str:
-    where = [str(part) for part in problem["loc"]]
-    key = ".".join(where)
-    section = f"DURABLE_STREAM_{where[0].upper()}"
-    variable = "__".join([section, *(part.upper() for part in where[1:2])])
-    names = {name.upper() for name in os.environ}
-    if _holds(flags, where):
-        source = "command line"
-    elif section in names:
-        source = f"environment {section}"
-    elif any(name == variable or name.startswith(f"{variable}__") for name in names):
-        source = f"environment {variable}"
-    else:
-        source = str(path)
-    if problem["type"] == "extra_forbidden":
-        return f"{source}: unknown key {key}{_near(where)}"
-    return f"{source}: {key}: {_reason(problem)}"
-
-
-def _near(where: list[str]) -> str:
-    """A suggestion for an unknown key: the closest key, or all keys of its section."""
-    section: Any = Config
-    for name in where[:-1]:
-        section = section.model_fields[name].annotation
-    assert isinstance(section, type) and issubclass(section, BaseModel)
-    known = sorted(section.model_fields)
-    near = get_close_matches(where[-1], known, n=1)
-    return f"; did you mean {'.'.join([*where[:-1], near[0]])}?" if near else f"; there are {', '.join(known)}"
-
-
-_EXPECTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite_number": "a number",
-    "bool": "true or false",
-    "string": "a string",
-    "path": "a path as a string",
-    "tuple": 'a list, such as ["a", "b"]',
-    "dict": 'a table, such as { name = "value" }',
-    "model": "a section of keys and values",
-}
-"""The expected kind of value, by the first word of pydantic's error type."""
-
-
-def _reason(problem: Mapping[str, Any]) -> str:
-    """Why a value is invalid, without pydantic's wording."""
-    kind, given, context = problem["type"], problem["input"], problem.get("ctx") or {}
-    limits = [
-        f"{words} {context[name]:.12g}"
-        for name, words in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
-        if name in context
-    ]
-    if limits:
-        return f"must be {' and '.join(limits)}, not {given}"
-    if kind == "value_error":
-        return str(problem["msg"]).removeprefix("Value error, ")
-    # showing a whole list or table would only repeat the file
-    shown = f", not {given!r}" if isinstance(given, str | int | float) else ""
-    for beginning, expected in _EXPECTED.items():
-        if kind.startswith(beginning):
-            return f"must be {expected}{shown}"
-    return str(problem["msg"])
-
-
-def _holds(tree: Any, keys: list[str]) -> bool:
-    """Whether ``tree`` has the path ``keys``; for an item of a list, whether it has the list."""
-    for key in keys:
-        if isinstance(tree, list):
-            return True
-        if not isinstance(tree, Mapping) or key not in tree:
-            return False
-        tree = tree[key]
-    return True
+        fault = str(error)  # "… (at line 3, column 7)"
+    raise ConfigError(f"{path}: {fault}", correct_file(path))

@@ -22,7 +22,9 @@ class NotifyConfig(BaseModel):
     """A program of yours that takes a message, used together with ``urls``: it reads the text from its standard input,
     and the title from the variable ``TITLE``. It must end with code 0 within 20 seconds."""
 
-    quiet_hours: Annotated[str, Field(pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$")] = ""
+    quiet_hours: Annotated[
+        str, Field(pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$", examples=["22:00-07:00"])
+    ] = ""
     """Quiet hours in local time, such as ``22:00-07:00``, when neither the desktop nor ``urls`` are used. Messages from
     that time are sent afterwards."""
 
@@ -38,8 +40,11 @@ class NotifyConfig(BaseModel):
     answer_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the page on which a link in a message answers a checkpoint; 0: no page and no links."""
 
-    answer_host: Annotated[str, Field(pattern=r"^[0-9A-Fa-f.:]{2,45}$")] = "127.0.0.1"
+    answer_host: Annotated[str, Field(pattern=r"^[0-9A-Fa-f.:]{2,45}$", examples=["127.0.0.1"])] = "127.0.0.1"
     """The address of this machine on which the page listens. Its HTTP is not encrypted."""
 
-    answer_url: Annotated[str, Field(pattern=r"^(https?://[^\s?#]+)?$", max_length=500)] = ""
+    answer_url: Annotated[
+        str,
+        Field(pattern=r"^(https?://[^\s?#]+)?$", max_length=500, examples=["https://answers.example.org"]),
+    ] = ""
     """Where your phone reaches the page, such as the address of a tunnel; empty: at the address and port above."""

@@ -127,6 +127,7 @@ BOTTOM = frozenset(
         "__init__",
         "components",
         "config",
+        "config_faults",
         "extras",
         "gardener_config",
         "home",

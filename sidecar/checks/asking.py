@@ -13,6 +13,12 @@ from sidecar.version import VERSION
 
 ANSWER_SECONDS = 5.0
 
+CONFIG_CHANGED = (
+    "config.toml changed after the sidecar started",
+    "run `durable-stream stop`; OpenCode starts it again with the new settings",
+)
+"""The note and the hint for a sidecar whose status says ``config_changed``."""
+
 
 class SidecarSilent(Exception):
     """The running sidecar did not answer; the text says why."""

@@ -63,6 +63,8 @@ class Survey(NamedTuple):
     backend: str | None = None
     pruned: int = 0
     """The number of records up to ``head`` that were removed."""
+    failing: Mapping[str, str] = {}
+    """The channels to a person that did not take the newest message, each with the error."""
 
 
 class Plugin(NamedTuple):
@@ -75,7 +77,8 @@ class Plugin(NamedTuple):
 class Scene(NamedTuple):
     """The input of every check, gathered once.
 
-    ``command`` starts this program. ``config`` is ``None`` if it cannot be read; ``config_fault`` then says why.
+    ``command`` starts this program. ``config`` is ``None`` if it cannot be read; ``config_fault`` then says why, and
+    ``config_advice`` what to do.
     A quick scene does not load a configuration that only has defaults.
     ``answer`` is the running sidecar's status; ``silence`` says why it did not answer.
     """
@@ -88,6 +91,7 @@ class Scene(NamedTuple):
     plugins: tuple[Plugin, ...]
     config: Config | None = None
     config_fault: str = ""
+    config_advice: str = ""
     answer: Mapping[str, Any] | None = None
     silence: str = ""
     survey: Survey = Survey()
@@ -123,8 +127,8 @@ def scene_of(
         if names is not None:
             found.append(Plugin(target, names))
     needless = quick and (has_defaults(home, environ) or (served and not names_exclusions(home)))
-    config, fault = (None, "") if needless else _config(home)
-    return Scene(home, command, cwd, environ, places, tuple(found), config, fault)
+    scene = Scene(home, command, cwd, environ, places, tuple(found))
+    return scene if needless else _with_config(scene)
 
 
 def has_defaults(home: Home, environ: Mapping[str, str] = os.environ) -> bool:
@@ -142,13 +146,13 @@ def names_exclusions(home: Home) -> bool:
         return True
 
 
-def _config(home: Home) -> tuple[Config | None, str]:
+def _with_config(scene: Scene) -> Scene:
     from sidecar.config import ConfigError, load_config
 
     try:
-        return load_config(home.config_path), ""
+        return scene._replace(config=load_config(scene.home.config_path))
     except ConfigError as error:
-        return None, str(error)
+        return scene._replace(config_fault=str(error), config_advice=error.advice)
 
 
 def again(target: Target) -> str:

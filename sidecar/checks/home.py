@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from sidecar.checks.asking import spool_size
+from sidecar.checks.asking import CONFIG_CHANGED, spool_size
 from sidecar.checks.check import Check, Fix, Scene, counted
 from sidecar.home import Home, HomeError
 from streams.log.directory import LOCK
@@ -82,10 +82,12 @@ def check_token(scene: Scene) -> list[Check]:
 
 
 def check_config(scene: Scene) -> list[Check]:
-    """Whether the configuration can be read."""
+    """Whether the configuration can be read, and is the one that the running sidecar uses."""
     path = scene.home.config_path
     if scene.config is None:
-        return [Check("config", "problem", scene.config_fault, f"correct it, or delete {path} to use the defaults")]
+        return [Check("config", "problem", scene.config_fault, scene.config_advice)]
+    if (scene.answer or {}).get("config_changed"):
+        return [Check("config", "note", *CONFIG_CHANGED)]
     if unknown := sorted(scene.config.nats.pull.model_extra or ()):
         text = f"{path}: [nats.pull] has keys that are unknown here and have no effect: {', '.join(unknown)}"
         return [Check("config", "note", text, "check their spelling; docs/operations.md lists the keys")]

@@ -24,7 +24,10 @@ _LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode 
 
 
 async def survey(home: Home) -> Survey:
-    """Read what the checks need from the log: the newest records in full, the gaps, and the sessions' directories."""
+    """Read what the checks need from the log: the newest records in full, the gaps, the sessions' directories, and the
+    failing channels."""
+    from sidecar.orchestrator.reading import read_failing
+
     newest, last_ts = 0, None
     directories: dict[str, None] = {}
     try:
@@ -40,6 +43,7 @@ async def survey(home: Home) -> Survey:
             if isinstance(directory, str) and directory:
                 directories.pop(directory, None)
                 directories[directory] = None
+        failing = await read_failing(reader)
         fault, torn = await _quick_findings(home)
     except CorruptLog as error:
         return Survey(fault=str(error), hint=_with_kept(home, EVERY_FAULT))
@@ -50,7 +54,7 @@ async def survey(home: Home) -> Survey:
     manifest = located(home.store_path)
     backend = manifest.backend if manifest is not None else None
     hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)
-    return Survey(head, newest, last_ts, gaps, tuple(directories), fault, hint, torn, backend, pruned)
+    return Survey(head, newest, last_ts, gaps, tuple(directories), fault, hint, torn, backend, pruned, failing)
 
 
 def _with_kept(home: Home, hint: str) -> str:
@@ -100,7 +104,7 @@ def check_start(scene: Scene) -> list[Check]:
     reason, _, hint = failed.reason.partition("; ")
     text = f"the last start of the sidecar failed ({failed.when}), so nothing is recorded: {reason}"
     mended = "after that, run `durable-stream serve` to see whether it starts"
-    return [Check("start", "problem", text, f"{hint}; {mended}" if hint else mended)]
+    return [Check("start", "problem", text, f"{hint or 'correct this'}; {mended}")]
 
 
 def check_links(scene: Scene) -> list[Check]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from sidecar.checks import agents, nats, opencode, recording, terminal, unlinked
+from sidecar.checks import agents, channels, nats, opencode, recording, terminal, unlinked
 from sidecar.checks import home as at_home
 from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
 from sidecar.checks.check import Check, Scene, scene_of
@@ -48,6 +48,7 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     at_home.check_spool,
     recording.check_links,
     opencode.check_startup,
+    channels.check_channels,
 )
 """Checks that need the log, which takes a while to read if it is long, and the checks that follow them."""
 

@@ -78,7 +78,6 @@ async def notify(
     for each in found["channels"]:
         if not json:
             out.text(f"{each['channel']}: {'works' if each['ok'] else each['error']}")
-    if not found["channels"]:
-        note("No channel is configured: set urls or desktop in [notify] of config.toml.")
-        return 1
-    return 0 if all(each["ok"] for each in found["channels"]) else 1
+    if not found["channels"] and not changed:
+        note("No channel is configured: set urls, command or desktop in [notify] of config.toml.")
+    return 0 if found["channels"] and all(each["ok"] for each in found["channels"]) else 1

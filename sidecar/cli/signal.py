@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +24,14 @@ async def signal(
 
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
+    from sidecar.orchestrator.signals import SIGNAL
 
+    if re.fullmatch(SIGNAL, name) is None:
+        raise Failure(
+            "bad-arguments",
+            f"{name!r} is not the name of a signal; use letters, digits, `.`, `_` and `-`, begin with a letter or a "
+            "digit, and write at most 100 characters",
+        )
     given: Any = None
     if payload is not None:
         try:

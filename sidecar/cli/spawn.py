@@ -29,7 +29,12 @@ async def spawn(
     tokens: Annotated[int, typer.Option("--tokens", min=0, help="Stop the work after this many tokens.")] = 0,
     cost: Annotated[float, typer.Option("--cost", min=0, help="Stop the work after this many dollars.")] = 0.0,
     isolation: Annotated[
-        str | None, typer.Option("--isolation", metavar="WHERE", help="worktree: edit a copy; shared: edit your files.")
+        str | None,
+        typer.Option(
+            "--isolation",
+            metavar="WHERE",
+            help="worktree: edit a copy; shared: edit your files; auto: a copy in a git repository.",
+        ),
     ] = None,
     key: Annotated[
         str | None, typer.Option("--key", help="Idempotency key: work with the same key starts only once.")

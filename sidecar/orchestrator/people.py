@@ -53,7 +53,7 @@ class AnswerArgs(Args):
 class SignalArgs(Args):
     """See ``People.signal``."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="the signal's name")
+    name: str = Field(pattern=signals.SIGNAL, description="the signal's name")
     payload: Any = Field(default=None, description="the payload for those waiting for the signal")
     key: str | None = Field(
         default=None, max_length=300, description="idempotency key: the same key raises the signal once"

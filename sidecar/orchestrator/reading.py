@@ -66,6 +66,16 @@ async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
     return sorted(rows.values(), key=lambda row: row["queued"])
 
 
+async def read_failing(reader: StreamReader) -> dict[str, str]:
+    """The channels that did not take the newest message sent on them, each with the error."""
+    newest: dict[str, str | None] = {}
+    async for event in _outputs(reader, alerts.NAME):
+        if event.type in ("alert.sent_to", "alert.failed_to"):
+            error = event.payload.get("error") or "it gave no reason"
+            newest[event.payload["channel"]] = error if event.type == "alert.failed_to" else None
+    return {channel: error for channel, error in newest.items() if error is not None}
+
+
 def _wake(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
     given = event.payload
     if event.type == "notice.queued":

@@ -18,6 +18,9 @@ from sidecar.runtime.agent import READY, HealthStatus, Output
 from streams.event import StreamEvent
 
 NAME: Final = "signals"
+SIGNAL: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+"""The names that a signal may have."""
+
 KEPT: Final = 500
 """How many signals are remembered, the latest of each name; the log has them all."""
 

@@ -321,7 +321,10 @@ def empty_text(reader: LogReader) -> str:
     """Why there is nothing to show: which home is empty, and what to do about it."""
     home = reader.store.parent
     if not home.is_dir():
-        return f"the home {home} does not exist; check --home and DURABLE_STREAM_HOME, or run `durable-stream install`"
+        return (
+            f"the home {home} does not exist yet; OpenCode creates it at its next start after "
+            "`durable-stream install`. If it should exist, check --home and DURABLE_STREAM_HOME"
+        )
     return f"nothing was recorded in {home} yet; check --home, or run `durable-stream doctor` to see why"
 
 

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.checks.check import scene_of
+from sidecar.checks.recording import check_start
 from sidecar.config import MIB, ConfigError, load_config
+from sidecar.home import Home
 
 
 @pytest.fixture(autouse=True)
@@ -96,18 +99,28 @@ def test_a_mistake_names_the_file_and_the_place(tmp_path: Path, text: str, said:
         ("[link]\nport = [1]", "link.port: must be a whole number"),
         ("[link]\nidle_exit_seconds = 0", "link.idle_exit_seconds: must be above 0, not 0"),
         ('[link]\nhold_seconds = "x"', "link.hold_seconds: must be a number, not 'x'"),
-        ("[link]\nprot = 1", "unknown key link.prot; did you mean link.port?"),
+        ("[link]\nprot = 1", "unknown key link.prot (did you mean link.port?)"),
         (
             "[store]\nzzz = 1",
-            "unknown key store.zzz; there are backend, max_age_days, max_bytes, migrate_at_bytes, segment_bytes",
+            "unknown key store.zzz (there are backend, max_age_days, max_bytes, migrate_at_bytes, segment_bytes)",
         ),
-        ("lnk = 1", "unknown key lnk; did you mean link?"),
+        ("lnk = 1", "unknown key lnk (did you mean link?)"),
         ("link = 1", "link: must be a section of keys and values, not 1"),
         ('[redact]\nenabled = "perhaps"', "redact.enabled: must be true or false, not 'perhaps'"),
         ('[redact]\npatterns = ["a"]', 'redact.patterns: must be a table, such as { name = "value" }'),
         ("[redact]\nkeys = [1]", "redact.keys.0: must be a string, not 1"),
         ('[capture]\nexclude = "x"', 'capture.exclude: must be a list, such as ["a", "b"], not \'x\''),
         ("[capture]\nexclude = [1]", "capture.exclude.0: must be a path as a string, not 1"),
+        (
+            '[notify]\nquiet_hours = "25:00-07:00"',
+            "notify.quiet_hours: must look like 22:00-07:00, not '25:00-07:00'",
+        ),
+        ("[notify]\nquiet_hours = 22", "notify.quiet_hours: must be a string, not 22"),
+        ('[notify]\nanswer_host = "h"', "notify.answer_host: must look like 127.0.0.1, not 'h'"),
+        ('[notify]\nanswer_url = "h:1"', "notify.answer_url: must look like https://answers.example.org, not 'h:1'"),
+        ('[nats]\ninbox_prefix = "a.>"', "nats.inbox_prefix: must look like _INBOX, not 'a.>'"),
+        ('[redact]\nliterals = {a = "abc"}', "redact.literals.a: must have at least 4 characters"),
+        ('[phantom]\nhost = "x"', "phantom.host: must be 'headless' or 'shim', not 'x'"),
     ],
 )
 def test_a_mistake_is_told_in_plain_words(tmp_path: Path, text: str, said: str) -> None:
@@ -128,6 +141,34 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         load_config(written(tmp_path, "[link]\na = 1\nb = 2\n"))
     assert "link.a" in str(told.value)
     assert "link.b" in str(told.value)
+    assert "; " not in str(told.value), "what follows a semicolon is shown as a hint"
+
+
+def test_the_advice_names_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, right = written(tmp_path, "[link]\nport = -1\n"), tmp_path / "none.toml"
+    in_the_file = f"correct it, or delete {path} to use the defaults"
+    assert advice(path) == in_the_file
+    monkeypatch.setenv("DURABLE_STREAM_LINK__WINDOW", "0")
+    assert advice(path) == f"{in_the_file}; correct or unset the variable"
+    assert advice(right) == "correct or unset the variable"
+    monkeypatch.setenv("DURABLE_STREAM_REDACT__KEYS", "pin")
+    assert advice(right) == "correct or unset the variable"
+    path.write_text("[")
+    assert advice(path) == in_the_file
+
+
+def test_a_start_that_failed_shows_the_whole_fault(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    fault = f"{home.config_path}: unknown key link.prot (did you mean link.port?)"
+    home.log_path.write_text(f"2026-11-22 01:53:48,183 ERROR sidecar: could not serve: {fault}\n")
+    (check,) = check_start(scene_of(home, ("durable-stream",), tmp_path, {"HOME": str(tmp_path), "PATH": ""}))
+    assert check.text.endswith(f": {fault}") and check.hint.startswith("correct this; after that, run")
+
+
+def advice(path: Path) -> str:
+    with pytest.raises(ConfigError) as told:
+        load_config(path)
+    return told.value.advice
 
 
 def test_a_mistake_in_the_environment_or_a_flag_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from sidecar.checks import (
     torn_files,
 )
 from sidecar.checks.agents import agent_notes, letters_note
+from sidecar.checks.asking import CONFIG_CHANGED
 from sidecar.checks.check import has_defaults
 from sidecar.checks.nats import reserved_keys
 from sidecar.cli.shared import moving
@@ -64,10 +65,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found is not None and (refused := refused_plugin(found)) is not None:
         problems.append("; ".join(refused))
     if found is not None and found.get("config_changed"):
-        notes.append(
-            "config.toml changed after the sidecar started: run `durable-stream stop`; OpenCode starts it again with "
-            "the new settings"
-        )
+        notes.append(": ".join(CONFIG_CHANGED))
     if found is not None and (closed := found.get("door", {}).get("unproved_closed")):
         notes.append(f"{counted(closed, 'connection')} closed to make room: too many did not authenticate")
     if found is not None and found.get("nats") and found["nats"]["problem"]:

@@ -37,7 +37,18 @@ def test_all_is_well_if_every_channel_works(tmp_path: Path) -> None:
 
 
 def test_without_a_channel_nothing_is_proved(tmp_path: Path) -> None:
-    assert run_and_stop(tmp_path / "home", "notify", "test").code == 1
+    home = tmp_path / "home"
+    done = run(home, "notify", "test")
+    assert (done.code, done.err) == (
+        1,
+        "No channel is configured: set urls, command or desktop in [notify] of config.toml.\n",
+    )
+    (home / "config.toml").write_text("[notify]\ndesktop = true\n")
+    (config,) = (each for each in run(home, "doctor", "--json").objects() if each["name"] == "config")
+    assert (config["level"], "durable-stream stop" in config["hint"]) == ("note", True)
+    done = run_and_stop(home, "notify", "test")
+    assert (done.code, done.err.count("\n")) == (1, 1), "a channel that is configured is not missing"
+    assert done.err.startswith("config.toml changed")
 
 
 def test_a_signal_is_counted_and_the_same_key_counts_once(tmp_path: Path) -> None:
@@ -45,6 +56,22 @@ def test_a_signal_is_counted_and_the_same_key_counts_once(tmp_path: Path) -> Non
     for arguments, count in (((), 1), (("--key", "k"), 2), (("--key", "k"), 2)):
         assert run(home, "signal", "deployed", "7", *arguments, "--json").objects()[0]["count"] == count
     assert run_and_stop(home, "signal", "deployed", "{7").err.endswith("[bad-json]\n")
+
+
+@pytest.mark.parametrize("name", ["a b", "", "-", ".a", "a" * 101, "ä"])
+def test_the_names_that_a_signal_may_have_are_told(tmp_path: Path, name: str) -> None:
+    done = run(tmp_path / "home", "signal", "--", name)
+    assert (done.code, done.err[-16:]) == (1, "[bad-arguments]\n")
+    assert f"{name!r} is not the name of a signal; use letters, digits" in done.err
+    assert not (tmp_path / "home").exists()
+
+
+def test_where_background_work_can_edit_is_told(tmp_path: Path) -> None:
+    done = run_and_stop(tmp_path / "home", "spawn", "x", "--isolation", "foo")
+    assert done.err.endswith("[bad-arguments]\n")
+    shown = run(tmp_path / "home", "spawn", "--help", COLUMNS="200").out
+    for place in ("auto", "worktree", "shared"):
+        assert place in done.err and f"{place}: " in shown
 
 
 @pytest.mark.parametrize("arguments", [("chk_1", "--answer", "once"), ("--answer", "once"), ("chk_1",)])

@@ -409,6 +409,10 @@ class TestBadLogs:
                 assert done.out == "" and done.err.count("\n") == 1 and "durable-stream install" in done.err
         assert not empty.exists()
 
+    def test_after_install_the_home_is_said_to_come(self, empty: Path) -> None:
+        told = run(empty, "intents").err
+        assert f"the home {empty} does not exist yet; OpenCode creates it at its next start" in told
+
     def test_asking_an_empty_log_for_a_stream_says_how_to_begin(self, empty: Path) -> None:
         done = run(empty, "log", "ses_1")
         assert done.code == 1 and "durable-stream install" in done.err

@@ -81,7 +81,7 @@ def test_off_by_default() -> None:
         ('inbox_prefix = "a.>"', "nats.inbox_prefix"),
         ("port = 70000", "nats.port"),
         ("[nats.pull]\nbatch_size = 0", "nats.pull.batch_size"),
-        ("prot = 1", "unknown key nats.prot; did you mean nats.port?"),
+        ("prot = 1", "unknown key nats.prot (did you mean nats.port?)"),
     ],
 )
 def test_a_mistake_is_told_without_a_secret(text: str, said: str, tmp_path: Path) -> None:

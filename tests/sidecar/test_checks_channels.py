@@ -1,0 +1,58 @@
+"""What `doctor` says of the channels to a person that did not take the newest message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from sidecar.checks.channels import check_channels
+from sidecar.checks.check import Check, scene_of
+from sidecar.checks.recording import survey
+from sidecar.checks.table import WITH_THE_LOG
+from sidecar.home import Home
+from sidecar.orchestrator.channels import channel_name
+from streams.event import StreamEvent
+from tests.sidecar.cli.helpers import append
+from tests.streams.builders import event
+
+PHONE, CHAT = "json://u:geheim@phone", "ntfy://topic"
+
+
+def answered(key: str, url: str, error: str = "", role: str = "output") -> StreamEvent:
+    payload = {"alert": "alr_1", "channel": channel_name(url), "error": error}
+    how = "alert.failed_to" if error else "alert.sent_to"
+    return event(key, stream="agent/alerts", type_=how, payload=payload, metadata={"role": role})
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.config_path.write_text(f"[notify]\nurls = {json.dumps([PHONE, CHAT])}\n")
+    return home
+
+
+def found(home: Home, *answers: StreamEvent) -> list[Check]:
+    asyncio.run(append(home.store_path, [answers]))
+    scene = scene_of(home, ("durable-stream",), home.path, {"HOME": str(home.path), "PATH": ""})
+    return check_channels(scene._replace(survey=asyncio.run(survey(home))))
+
+
+def test_a_channel_whose_newest_message_failed_is_named_without_its_url(home: Home) -> None:
+    assert check_channels in WITH_THE_LOG
+    (note,) = found(home, answered("a", CHAT, "HTTP 500"), answered("b", PHONE, "HTTP 400"), answered("c", CHAT))
+    assert (note.name, note.level) == ("notify", "note")
+    assert note.text == f"{channel_name(PHONE)} did not take the newest message: HTTP 400"
+    assert "durable-stream notify test" in note.hint
+    (note,) = found(home, answered("d", PHONE), answered("e", CHAT, "HTTP 500"))
+    assert note.text.startswith(channel_name(CHAT))
+    assert found(home, answered("f", CHAT)) == []
+
+
+def test_what_is_no_longer_configured_and_what_no_agent_said_do_not_count(home: Home) -> None:
+    assert found(home, answered("a", "ntfy://old", "HTTP 500"), answered("b", CHAT, "x", role="input")) == []
+    home.config_path.write_text("[")
+    assert found(home, answered("c", CHAT, "HTTP 500")) == []
