@@ -41,6 +41,7 @@ async def streams(
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import project_streams, streams_here
+    from sidecar.views.projects import is_agents
     from sidecar.views.select import catalog_of, empty_text, open_reader
 
     out = Output(json)
@@ -52,7 +53,7 @@ async def streams(
     found = [
         catalog.stream_json(stream_id) | {"pruned": removed[stream_id].first_offset if stream_id in removed else 0}
         for stream_id in catalog.streams
-        if (chosen is None or stream_id in chosen) and (everything or not stream_id.startswith("agent/"))
+        if (chosen is None or stream_id in chosen) and (everything or not is_agents(stream_id))
     ]
     found.sort(key=lambda stream: (stream["stream_id"] in here, int(stream["last_ts"])), reverse=True)
     found = found[:limit]
@@ -141,8 +142,10 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
 
 
 def _named(stream: dict[str, Any]) -> str:
+    from sidecar.views.projects import is_agents
+
     joined = f" (belongs to {stream['root']})" if stream["root"] else ""
-    if stream["stream_id"].startswith("agent/"):
+    if is_agents(stream["stream_id"]):
         without = "(an agent)"
     elif stream["stream_id"] == "system":
         without = "(the sidecar itself)"
