@@ -24,9 +24,6 @@ PIPED = ("stream", "status", "records", "sessions", "turns", "cost", "first", "l
 ROOMY = 130
 """Minimum width, in columns, at which the table has every figure."""
 
-LEAST_TITLE = 10
-"""Minimum width of a title, in columns, even if the table then becomes too wide."""
-
 
 async def streams(
     context: typer.Context,
@@ -94,15 +91,10 @@ def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
 
 
 def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.cells import cell_len
-    from rich.table import Table
-    from rich.text import Text
-
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened, shown_end, truncated
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened, shown_end
     from sidecar.cli.shared.project import shown_directory
-    from sidecar.views.wording import ago, amount, money, one_line
+    from sidecar.views.wording import ago, amount, money
 
     now = own_identity().now_ms()
     whole_id = out.width >= WHOLE_ID_WIDTH
@@ -119,26 +111,17 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
         }
         rows.append(
             [
-                one_line(stream["stream_id"]) if whole_id else shortened(one_line(stream["stream_id"])),
+                stream["stream_id"] if whole_id else shortened(stream["stream_id"]),
                 stream["status"],
                 ago(max(now - stream["last_ts"], 0)),
                 *(shown[name] for name in figures),
-                shown_end(one_line(shown_directory(stream["directory"])), out.width // 5),
-                one_line(_named(stream)),
+                shown_end(shown_directory(stream["directory"]), out.width // 5),
+                _named(stream),
             ]
         )
-    names = ["stream", "status", "last", *figures, "directory", "title"]
-    columns = zip(names[:-1], *(row[:-1] for row in rows), strict=True)
-    taken = sum(max(map(cell_len, column)) + 1 for column in columns)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in names:
-        table.add_column(name, no_wrap=True, justify="right" if name in figures else "left")
-    for row in rows:
-        title = truncated(row[-1], max(out.width - taken - 1, LEAST_TITLE))
-        table.add_row(
-            *(Text(t, STATUS_STYLES.get(t, "") if n == 1 else "") for n, t in enumerate(row[:-1])), Text(title)
-        )
-    out.console.print(table)
+    columns = [Column("stream"), Column("status", styles=STATUS_STYLES), Column("last")]
+    columns += [Column(name, right=True) for name in figures]
+    out.table([*columns, Column("directory"), Column("title")], rows)
 
 
 def _named(stream: dict[str, Any]) -> str:
