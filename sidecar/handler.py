@@ -181,6 +181,7 @@ class Sidecar:
             },
             "config_changed": _content(self._home.config_path) != self._config_text,
             "links": [self._link_status(link) for link in self.server.links],
+            "headless": self.durable.headless.pid if self.durable is not None else None,
             "services": self._services.status(),
             "opencode_versions": [{"version": v, "linked_ms": ms} for v, ms in reversed(self._versions.items())],
             "refused_plugin": self._refused if self._refused and is_alive(self._refused["pid"]) else None,

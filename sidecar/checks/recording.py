@@ -109,9 +109,11 @@ def check_start(scene: Scene) -> list[Check]:
 
 def check_links(scene: Scene) -> list[Check]:
     """Whether an OpenCode has ever linked. A plugin file alone records nothing."""
-    links = (scene.answer or {}).get("links") or []
-    if links:
-        return [Check("links", "ok", counted(len(links), "OpenCode") + " linked now")]
+    answer = scene.answer or {}
+    linked = {link["pid"] for link in answer.get("links") or []}
+    if linked:
+        headless = ", including the headless one" if answer.get("headless") in linked else ""
+        return [Check("links", "ok", f"{counted(len(linked), 'OpenCode')} linked now{headless}")]
     last = _last_link(scene.home)
     if last is not None:
         return [Check("links", "ok", f"none now; the last one opened at {last}")]

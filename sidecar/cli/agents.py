@@ -67,7 +67,7 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
     names = ("agent", "health", "handled", "lag", "effects", "in doubt", "dead")
     columns = [Column(name, right=number > 1) for number, name in enumerate(names)]
     out.table(
-        (*columns, Column("last error", wide=True)),
+        (*columns, Column("last error")),
         [
             (
                 row["name"],

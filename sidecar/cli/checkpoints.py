@@ -92,7 +92,7 @@ def _table(out: Output, listed: list[Checkpoint]) -> None:
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "asked", "session")
     out.table(
-        (*(Column(name) for name in names), Column("what", wide=True)),
+        (*(Column(name) for name in names), Column("what")),
         [
             (each.id, each.kind, each.state, ago(now - each.opened), each.session[-10:], one_line(each.text))
             for each in listed

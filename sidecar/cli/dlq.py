@@ -43,7 +43,7 @@ async def list_(
         return
     columns = [Column(name) for name in ("letter", "agent", "type", "at", "state")]
     out.table(
-        (*columns, Column("reason", wide=True)),
+        (*columns, Column("reason")),
         [
             (
                 letter.id if not out.terminal else letter.id[-10:],

@@ -141,7 +141,7 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
     shown = sessions if not out.terminal else sessions[:SHOWN_STREAMS]
     rows = [(shortened(s["id"]) if short else s["id"], "child" if s["parent"] else "", s["title"]) for s in shown]
     if rows:
-        out.table([Column("session"), Column("kind"), Column("title", wide=True)], rows)
+        out.table([Column("session"), Column("kind"), Column("title")], rows)
     if len(sessions) > len(shown):
         out.text(f"… and {len(sessions) - len(shown)} more", "dim")
     children = sum(session["parent"] is not None for session in sessions[0 if streams else 1 :])

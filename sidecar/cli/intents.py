@@ -103,7 +103,7 @@ def _table(out: Output, listed: list[Intent]) -> None:
                 each.title,
             )
         )
-    out.table((*columns, Column("title", wide=True)), rows)
+    out.table((*columns, Column("title")), rows)
 
 
 def _show(out: Output, intent: Intent, state: State) -> None:

@@ -43,7 +43,7 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "queued", "channels")
     out.table(
-        (*(Column(name) for name in names), Column("text", wide=True)),
+        (*(Column(name) for name in names), Column("text")),
         [
             (
                 row["id"],

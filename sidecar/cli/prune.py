@@ -175,7 +175,7 @@ def _show(
             out.text(title)
         if items:
             columns = [Column("stream"), Column("last record"), Column("records", right=True)]
-            columns += [Column("size", right=True), Column("why"), Column("title", wide=True)]
+            columns += [Column("size", right=True), Column("why"), Column("title")]
             rows = [
                 (
                     shortened(item["stream_id"]) if short else item["stream_id"],

@@ -24,9 +24,6 @@ PIPED = ("stream", "status", "records", "sessions", "turns", "cost", "first", "l
 ROOMY = 130
 """Minimum width, in columns, at which the table has every figure."""
 
-LEAST_TITLE = 10
-"""Minimum width of a title, in columns, even if the table then becomes too wide."""
-
 
 async def streams(
     context: typer.Context,
@@ -41,6 +38,7 @@ async def streams(
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import project_streams, streams_here
+    from sidecar.views.projects import is_agents
     from sidecar.views.select import catalog_of, empty_text, open_reader
 
     out = Output(json)
@@ -52,7 +50,7 @@ async def streams(
     found = [
         catalog.stream_json(stream_id) | {"pruned": removed[stream_id].first_offset if stream_id in removed else 0}
         for stream_id in catalog.streams
-        if (chosen is None or stream_id in chosen) and (everything or not stream_id.startswith("agent/"))
+        if (chosen is None or stream_id in chosen) and (everything or not is_agents(stream_id))
     ]
     found.sort(key=lambda stream: (stream["stream_id"] in here, int(stream["last_ts"])), reverse=True)
     found = found[:limit]
@@ -93,15 +91,10 @@ def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
 
 
 def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.cells import cell_len
-    from rich.table import Table
-    from rich.text import Text
-
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened, shown_end, truncated
+    from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened, shown_end
     from sidecar.cli.shared.project import shown_directory
-    from sidecar.views.wording import ago, amount, money, one_line
+    from sidecar.views.wording import ago, amount, money
 
     now = own_identity().now_ms()
     whole_id = out.width >= WHOLE_ID_WIDTH
@@ -118,31 +111,24 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
         }
         rows.append(
             [
-                one_line(stream["stream_id"]) if whole_id else shortened(one_line(stream["stream_id"])),
+                stream["stream_id"] if whole_id else shortened(stream["stream_id"]),
                 stream["status"],
                 ago(max(now - stream["last_ts"], 0)),
                 *(shown[name] for name in figures),
-                shown_end(one_line(shown_directory(stream["directory"])), out.width // 5),
-                one_line(_named(stream)),
+                shown_end(shown_directory(stream["directory"]), out.width // 5),
+                _named(stream),
             ]
         )
-    names = ["stream", "status", "last", *figures, "directory", "title"]
-    columns = zip(names[:-1], *(row[:-1] for row in rows), strict=True)
-    taken = sum(max(map(cell_len, column)) + 1 for column in columns)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in names:
-        table.add_column(name, no_wrap=True, justify="right" if name in figures else "left")
-    for row in rows:
-        title = truncated(row[-1], max(out.width - taken - 1, LEAST_TITLE))
-        table.add_row(
-            *(Text(t, STATUS_STYLES.get(t, "") if n == 1 else "") for n, t in enumerate(row[:-1])), Text(title)
-        )
-    out.console.print(table)
+    columns = [Column("stream"), Column("status", styles=STATUS_STYLES), Column("last")]
+    columns += [Column(name, right=True) for name in figures]
+    out.table([*columns, Column("directory"), Column("title")], rows)
 
 
 def _named(stream: dict[str, Any]) -> str:
+    from sidecar.views.projects import is_agents
+
     joined = f" (belongs to {stream['root']})" if stream["root"] else ""
-    if stream["stream_id"].startswith("agent/"):
+    if is_agents(stream["stream_id"]):
         without = "(an agent)"
     elif stream["stream_id"] == "system":
         without = "(the sidecar itself)"

@@ -204,7 +204,7 @@ def _print(out: Output, state: dict[str, Any]) -> None:
             out.text()
             out.text(heading, "bold")
             columns = [Column(name, right=name in ("tokens", "cost")) for name in names[:-1]]
-            out.table((*columns, Column(names[-1], wide=True)), rows)
+            out.table((*columns, Column(names[-1])), rows)
 
 
 def _screen(out: Output, state: dict[str, Any]) -> Group:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sidecar.views.asked import CHECKPOINT, asked_text
 from sidecar.views.background import Tone, tell
-from sidecar.views.fields import as_list, as_mapping, is_forgotten, is_number
+from sidecar.views.fields import as_list, as_mapping, is_forgotten, is_number, is_said
 from sidecar.views.timing import LEAST_SHOWN_MS
 from sidecar.views.wording import amount, money, one_line
 from streams.event import StreamEvent
@@ -76,7 +76,7 @@ def input_text(payload: dict[str, Any]) -> str:
         return f"!{_text(payload['shell'])}"
     said = []
     for part in map(as_mapping, as_list(payload.get("parts"))):
-        if part.get("type") == "text" and not part.get("synthetic"):
+        if is_said(part):
             said.append(_text(part.get("text")))
         elif part.get("type") == "file":
             said.append(f"[{_text(part.get('filename')) or 'file'}]")

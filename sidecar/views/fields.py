@@ -43,3 +43,12 @@ def first_text(values: dict[str, Any], *names: str) -> str:
 def is_forgotten(payload: dict[str, Any]) -> bool:
     """True if only the digest of the payload is left."""
     return set(payload) == {"$sha256"}
+
+
+def is_said(part: dict[str, Any]) -> bool:
+    """True for a text that is part of an input and was not added by OpenCode itself.
+
+    What OpenCode adds is marked as synthetic. So are the messages of the sidecar, which a model answers.
+    """
+    is_ours = "durable_stream" in as_mapping(part.get("metadata"))
+    return part.get("type") == "text" and (is_ours or not part.get("synthetic"))

@@ -30,9 +30,18 @@ class Project:
         return inside | {stream.id for stream in catalog.streams.values() if stream.project in ids}
 
 
+def is_agents(stream_id: str) -> bool:
+    """True for the stream of an agent, which holds no session."""
+    return stream_id.startswith("agent/")
+
+
 def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str | None:
-    """The stream to which a record was added last, preferably one with a session; only one of ``streams`` if given."""
+    """The stream to which a record was added last, preferably one with a session; only one of ``streams`` if given.
+
+    Never the stream of an agent.
+    """
     found = [stream for stream in catalog.streams.values() if streams is None or stream.id in streams]
+    found = [stream for stream in found if not is_agents(stream.id)]
     found.sort(key=lambda stream: (bool(stream.sessions), stream.last_position))
     return found[-1].id if found else None
 

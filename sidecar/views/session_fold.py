@@ -15,7 +15,7 @@ from sidecar.views.asked import CHECKPOINT
 from sidecar.views.catalog import add_cost
 from sidecar.views.describe import describe, short_type
 from sidecar.views.edits import Diff, file_changes, hunks_of, short_path
-from sidecar.views.fields import as_int, as_list, as_mapping, as_text, is_forgotten
+from sidecar.views.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said
 from sidecar.views.transcript import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
@@ -120,7 +120,7 @@ class SessionFold:
     def _input(self, record: Record, payload: dict[str, Any]) -> None:
         event, texts, files = record.event, [], []
         for part in map(as_mapping, as_list(payload.get("parts"))):
-            if part.get("type") == "text" and not part.get("synthetic"):
+            if is_said(part):
                 texts.append(as_text(part.get("text")))
             elif part.get("type") == "file":
                 files.append(as_text(part.get("filename")) or "file")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sidecar.views.wording import one_line, printable
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 NARROWEST = 20
 """Minimum width, in columns, at which text is wrapped at words."""
 
+LEAST_TEXT = 10
+"""Minimum width, in columns, of the text in a table's last column; a shorter text needs less."""
+
+GAP = 2
+"""Columns of the terminal between two cells of a table."""
+
 WHOLE_ID_WIDTH = 100
 """Minimum width, in columns, at which ids of streams and sessions are shown whole."""
 
@@ -34,11 +41,11 @@ _NOT_PLAIN = re.compile("[^ -~]")
 
 
 class Column(NamedTuple):
-    """A column of a table. ``wide`` takes the room that is left, ``right`` aligns numbers."""
+    """A column of a table. ``right`` aligns numbers; ``styles`` maps a cell's text to its rich style."""
 
     name: str
-    wide: bool = False
     right: bool = False
+    styles: Mapping[str, str] = MappingProxyType({})
 
 
 class Output:
@@ -159,7 +166,11 @@ class Output:
         sys.stdout.write("\t".join(one_line(part) for part in parts) + "\n")
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-        """On a terminal, a table in which only the wide column is cut; in a pipe, a heading and tab-separated lines."""
+        """On a terminal, a table; in a pipe, a heading and tab-separated lines.
+
+        The last column takes the room that is left, and only its texts are cut. On a narrow terminal, the columns
+        before it that do not fit are left out, the last ones first, but never the first one.
+        """
         if not self.terminal:
             self.cells(*(column.name for column in columns))
             for row in rows:
@@ -168,20 +179,27 @@ class Output:
         from rich.box import SIMPLE_HEAD
         from rich.cells import cell_len
         from rich.table import Table
+        from rich.text import Text
 
         lines = [[one_line(cell) for cell in row] for row in rows]
+        names = [column.name for column in columns]
+        *widths, longest = (max(map(cell_len, texts)) for texts in zip(names, *lines, strict=True))
+        while len(widths) > 1 and self._left(widths) < min(longest, LEAST_TEXT):
+            del widths[-1]
+        shown = [*range(len(widths)), len(columns) - 1]
+        room = max(self._left(widths), 1)
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 1, 0, 0))
-        room = self.width - 1
-        for number, column in enumerate(columns):
-            if not column.wide:
-                room -= max(cell_len(text) for text in (column.name, *(line[number] for line in lines))) + 1
+        for number in shown:
+            column = columns[number]
             table.add_column(column.name, no_wrap=True, justify="right" if column.right else "left")
         for line in lines:
-            cells = zip(columns, line, strict=True)
-            table.add_row(
-                *(truncated(cell, max(room, NARROWEST // 2)) if column.wide else cell for column, cell in cells)
-            )
+            line[-1] = truncated(line[-1], room)
+            table.add_row(*(Text(line[n], columns[n].styles.get(line[n], "")) for n in shown))
         self.console.print(table)
+
+    def _left(self, widths: Sequence[int]) -> int:
+        """How many columns of the terminal a table leaves beside cells of these widths."""
+        return self.width - sum(widths) - GAP * len(widths)
 
 
 def json_line(value: Any) -> bytes:

@@ -95,6 +95,8 @@ async def newest_stream(reader: LogReader, given: str | None) -> str:
     streams = project_streams(catalog, given) if given is not None else streams_here(catalog) or None
     if (newest := newest_of(catalog, streams)) is not None:
         return newest
+    if streams is None and catalog.streams:
+        raise NoLog("there is no session yet, only streams of agents; `durable-stream streams --all` lists them")
     if streams is None:
         raise NoLog(empty_text(reader))
     raise NoLog(NOTHING_THERE.format(given).rstrip("."))

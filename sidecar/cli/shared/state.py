@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -214,17 +214,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     else:
         starts = "" if problems else "; OpenCode starts it when it needs it"
         rows.append(("sidecar", "does not answer" if found["running"] else f"not running{starts}"))
-    read = {service["registration"] for service in found.get("services") or [] if service["state"] == "read"}
-    for number, link in enumerate(_one_each(links)):
-        silent = "" if link.get("delivers", True) else ", no hooks yet"
-        waiting = f", {link['pending']} waiting" if link.get("pending") else ""
-        text = (
-            f"OpenCode {link.get('opencode_version') or '?'} in {link['directory']}, pid {link['pid']}{waiting}{silent}"
-        )
-        if link.get("service"):
-            text = f"OpenCode {link.get('opencode_version') or '?'}, its service, pid {link['pid']}"
-            text += ", read" if link["service"] in read else ", not read"
-        rows.append(("" if number else "linked", text))
+    rows += [("" if number else "linked", text) for number, text in enumerate(_linked(found))]
     if sidecar and not links:
         rows.append(("linked", "no OpenCode"))
     rows.append(("log", _log_line(log)))
@@ -253,11 +243,22 @@ def _log_line(log: Mapping[str, Any]) -> str:
     return f"{kept_text(log['head'] + 1 - log['pruned'], log['pruned'])}{streams}{backend}{last}{damaged}"
 
 
-def _one_each(links: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The links to show: one for each OpenCode and directory, if possible the instance that delivers."""
-    chosen: dict[tuple[Any, Any], Mapping[str, Any]] = {}
-    for link in links:
-        place = (link["pid"], link["directory"])
-        if place not in chosen or (link.get("delivers") and not chosen[place].get("delivers")):
-            chosen[place] = link
-    return list(chosen.values())
+def _linked(found: Mapping[str, Any]) -> list[str]:
+    """A line for each linked OpenCode process. Its plugin links once for each of its directories."""
+    read = {service["registration"] for service in found.get("services") or [] if service["state"] == "read"}
+    processes: dict[int, list[Mapping[str, Any]]] = {}
+    for link in found["links"]:
+        processes.setdefault(link["pid"], []).append(link)
+    lines = []
+    for pid, links in processes.items():
+        named = f"OpenCode {links[0].get('opencode_version') or '?'}"
+        if service := links[0].get("service"):
+            lines.append(f"{named}, its service, pid {pid}, {'read' if service in read else 'not read'}")
+        elif pid == found.get("headless"):
+            lines.append(f"{named}, headless, for background work, pid {pid}")
+        else:
+            first, *others = dict.fromkeys(link["directory"] for link in links)
+            more = f" and {len(others)} more" if others else ""
+            silent = "" if any(link.get("delivers", True) for link in links) else ", no hooks yet"
+            lines.append(f"{named} in {first}{more}, pid {pid}{silent}")
+    return lines

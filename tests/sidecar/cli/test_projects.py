@@ -40,6 +40,11 @@ def asked(name: str, request: str, **payload: Any) -> StreamEvent:
     return happened(name, "workflow.checkpoint", state="asked", kind="permission", request=request, **payload)
 
 
+def agent_record(stream: str, session: str) -> StreamEvent:
+    """A record of an agent that names a session."""
+    return event(stream=stream, type_="agent.received", ts=20, payload={"session": session})
+
+
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Directories ``shop`` (a repository), ``shop/web``, ``blog`` and ``empty``; the current one is ``shop/web``."""
@@ -100,6 +105,21 @@ class TestProjects:
     ) -> None:
         monkeypatch.chdir(places / "empty")
         assert {r["event"]["stream_id"] for r in run(home, "log", "--json").objects()} == {"ses_blog"}
+
+    @pytest.mark.parametrize("verb", ["log", "read", "export"])
+    def test_a_stream_of_an_agent_is_never_the_newest_session(
+        self, home: Path, places: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+    ) -> None:
+        asyncio.run(append(home / "store", [[agent_record("agent/intents", "ses_x")]]))
+        monkeypatch.chdir(places / "empty")
+        assert f"The newest session in {places}/blog: ses_blog" in run(home, verb).err
+
+    def test_a_log_of_agents_alone_has_no_newest_session(self, places: Path) -> None:
+        home = places / "agents"
+        home.mkdir(mode=0o700)
+        asyncio.run(append(home / "store", [[agent_record("agent/intents", "ses_x")]]))
+        done = run(home, "log")
+        assert done.code == 1 and "only streams of agents" in done.err
 
     def test_a_stream_and_a_project_exclude_each_other(self, home: Path) -> None:
         assert run(home, "log", "ses_web", "--project", "all").code == 2

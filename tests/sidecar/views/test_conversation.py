@@ -67,6 +67,19 @@ def test_every_word_of_a_recording_is_in_its_transcript(name: str) -> None:
             assert written(roots, form, reading)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_message_of_the_sidecar_is_shown_above_its_answer(form: str) -> None:
+    wake = {"type": "text", "text": "The work int_1 is done.", "synthetic": True}
+    other = wake | {"text": "Continue if you have next steps."}
+    events = [
+        happened("agent.input", message="m", parts=[wake | {"metadata": {"durable_stream": {"key": "ntc_1"}}}, other]),
+        happened("turn.started", message="m"),
+        happened("execution.output", turn="m", text="I read it."),
+    ]
+    told = written(folded(events), form)
+    assert told.index("The work int_1 is done.") < told.index("I read it.") and "next steps" not in told
+
+
 def test_the_demo_is_told_with_its_children_below_their_calls() -> None:
     (root,) = folded(recorded(DEMO))
     first, second = root.turns
