@@ -142,6 +142,8 @@ class Engine:
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
         self._max_depth = max_depth
         self._next = 0
+        self._has_begun = False
+        """Whether a snapshot says where the agent is."""
         self._since_snapshot = 0
         self._last_own = NOTHING
         self._removed: set[str] = set()
@@ -165,11 +167,20 @@ class Engine:
             event = installed(self.name, self._store.head, self._identity)
             self._next = (await self._store.append([event], on_known="keep_first"))[0].offset + 1
             await self._restore()
-        kept = await self._store.cursor(self._cursor)
-        if self._next == 0 and kept == NOTHING:
-            kept = self._store.head
-        self.position = max(self.position, kept)
+        self.position = max(self.position, await self._store.cursor(self._cursor))
+        if self._next == 0 and not self._has_begun:
+            await self._begin()
         self._task = asyncio.create_task(self._run())
+
+    async def _begin(self) -> None:
+        """Keep where a new agent begins, so that a crash before its first record does not move it.
+
+        A snapshot can say that this is before the first record of the log; a cursor cannot.
+        """
+        if self.position == NOTHING:
+            self.position = self._store.head
+        with hinted(f"the beginning of agent {self.name}"):
+            await self._put_snapshot(self.position)
 
     async def close(self) -> None:
         """Handle the waiting inputs, keep a snapshot, and stop. Idempotent."""
@@ -517,13 +528,14 @@ class Engine:
     async def _restore(self) -> None:
         """Read the agent's state from its snapshot and its stream."""
         self.agent.load(None)
-        self._next, position = 0, NOTHING
+        self._next, position, self._has_begun = 0, NOTHING, False
         snapshot = await self._store.snapshot(self._cursor, SNAPSHOT_VERSION)
         if snapshot is not None:
             try:
                 kept = json.loads(snapshot.state)
                 self.agent.load(kept["state"])
                 self._next, position, self._last_own = kept["next"], kept["position"], snapshot.position
+                self._has_begun = True
             except Exception as error:  # noqa: BLE001 - a snapshot is a hint: without one, the whole stream is read
                 log.warning("agent %s: its snapshot cannot be used (%s)", self.name, type(error).__name__)
                 self.agent.load(None)
@@ -548,10 +560,13 @@ class Engine:
     async def _keep_snapshot(self) -> None:
         if self._last_own == NOTHING or self._next < 0 or self.is_broken or not self._since_snapshot:
             return
-        kept = {"state": self.agent.state(), "next": self._next, "position": self.position}
         with hinted(f"the state of agent {self.name}"):
-            await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, self._last_own, canonical(kept)))
+            await self._put_snapshot(self._last_own)
             self._since_snapshot = 0
+
+    async def _put_snapshot(self, position: int) -> None:
+        kept = {"state": self.agent.state(), "next": self._next, "position": self.position}
+        await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, position, canonical(kept)))
 
 
 @contextmanager

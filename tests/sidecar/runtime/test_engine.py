@@ -12,7 +12,8 @@ from bridge.opencode.capture.state import CaptureState
 from sidecar.keeping.retaining import plan_prune
 from sidecar.runtime.engine import AgentFailed, InputRefused
 from sidecar.runtime.inputs import agent_stream, state_hash
-from sidecar.runtime.runtime import UnknownAgent
+from sidecar.runtime.loading import UserAgent
+from sidecar.runtime.runtime import Runtime, UnknownAgent
 from streams.errors import StreamError
 from streams.identity import seeded_identity
 from streams.log.log import Log
@@ -21,6 +22,10 @@ from streams.store import StreamStore
 from streams.stores.memory import MemoryStore
 from tests.sidecar.runtime.agents import Counter, Other, Watcher
 from tests.sidecar.runtime.support import command, records, running, settled, state, steps, types
+
+
+class BeginsAnywhere(UserAgent):
+    begins_anywhere = True
 
 
 class TestCommands:
@@ -168,6 +173,28 @@ class TestTheLog:
         async with running(store, Counter, Watcher) as runtime:
             await settled(runtime, store)
             assert state(runtime, "watcher") == {"failed": 0}
+
+    @pytest.mark.parametrize("before", [(), ("completed", "error")], ids=["empty log", "older records"])
+    async def test_an_agent_that_begins_anywhere_begins_once(self, open_store: Any, before: tuple[str, ...]) -> None:
+        store = await open_store()
+        if before:
+            await store.append(steps(*before))
+        runtime = Runtime(store, seeded_identity(7), [BeginsAnywhere("tests:Watcher", Watcher)])
+        await runtime.start()
+        # A kill: nothing of this runtime is kept from here on.
+        for task in (runtime._reading, runtime.engines["watcher"]._task):
+            assert task is not None
+            task.cancel()
+        await store.append(steps("error", "completed", "error", "error"))
+        await store.close() if type(store).__name__ == "Log" else None
+
+        store = await open_store()
+        runtime = Runtime(store, seeded_identity(8), [BeginsAnywhere("tests:Watcher", Watcher)])
+        await runtime.start()
+        await settled(runtime, store)
+        assert state(runtime, "watcher") == {"failed": 3}
+        await runtime.close()
+        await store.close()
 
     async def test_an_event_that_an_agent_fails_on_is_a_dead_letter_and_others_go_on(self, store: StreamStore) -> None:
         async with running(store, Counter, Watcher) as runtime:
