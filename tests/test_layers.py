@@ -30,6 +30,7 @@ _CAPTURE_2 = "bridge/opencode/capture/v2"
 _NATS = ("bridge/nats", "bridge/nats/jetstream", "bridge/nats/l0", "bridge/nats/mirror")
 _RUNTIME = ("sidecar/runtime", "sidecar/runtime/effects")
 _ROOMS = ("sidecar", "sidecar/capture", "sidecar/install", "sidecar/keeping", "sidecar/link", "sidecar/views")
+_PLAYING = "sidecar/playing"
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "streams": (),
@@ -52,8 +53,9 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/install": (*_STREAMS, "sidecar"),
     "sidecar/views": (*_STREAMS, _CAPTURE, "sidecar"),
     "sidecar/keeping": (*_STREAMS, _CAPTURE, "sidecar", "sidecar/views"),
-    "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar", "sidecar/link"),
+    "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar"),
     "sidecar/opencode2": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
+    _PLAYING: (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/link", "sidecar/opencode2"),
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
     "sidecar/orchestrator": (
@@ -87,12 +89,22 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/opencode2",
         "sidecar/orchestrator",
     ),
-    "sidecar/cli/shared": (*_STREAMS, *_NATS, _LINK, *_ROOMS, "sidecar/checks", "sidecar/nats", "sidecar/runtime"),
+    "sidecar/cli/shared": (
+        *_STREAMS,
+        *_NATS,
+        _LINK,
+        *_ROOMS,
+        _PLAYING,
+        "sidecar/checks",
+        "sidecar/nats",
+        "sidecar/runtime",
+    ),
     "sidecar/cli": (
         *_STREAMS,
         *_NATS,
         _LINK,
         *_ROOMS,
+        _PLAYING,
         "sidecar/orchestrator",
         "sidecar/runtime",
         "sidecar/checks",
@@ -115,6 +127,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/link",
         "sidecar/nats",
         "sidecar/opencode2",
+        _PLAYING,
     ),
 }
 """Which folders of ours each folder may import, next to itself. Nothing above ``streams/log`` knows a backend.

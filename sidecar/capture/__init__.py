@@ -1,1 +1,1 @@
-"""Recording from links and spools into the log: ingest, spools of dead processes, exclusion, playing a recording."""
+"""Recording from links and spools into the log: ingest, spools of dead processes; exclusion."""

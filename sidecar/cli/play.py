@@ -1,4 +1,4 @@
-"""``play``: send a recording of hooks to the sidecar, as the plugin would."""
+"""``play``: send a recording to the sidecar, as OpenCode would."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ async def play(
     ] = "max",
     json: JsonFlag = False,
 ) -> int:
-    """Send a recording of hooks to the sidecar.
+    """Send a recording of OpenCode 1 or 2 to the sidecar.
 
-    Sends the hooks as the plugin does. Starts a sidecar if none is running. Returns when everything is durable.
+    Sends the hooks of OpenCode 1 as the plugin does. Serves the events of OpenCode 2 as its service does. Starts a
+    sidecar if none is running. Returns when everything is durable.
     """
     from sidecar.cli.shared.output import Output
 
@@ -32,12 +33,12 @@ async def play(
         raise Failure("not-found", f"{file}: this file does not exist; name a recording made of JSON lines")
     from dataclasses import asdict
 
-    from sidecar.capture.play import play as run
     from sidecar.cli.shared.bar import bar
     from sidecar.cli.shared.identity import own_identity
+    from sidecar.playing.play import play as run
 
     out = Output(json)
-    with bar(out, "playing", "hooks") as shown:
+    with bar(out, "playing", "records") as shown:
         result = await run(
             home_of(context),
             file,
@@ -48,10 +49,11 @@ async def play(
     if json:
         out.object(asdict(result))
         return 0
-    skipped = f", {result.skipped} recorder lines skipped" if result.skipped else ""
+    lines = f"{result.skipped} other line{'' if result.skipped == 1 else 's'}"
+    skipped = f", {lines} skipped" if result.skipped else ""
     relinked = f", relinked {result.relinked} times" if result.relinked else ""
     added = f"{result.added} record{'' if result.added == 1 else 's'} added"
-    out.text(f"played {result.items} hooks of {file}: all are durable, {added}{skipped}{relinked}", "green")
+    out.text(f"played {result.items} {result.kind} of {file}: all are durable, {added}{skipped}{relinked}", "green")
     return 0
 
 

@@ -190,13 +190,14 @@ class _Client:
             self._ended = reason
         self._progress.set()
 
-    def _need_open(self) -> None:
+    def need_open(self) -> None:
+        """Raise ``LinkClosed`` if the link has ended."""
         if self._ended is not None:
             raise LinkClosed(self._ended)
 
     async def _wait_for(self, done: Callable[[], bool]) -> None:
         while not done():
-            self._need_open()
+            self.need_open()
             self._progress.clear()
             await self._progress.wait()
 
@@ -260,7 +261,7 @@ class ShimClient(_Client):
         start = min(max(0, self._link.acked + 1 - seq), len(items))
         while start < len(items):
             await self._wait_for(lambda: self._link.room > 0)
-            self._need_open()
+            self.need_open()
             part = items[start : start + min(self._link.room, BATCH_ITEMS)]
             self._link.send_hooks(seq + start, part)
             start += len(part)
@@ -273,7 +274,7 @@ class ShimClient(_Client):
         Raises:
             LinkClosed: the link ended.
         """
-        self._need_open()
+        self.need_open()
         self._link.send_lossy(items)
         await self._flush()
 
@@ -349,7 +350,7 @@ class ControlClient(_Client):
             RequestError: the sidecar's answer is an error.
             LinkClosed: the link ended before the answer came; the work may or may not be done.
         """
-        self._need_open()
+        self.need_open()
         self._count += 1
         request_id = f"r{self._count}"
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -63,6 +63,8 @@ class Reader:
         has_others: Callable[[], bool] = lambda: False,
     ) -> None:
         self.caught_up = asyncio.Event()
+        self.taken = 0
+        """How many rows of the live stream are done: recorded if they are to be recorded."""
         self._client, self._service, self._translator, self._write = client, service, translator, write
         self._state = translator.state
         self._since_ms, self._began_ms = since_ms, began_ms
@@ -105,6 +107,7 @@ class Reader:
             elif event is not None:
                 async with self._turn:
                     await self._logs.take(event)
+                self.taken += 1
             if self._live.empty() and self._is_overrun:
                 self._is_overrun = False
                 self._logs.lose_track()
@@ -126,10 +129,9 @@ class Reader:
         async for row in self._client.stream("/api/event", SILENCE_SECONDS):
             connected.set()
             event = read_event(row)
-            if event is None or event.session is None:
+            if event is None or event.session is None or _is_never_recorded(event):
+                self.taken += 1
                 continue
-            if event.seq is None and ask_of(event) is None and child_of(event) is None:
-                continue  # deltas, catalogs: never recorded
             self._is_overrun = self._is_overrun or self._live.qsize() >= MAX_WAITING
             if not self._is_overrun:
                 self._live.put_nowait(event)
@@ -269,3 +271,8 @@ class Reader:
                 if session.turn is not None and session.turn.event_id == turn_id:
                     self._translator.end_dead(self._service, session.id)
                     await self._write()
+
+
+def _is_never_recorded(event: HostEvent) -> bool:
+    """Whether an event is a delta, a catalog or the like."""
+    return event.seq is None and ask_of(event) is None and child_of(event) is None

@@ -23,6 +23,9 @@ from sidecar.home import is_alive
 
 MAX_BYTES: Final = 64 * 1024
 
+PLAYED: Final = "recording-"
+"""The file's name begins with this if ``play`` serves a recording. Such a service can only be read."""
+
 _LISTEN: Final = "0A"
 _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
@@ -51,6 +54,11 @@ class Registration:
 def place_of(path: Path) -> str:
     """A short name for the file, and thus for the sessions of the service that writes it."""
     return sha256(os.fsencode(path)).hexdigest()[:8]
+
+
+def is_played(path: Path) -> bool:
+    """Whether the file is that of a recording which ``play`` serves."""
+    return path.name.startswith(PLAYED)
 
 
 def registration_paths(environ: Mapping[str, str]) -> list[Path]:

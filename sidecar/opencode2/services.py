@@ -18,7 +18,7 @@ from bridge.opencode.capture.v2.translate import HostTranslator, Service
 from sidecar.capture.ingest import Ingest
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.opencode2.reader import Reader
-from sidecar.opencode2.registration import Registration, UnsafeService, place_of, read_registration
+from sidecar.opencode2.registration import Registration, UnsafeService, is_played, place_of, read_registration
 from sidecar.opencode2.session_logs import Progress
 from streams.errors import StreamError
 
@@ -100,8 +100,8 @@ class Services:
 
     @property
     def registrations(self) -> list[Path]:
-        """The registration files that linked plugins announce."""
-        return list(self._announced)
+        """The registration files that linked plugins announce, without played recordings: those cannot act."""
+        return [path for path in self._announced if not is_played(path)]
 
     async def close(self) -> None:
         """Stop reading."""
@@ -135,6 +135,7 @@ class Services:
                 "state": known.state,
                 "version": known.version,
                 "plugins": len(known.links),
+                "taken": known.reader.taken if known.reader is not None and known.reader.caught_up.is_set() else 0,
                 "excluded": known.reader.excluded if known.reader is not None else 0,
                 "keeps_log": known.reader is None or not known.reader.is_logless,
             }
@@ -167,7 +168,8 @@ class Services:
             await asyncio.sleep(wait)
 
     async def _read(self, known: _Announced, registration: Registration) -> None:
-        service = Service(registration.id, registration.version, registration.pid, place_of(known.path))
+        pid = 0 if is_played(known.path) else registration.pid  # of a recorded process nothing is known
+        service = Service(registration.id, registration.version, pid, place_of(known.path))
         known.version = registration.version
         known.reader = Reader(
             ServiceClient(registration),

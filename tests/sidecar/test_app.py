@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
-from sidecar.capture.play import MAX_EXPLAINED, Progress, RecordingError, play, read_recording
 from sidecar.home import Home, SidecarInfo
 from sidecar.launch import ensure_running
 from sidecar.link.client import ControlClient, LinkClosed, LinkUnavailable
+from sidecar.playing.hooks import RecordingError, read_recording
+from sidecar.playing.play import MAX_EXPLAINED, play
+from sidecar.playing.progress import Progress
 from streams.identity import system_identity
 from streams.stores.jsonl.reader import JsonlReader
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start, wait_for
@@ -222,8 +224,8 @@ class TestPlay:
         async def lost(*_: object, **__: object) -> None:
             raise LinkClosed("lost")
 
-        monkeypatch.setattr("sidecar.capture.play.ensure_running", up)
-        monkeypatch.setattr("sidecar.capture.play.ShimClient.connect", lost)
+        monkeypatch.setattr("sidecar.playing.play.ensure_running", up)
+        monkeypatch.setattr("sidecar.playing.play.ShimClient.connect", lost)
         with pytest.raises(LinkUnavailable):
             await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE, give_up_seconds=0)
 
@@ -239,8 +241,8 @@ class TestPlay:
                 raise LinkUnavailable("the sidecar ended right after it started (exit code -9)", "read its log")
             return await ensure_running(*arguments)
 
-        monkeypatch.setattr("sidecar.capture.play.ensure_running", killed_at_first)
-        monkeypatch.setattr("sidecar.capture.play._MAX_PAUSE_SECONDS", 0)
+        monkeypatch.setattr("sidecar.playing.play.ensure_running", killed_at_first)
+        monkeypatch.setattr("sidecar.playing.play._MAX_PAUSE_SECONDS", 0)
         result = await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)
         assert killed == 25 and result.added == len(await keys(home)) > 0
 
@@ -248,14 +250,14 @@ class TestPlay:
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         heads = iter([20, 3, 8])
-        monkeypatch.setattr("sidecar.capture.play._head", lambda _: next(heads))
+        monkeypatch.setattr("sidecar.playing.play._head", lambda _: next(heads))
         assert (await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)).added == 5
 
     async def test_a_log_that_shrank_meanwhile_is_no_negative_number(
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         heads = iter([20, 20, 8])
-        monkeypatch.setattr("sidecar.capture.play._head", lambda _: next(heads))
+        monkeypatch.setattr("sidecar.playing.play._head", lambda _: next(heads))
         assert (await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)).added == 0
 
     async def test_a_log_that_cannot_be_written_is_tried_twice_and_told(self, home: Home) -> None:
@@ -287,8 +289,8 @@ class TestPlay:
         async def replaced(*_: object, **__: object) -> None:
             raise LinkClosed("replaced")
 
-        monkeypatch.setattr("sidecar.capture.play.ensure_running", up)
-        monkeypatch.setattr("sidecar.capture.play.ShimClient.connect", replaced)
+        monkeypatch.setattr("sidecar.playing.play.ensure_running", up)
+        monkeypatch.setattr("sidecar.playing.play.ShimClient.connect", replaced)
         with pytest.raises(LinkUnavailable, match="another process is playing"):
             await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)
 
@@ -307,13 +309,13 @@ class TestPlay:
         ("line", "said"),
         [
             ("{", "not valid JSON"),
-            ("[]", "must be an object"),
-            ('{"t": 1}', "must be an object"),
-            ('{"opencode": "0.0.0-next-16350", "shows": "x"}', "a recording of OpenCode 2"),
-            ('{"id": "evt_1", "type": "session.created", "data": {}}', "a recording of OpenCode 2"),
-            ('{"hook": "event"}', "t must be"),
-            ('{"hook": "event", "t": "x"}', "t must be"),
-            ('{"hook": "event", "t": -1}', "t must be"),
+            ("[]", "must be a JSON object"),
+            ('{"t": 1}', "must be a JSON object"),
+            ('{"opencode": "0.0.0-next-16350", "shows": "x"}', "must be a JSON object"),
+            ('{"id": "evt_1", "type": "session.created", "data": {}}', "must be a JSON object"),
+            ('{"hook": "event"}', "must be milliseconds"),
+            ('{"hook": "event", "t": "x"}', "must be milliseconds"),
+            ('{"hook": "event", "t": -1}', "must be milliseconds"),
         ],
     )
     async def test_what_is_no_recording_is_refused_and_nothing_is_sent(

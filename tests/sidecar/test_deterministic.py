@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.capture.play import play
 from sidecar.home import Home
+from sidecar.playing.play import play
 from streams.identity import seeded_identity, system_identity
 from streams.log.reader import LogReader
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start

@@ -36,7 +36,7 @@ _OUR_ERRORS = (
     ("sidecar.config", "ConfigError"),
     ("sidecar.views.select", "SelectError"),
     ("sidecar.link.client", "ClientError"),
-    ("sidecar.capture.play", "RecordingError"),
+    ("sidecar.playing.hooks", "RecordingError"),
     ("bridge.opencode.link.link", "RequestError"),
     ("bridge.nats.jetstream.errors", "NatsError"),
     ("sidecar.nats.mirror.verify", "Disturbed"),

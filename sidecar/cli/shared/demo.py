@@ -14,12 +14,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sidecar.capture.play import play, read_recording
 from sidecar.cli.shared.follow import follow
 from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.records import Lines
 from sidecar.home import Home
 from sidecar.link.client import ClientError, ControlClient
+from sidecar.playing.hooks import read_recording
+from sidecar.playing.play import play
 from sidecar.version import VERSION
 from sidecar.views.select import Family
 from streams.hashing import canonical

@@ -1,0 +1,1 @@
+"""Playing a recording of OpenCode to a sidecar."""

@@ -1,0 +1,145 @@
+"""A recording of OpenCode 1: its hooks, sent as the plugin sends them.
+
+The recording is JSON lines ``{"t": ms, "hook": name, "input": …, "output": …}``. The boot is the file's digest and each
+item's seq is its line number, so playing a recording twice adds nothing the second time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import orjson
+
+from bridge.opencode.link.frames import MAX_SEQ, HookItem, ShimIdentity
+from bridge.opencode.link.lenient import FrameError, read_leniently
+from sidecar.link.client import ShimClient
+from sidecar.playing.progress import Pace, Progress
+from sidecar.version import VERSION
+
+INSTANCE: Final = sha256(b"play").hexdigest()[:16]
+
+_CHUNK: Final = 64
+
+
+class RecordingError(Exception):
+    """The file is not a recording; the text names the line and the reason."""
+
+    code: ClassVar[str] = "bad-recording"
+
+
+@dataclass(slots=True)
+class Recording:
+    """A parsed recording: items with their line numbers, and what was left out."""
+
+    boot_id: str
+    items: list[tuple[int, HookItem]]
+    skipped: int
+    """The number of the recorder's own lines (hooks beginning with ``__``)."""
+
+
+def read_recording(path: Path) -> Recording:
+    """Parse a recording.
+
+    Raises:
+        RecordingError: a line is not a hook; the error names the line.
+        OSError: the file cannot be read.
+    """
+    content = path.read_bytes()
+    items: list[tuple[int, HookItem]] = []
+    skipped = 0
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        item = _item(line, f"{path}:{number}")
+        if item.hook.startswith("__"):
+            skipped += 1
+        else:
+            items.append((number, item))
+    return Recording(sha256(content).hexdigest(), items, skipped)
+
+
+def _item(line: bytes, where: str) -> HookItem:
+    try:
+        fields: Any = orjson.loads(line)
+    except ValueError:
+        try:
+            fields, _ = read_leniently(line)
+        except FrameError as error:
+            raise RecordingError(f"{where}: not valid JSON ({error}); nothing was sent") from None
+    if type(fields) is not dict or type(fields.get("hook")) is not str or not 0 < len(fields["hook"]) <= 200:
+        raise RecordingError(
+            f"{where}: each line must be a JSON object with the fields `t` and `hook`; nothing was sent"
+        )
+    t = fields.get("t")
+    if not isinstance(t, int | float) or not 0 <= t <= MAX_SEQ:
+        raise RecordingError(f"{where}: `t` must be milliseconds since 1970; nothing was sent")
+    return HookItem(fields["hook"], int(t), fields.get("input"), fields.get("output"))
+
+
+class HookPlayer:
+    """The position in a recording; the next link continues there."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        progress: Progress,
+        pace: Pace,
+        instance: str,
+    ) -> None:
+        self._items, self.progress, self._pace = recording.items, progress, pace
+        self._identity = _identity(recording, instance)
+        self._seqs = [seq for seq, _ in recording.items]
+        self._acked = 0
+
+    def announce(self) -> ShimIdentity:
+        """See ``play.Player``."""
+        return self._identity
+
+    async def run(self, client: ShimClient) -> None:
+        """Send everything that is not acknowledged; return when all of it is."""
+        self._note(client)
+        place = bisect_right(self._seqs, self._acked)
+        try:
+            while place < len(self._items):
+                first, items = self._chunk(place)
+                if place > 0:
+                    await self._pace.keep(self._items[place][1].t - self._items[place - 1][1].t)
+                await client.send(items, first_seq=first)
+                place += len(items)
+                self._note(client)
+            await client.drained()
+        finally:
+            self._note(client)
+
+    def _chunk(self, place: int) -> tuple[int, list[HookItem]]:
+        """Return the next items with consecutive line numbers; only one if the pace is kept."""
+        first = self._items[place][0]
+        items: list[HookItem] = []
+        for seq, item in self._items[place : place + (_CHUNK if self._pace.speed is None else 1)]:
+            if seq != first + len(items):
+                break
+            items.append(item)
+        return first, items
+
+    def _note(self, client: ShimClient) -> None:
+        self._acked = max(self._acked, client.acked)
+        self.progress.acked = bisect_right(self._seqs, self._acked)
+        self._pace.note()
+
+
+def _identity(recording: Recording, instance: str) -> ShimIdentity:
+    return ShimIdentity(
+        shim_version=VERSION,
+        boot_id=recording.boot_id,
+        instance=instance,
+        pid=0,  # the recorded OpenCode's pid is unknown
+        project="",
+        directory="",
+        worktree="",
+        opencode_version="recording",
+        last_seq=recording.items[-1][0] if recording.items else 0,
+    )

@@ -1,0 +1,182 @@
+"""Play a recording through a real link, as the plugin does.
+
+The hooks of OpenCode 1 are sent (``hooks``). A recording of OpenCode 2 has the events of its service, which are served
+to the sidecar (``service_player``). Playing a recording twice adds nothing the second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from bridge.opencode.link.frames import ShimIdentity
+from sidecar.home import Home, SidecarInfo
+from sidecar.launch import START_SECONDS, LastWords, ended, ensure_running
+from sidecar.link.client import LinkClosed, LinkUnavailable, ShimClient
+from sidecar.playing.hooks import INSTANCE, HookPlayer, read_recording
+from sidecar.playing.progress import Pace, Progress
+from sidecar.playing.recorded_service import read_service_recording
+from sidecar.playing.service_player import ServicePlayer
+from streams.log.reader import LogReader
+
+GIVE_UP_SECONDS: Final = 60.0
+"""Play gives up after this long without an ack. Until then it restarts a sidecar that exits."""
+
+_MAX_PAUSE_SECONDS: Final = 1.0
+
+MAX_EXPLAINED: Final = 2
+"""Play gives up after this many sidecars exit with a reason and without an ack between
+them, because the second one then met the same problem as the first, such as a full
+disk."""
+
+_END_SECONDS: Final = 5.0
+"""How long a sidecar that closed its link may take to give a reason and exit."""
+
+_LOOK_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class PlayResult:
+    """The result of a finished play; everything is durable."""
+
+    items: int
+    skipped: int
+    relinked: int
+    added: int
+    """The number of records that the log gained; 0 if it had all of them. Never negative."""
+    kind: str = "hooks"
+    """What the items are: ``hooks`` of OpenCode 1, or ``events`` of OpenCode 2."""
+
+
+async def play(
+    home: Home,
+    path: Path,
+    *,
+    nonce: Callable[[], str],
+    speed: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    instance: str = INSTANCE,
+    start_seconds: float = START_SECONDS,
+    give_up_seconds: float = GIVE_UP_SECONDS,
+) -> PlayResult:
+    """Send a recording to the home's sidecar, which is started if none runs; return when all of it is durable.
+
+    ``speed`` is a factor on the recorded pace; ``None``: as fast as acks allow.
+    ``instance`` is the plugin instance that the items come from.
+    If the sidecar dies, play restarts it and resends what it had
+    not acknowledged, until nothing was acknowledged for ``give_up_seconds``.
+    ``nonce`` is the method of an identity. The sidecar's calls are answered with ``unavailable``.
+    Cancelling leaves the first part recorded; playing again completes it.
+
+    Raises:
+        RecordingError, OSError: the file cannot be used; nothing was sent.
+        LinkUnavailable, HomeError: no sidecar could be reached or accepted anything, or another process plays
+            the same recording.
+    """
+    progress = Progress(0)
+    pace = Pace(speed, lambda: on_progress(progress) if on_progress is not None else None)
+    content = await asyncio.to_thread(path.read_bytes)
+    served = await asyncio.to_thread(read_service_recording, content)
+    words = await asyncio.to_thread(LastWords)
+    with ExitStack() as stack:
+        stack.callback(words.close)
+        if served is not None:
+            progress.total, skipped = len(served.rows), served.skipped
+            player: Player = stack.enter_context(ServicePlayer(home, served, progress, pace, nonce, instance))
+        else:
+            recording = await asyncio.to_thread(read_recording, path)
+            progress.total, skipped = len(recording.items), recording.skipped
+            player = HookPlayer(recording, progress, pace, instance)
+        added = await _played(home, path, nonce, player, start_seconds, give_up_seconds, words)
+    return PlayResult(progress.total, skipped, progress.relinked, added, "hooks" if served is None else "events")
+
+
+class Player(Protocol):
+    """What plays one kind of recording, over one link after the other."""
+
+    progress: Progress
+
+    def announce(self) -> ShimIdentity:
+        """The identity of the next link. A sidecar is running, so the home exists."""
+        ...
+
+    async def run(self, client: ShimClient) -> None:
+        """Go on where the last link ended; return when everything is durable.
+
+        Raises:
+            LinkClosed, LinkUnavailable: the link ended before.
+        """
+        ...
+
+
+async def _played(
+    home: Home,
+    path: Path,
+    nonce: Callable[[], str],
+    player: Player,
+    start_seconds: float,
+    give_up_seconds: float,
+    words: LastWords,
+) -> int:
+    """Send everything, over as many links as needed; return how many records the log gained."""
+    progress = player.progress
+    loop = asyncio.get_running_loop()
+    failures = explained = 0
+    lowest = _head(home)
+    give_up_at = loop.time() + give_up_seconds
+    while True:
+        acked, heard = progress.acked, words.size
+        starting = True
+        try:
+            info = await ensure_running(home, start_seconds, words)
+            starting = False
+            # A killed sidecar may have left unacknowledged records, which recovery cuts off.
+            lowest = min(lowest, _head(home))
+            async with await ShimClient.connect(home, identity=player.announce(), nonce=nonce) as client:
+                await player.run(client)
+                break
+        except LinkClosed as error:
+            if error.reason == "replaced":
+                # Do not reconnect: that would end the other process's link, which would end ours, and so on.
+                hint = "wait for it to finish, then play again: no event is recorded twice"
+                raise LinkUnavailable(f"another process is playing {path}", hint) from None
+            progress.relinked += 1
+            await _until_gone(home, info)
+            when = "repeatedly without accepting anything"
+            failure = LinkUnavailable(*ended(home, when, words))
+        except LinkUnavailable as error:
+            # The sidecar may have died between the check and the connection, or while it started.
+            failure = error
+            if starting and words.size > heard:
+                raise  # it gave the reason why it cannot start
+        if progress.acked > acked:
+            failures = explained = 0
+            give_up_at = loop.time() + give_up_seconds
+        else:
+            failures += 1
+            explained += 1 if words.size > heard else 0
+        # Start a sidecar again if it was killed, but not if it cannot write its log.
+        if explained >= MAX_EXPLAINED or loop.time() >= give_up_at:
+            raise failure
+        await asyncio.sleep(min(0.05 * failures, _MAX_PAUSE_SECONDS))
+    head = _head(home)
+    return head - min(lowest, head)
+
+
+async def _until_gone(home: Home, info: SidecarInfo) -> None:
+    """Wait for a sidecar that closed its link, because it says why it gives up before it releases its home."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _END_SECONDS
+    while loop.time() < deadline:
+        now = home.running()
+        if not home.is_locked() or (now is not None and now.boot != info.boot):
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _head(home: Home) -> int:
+    return LogReader(home.store_path).head

@@ -1,0 +1,29 @@
+"""How far a play has got, and at which pace it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress of a play. ``relinked`` counts lost links that were reopened."""
+
+    total: int
+    acked: int = 0
+    relinked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """``speed`` is a factor on the recorded pace; ``None``: as fast as possible. ``note`` is called on progress."""
+
+    speed: float | None
+    note: Callable[[], None]
+
+    async def keep(self, gap_ms: float) -> None:
+        """Wait as long as the recording did between two of its lines."""
+        if self.speed is not None:
+            await asyncio.sleep(max(gap_ms, 0) / 1000 / self.speed)
