@@ -18,9 +18,9 @@ from sidecar.config import WorkerConfig
 from sidecar.home import Home
 from sidecar.registry import Args, NoArgs, Requests
 from sidecar.runtime.agent import Agent
+from sidecar.runtime.deciding import AgentFailed, InputRefused
 from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.runtime.effects.runner import EffectKind
-from sidecar.runtime.engine import AgentFailed, InputRefused
 from sidecar.runtime.inputs import Command
 from sidecar.runtime.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
 from sidecar.runtime.metrics import Metrics

@@ -25,8 +25,9 @@ from sidecar.orchestrator.signals import SignalAgent
 from sidecar.orchestrator.stream_read import open_reader, read_lines
 from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.registry import Args, NoArgs, Requests
+from sidecar.runtime.deciding import AgentFailed, InputRefused
 from sidecar.runtime.effects.runner import EffectKind
-from sidecar.runtime.engine import AgentFailed, Handled, InputRefused
+from sidecar.runtime.engine import Handled
 from sidecar.runtime.inputs import Command
 from sidecar.runtime.runtime import Runtime
 from streams.identity import Identity

@@ -59,8 +59,8 @@ from sidecar.orchestrator.worktree_effects import worktree_kinds
 from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
 from sidecar.registry import Args, NoArgs, Requests
 from sidecar.runtime.agent import Agent
+from sidecar.runtime.deciding import AgentFailed, InputRefused
 from sidecar.runtime.effects.runner import EffectKind
-from sidecar.runtime.engine import AgentFailed, InputRefused
 from sidecar.runtime.inputs import Command
 from sidecar.runtime.runtime import Runtime
 from streams.errors import StreamError

@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from sidecar.runtime.agent import READY, RESERVED, Agent, BadOutput, HealthStatus, outputs_of
+from sidecar.runtime.agent import READY, RESERVED, Agent, HealthStatus
+from sidecar.runtime.deciding import AgentFailed, Decider, InputRefused, Outcome
 from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.runtime.inputs import (
     APPLIED,
@@ -37,12 +37,10 @@ from sidecar.runtime.inputs import (
     installed,
     log_input,
     scoped,
-    state_hash,
-    with_state,
 )
 from sidecar.runtime.metrics import Metrics, NoMetrics
 from sidecar.runtime.stops import Stop, never
-from streams.errors import Conflict, IdempotencyConflict, InvalidEvent, StreamError
+from streams.errors import Conflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import Identity
@@ -65,41 +63,12 @@ SNAPSHOT_VERSION: Final = 1
 PAUSE_SECONDS: Final = 1.0
 """How long inputs from the log wait before a failed write to the log is retried."""
 
-Outcome = Literal["done", "duplicate", "refused", "nothing", "dead"]
-"""The outcome of an input.
-
-``nothing``: an event of the log that the agent did not react to; nothing was recorded. ``dead``: an event of the log on
-which the agent failed. The event is now a dead letter, because a pure function would fail again.
-"""
-
 
 class Handled(NamedTuple):
     """An input whose results are durable. ``records``: what was recorded now; empty for a duplicate."""
 
     outcome: Outcome
     records: tuple[Record, ...] = ()
-
-
-class AgentFailed(Exception):
-    """``receive`` or ``apply`` raised, or returned something unusable. The input may be tried again."""
-
-    def __init__(self, agent: str, reason: str) -> None:
-        super().__init__(agent, reason)
-        self.agent, self.reason = agent, reason
-
-    def __str__(self) -> str:
-        return f"agent {self.agent}: {self.reason}"
-
-
-class InputRefused(Exception):
-    """The input can never be handled: its key is known with another body, or it does not match the envelope."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(code, reason)
-        self.code, self.reason = code, reason
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 class _Waiting(NamedTuple):
@@ -140,14 +109,20 @@ class Engine:
         self._store, self._identity, self._clean = store, identity, clean
         self._metrics, self._stop = metrics or NoMetrics(), stop
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
-        self._max_depth = max_depth
+        self._decider = Decider(
+            agent,
+            store,
+            self._outbox,
+            self._restore_with,
+            max_depth=max_depth,
+            metrics=self._metrics,
+            stop=stop,
+        )
         self._next = 0
         self._has_begun = False
         """Whether a snapshot says where the agent is."""
         self._since_snapshot = 0
         self._last_own = NOTHING
-        self._removed: set[str] = set()
-        """Keys of pruned records that were sent again: known, but no longer found."""
         self._waiting: deque[_Waiting] = deque()
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -321,7 +296,10 @@ class Engine:
                 # Another engine recorded something for this agent: read those records, then decide again.
                 self._waiting.extendleft(reversed(group))
                 await self._restore_or_break()
-                await self._note_removed(error)
+                try:
+                    await self._decider.note_removed(error)
+                except StreamError as failed:
+                    self.last_error = str(failed)[:300]
             except StreamError as error:
                 await self._wait_for_the_log(group, error)
             except Exception as error:
@@ -365,7 +343,7 @@ class Engine:
             first = len(batch)
             result: Handled | Exception
             try:
-                outcome, events = await self._one(waiting.input, in_batch, batch)
+                outcome, events = await self._decider.decide(waiting.input, in_batch, batch)
                 batch += events
                 in_batch |= {event.idempotency_key: event for event in events}
                 result = Handled(outcome)
@@ -375,7 +353,7 @@ class Engine:
                 result = error
                 if waiting.input.position is not None:
                     letter = self._outbox.dead(waiting.input, error.reason, {})
-                    is_known = await self._is_known(letter.idempotency_key)
+                    is_known = await self._decider.is_known(letter.idempotency_key)
                     batch += [] if is_known else [letter]
                     self.last_error = str(error)[:300]
                     result = Handled("duplicate" if is_known else "dead")
@@ -427,91 +405,6 @@ class Engine:
             if not waiting.future.done():
                 waiting.future.set_result(result._replace(records=tuple(records[first:end])))
 
-    async def _one(
-        self, given: Input, in_batch: dict[str, StreamEvent], batch: list[StreamEvent]
-    ) -> tuple[Outcome, list[StreamEvent]]:
-        """Decide about one input: its outcome and the events to record."""
-        known = in_batch.get(given.key)
-        if known is None and (found := await self._store.find(given.key)) is not None:
-            known = found.event
-        if known is not None:
-            if given.position is None and not _is_same(known, given.record):
-                raise InputRefused("key-conflict", "this key was already used for another command; use a new key")
-            return "duplicate", []
-        if given.refusal is not None:
-            code, reason = given.refusal
-            return "refused", [given.record, self._outbox.refused(given, code, reason=reason)]
-        if given.depth >= self._max_depth:
-            reason = f"depth {given.depth} is not below the limit of {self._max_depth}"
-            return "refused", [given.record, self._outbox.refused(given, "recursion_depth_exceeded", reason=reason)]
-        started = asyncio.get_running_loop().time()
-        try:
-            outputs = outputs_of(self.agent.receive(given.event))
-        except BadOutput as error:
-            raise AgentFailed(self.name, str(error)) from None
-        except Exception as error:
-            log.warning("agent %s failed on %s: %s", self.name, given.event.type, type(error).__name__)
-            raise AgentFailed(self.name, f"receive raised {type(error).__name__}") from error
-        self._stop("received")
-        if not outputs and given.position is not None:
-            return "nothing", []
-        events = [given.record]
-        try:
-            for number, output in enumerate(outputs):
-                if output.effect is None:
-                    events.append(self._outbox.event(given, number, output))
-                    continue
-                effect = self._outbox.effect(given, number, output)
-                taken = {*in_batch, *(event.idempotency_key for event in events)}
-                visit = await self._visit(partial(self._outbox.visit_key, effect), taken)
-                effect = replace(effect, visit=visit)
-                events.append(self._outbox.requested(given, number, effect, self._outbox.visit_key(effect, visit)))
-        except InvalidEvent as error:
-            raise AgentFailed(self.name, str(error)) from None
-        if any(event.idempotency_key in self._removed for event in events):
-            return "duplicate", []
-        try:
-            for event in events[1:]:
-                self.agent.apply(event)
-            hash_ = state_hash(self.agent.state())
-        except Exception as error:
-            log.warning("agent %s could not apply its output: %s", self.name, type(error).__name__)
-            await self._restore()
-            for event in batch:
-                if event.metadata.get("role") in APPLIED:
-                    self.agent.apply(event)
-            raise AgentFailed(self.name, f"apply raised {type(error).__name__}") from error
-        events[-1] = with_state(events[-1], hash_)
-        self._metrics.processed(self.name, asyncio.get_running_loop().time() - started)
-        return "done", events
-
-    async def _visit(self, key_of: Callable[[int], str], taken: set[str]) -> int:
-        """The number of the next visit. Takes few lookups even in a long loop."""
-
-        async def is_known(visit: int) -> bool:
-            key = key_of(visit)
-            return key in taken or await self._is_known(key)
-
-        high = 1
-        while await is_known(high):
-            high *= 2
-        low = high // 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if await is_known(middle) else (low, middle)
-        return high
-
-    async def _is_known(self, key: str) -> bool:
-        return key in self._removed or await self._store.find(key) is not None
-
-    async def _note_removed(self, error: Conflict) -> None:
-        """Remember a key that the store knows but ``find`` does not, because its record was pruned."""
-        try:
-            if isinstance(error, IdempotencyConflict) and await self._store.find(error.key) is None:
-                self._removed.add(error.key)
-        except StreamError as failed:
-            self.last_error = str(failed)[:300]
-
     # --- state ---
 
     @property
@@ -524,6 +417,12 @@ class Engine:
         except StreamError as error:
             self._next = -1
             self.last_error = str(error)[:300]
+
+    async def _restore_with(self, batch: list[StreamEvent]) -> None:
+        await self._restore()
+        for event in batch:
+            if event.metadata.get("role") in APPLIED:
+                self.agent.apply(event)
 
     async def _restore(self) -> None:
         """Read the agent's state from its snapshot and its stream."""
@@ -576,10 +475,3 @@ def hinted(what: str) -> Iterator[None]:
         yield
     except (OSError, StreamError) as error:
         log.warning("%s was not saved: %s", what, error)
-
-
-def _is_same(known: StreamEvent, given: StreamEvent) -> bool:
-    """Whether a command equals the recorded one. A forgotten payload can no longer be compared."""
-    if known.type != given.type:
-        return False
-    return set(known.payload) == {"$sha256"} or canonical(known.payload) == canonical(given.payload)

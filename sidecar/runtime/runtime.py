@@ -13,9 +13,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sidecar.runtime.agent import Agent
+from sidecar.runtime.deciding import AgentFailed, InputRefused
 from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.runtime.effects.runner import EffectKind, EffectRunner
-from sidecar.runtime.engine import AgentFailed, Engine, Handled, InputRefused, hinted
+from sidecar.runtime.engine import Engine, Handled, hinted
 from sidecar.runtime.inputs import ADAPTER, MAX_DEPTH, Command, agent_stream, effects_stream
 from sidecar.runtime.metrics import Metrics
 from sidecar.runtime.stops import Stop, never

@@ -10,7 +10,7 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState
 from sidecar.keeping.retaining import plan_prune
-from sidecar.runtime.engine import AgentFailed, InputRefused
+from sidecar.runtime.deciding import AgentFailed, InputRefused
 from sidecar.runtime.inputs import agent_stream, state_hash
 from sidecar.runtime.loading import UserAgent
 from sidecar.runtime.runtime import Runtime, UnknownAgent

@@ -14,7 +14,8 @@ from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
 from sidecar.runtime import engine
-from sidecar.runtime.engine import AgentFailed, Handled, InputRefused
+from sidecar.runtime.deciding import AgentFailed, InputRefused
+from sidecar.runtime.engine import Handled
 from sidecar.runtime.inputs import Command, agent_stream, state_hash
 from sidecar.runtime.runtime import Runtime
 from streams.identity import seeded_identity

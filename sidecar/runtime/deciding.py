@@ -1,0 +1,167 @@
+"""What follows from one input of an agent: ``receive``, ``apply``, and the events to record. Writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from sidecar.runtime.agent import Agent, BadOutput, outputs_of
+from sidecar.runtime.inputs import Input, Outbox, state_hash, with_state
+from sidecar.runtime.metrics import Metrics
+from sidecar.runtime.stops import Stop
+from streams.errors import Conflict, IdempotencyConflict, InvalidEvent
+from streams.event import StreamEvent
+from streams.hashing import canonical
+from streams.store import StreamStore
+
+log = logging.getLogger("sidecar.runtime")
+
+Outcome = Literal["done", "duplicate", "refused", "nothing", "dead"]
+"""The outcome of an input.
+
+``nothing``: an event of the log that the agent did not react to; nothing was recorded. ``dead``: an event of the log on
+which the agent failed. The event is now a dead letter, because a pure function would fail again.
+"""
+
+
+class AgentFailed(Exception):
+    """``receive`` or ``apply`` raised, or returned something unusable. The input may be tried again."""
+
+    def __init__(self, agent: str, reason: str) -> None:
+        super().__init__(agent, reason)
+        self.agent, self.reason = agent, reason
+
+    def __str__(self) -> str:
+        return f"agent {self.agent}: {self.reason}"
+
+
+class InputRefused(Exception):
+    """The input can never be handled: its key is known with another body, or it does not match the envelope."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code, self.reason = code, reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class Decider:
+    """Decides for one agent. ``restore`` puts the agent back to its state after the log and a batch."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        store: StreamStore,
+        outbox: Outbox,
+        restore: Callable[[list[StreamEvent]], Awaitable[None]],
+        *,
+        max_depth: int,
+        metrics: Metrics,
+        stop: Stop,
+    ) -> None:
+        self._agent, self._store, self._outbox, self._restore = agent, store, outbox, restore
+        self._max_depth, self._metrics, self._stop = max_depth, metrics, stop
+        self._removed: set[str] = set()
+        """Keys of pruned records that were sent again: known, but no longer found."""
+
+    async def decide(
+        self, given: Input, in_batch: dict[str, StreamEvent], batch: list[StreamEvent]
+    ) -> tuple[Outcome, list[StreamEvent]]:
+        """Decide about one input: its outcome and the events to record.
+
+        ``in_batch`` has the events of ``batch``, which precedes this input, by their keys.
+
+        Raises:
+            InputRefused, AgentFailed: see these classes. The agent's state is unchanged.
+        """
+        known = in_batch.get(given.key)
+        if known is None and (found := await self._store.find(given.key)) is not None:
+            known = found.event
+        if known is not None:
+            if given.position is None and not _is_same(known, given.record):
+                raise InputRefused("key-conflict", "this key was already used for another command; use a new key")
+            return "duplicate", []
+        if given.refusal is not None:
+            code, reason = given.refusal
+            return "refused", [given.record, self._outbox.refused(given, code, reason=reason)]
+        if given.depth >= self._max_depth:
+            reason = f"depth {given.depth} is not below the limit of {self._max_depth}"
+            return "refused", [given.record, self._outbox.refused(given, "recursion_depth_exceeded", reason=reason)]
+        started = asyncio.get_running_loop().time()
+        try:
+            outputs = outputs_of(self._agent.receive(given.event))
+        except BadOutput as error:
+            raise AgentFailed(self._agent.name, str(error)) from None
+        except Exception as error:
+            log.warning("agent %s failed on %s: %s", self._agent.name, given.event.type, type(error).__name__)
+            raise AgentFailed(self._agent.name, f"receive raised {type(error).__name__}") from error
+        self._stop("received")
+        if not outputs and given.position is not None:
+            return "nothing", []
+        events = [given.record]
+        try:
+            for number, output in enumerate(outputs):
+                if output.effect is None:
+                    events.append(self._outbox.event(given, number, output))
+                    continue
+                effect = self._outbox.effect(given, number, output)
+                taken = {*in_batch, *(event.idempotency_key for event in events)}
+                visit = await self._visit(partial(self._outbox.visit_key, effect), taken)
+                effect = replace(effect, visit=visit)
+                events.append(self._outbox.requested(given, number, effect, self._outbox.visit_key(effect, visit)))
+        except InvalidEvent as error:
+            raise AgentFailed(self._agent.name, str(error)) from None
+        if any(event.idempotency_key in self._removed for event in events):
+            return "duplicate", []
+        try:
+            for event in events[1:]:
+                self._agent.apply(event)
+            hash_ = state_hash(self._agent.state())
+        except Exception as error:
+            log.warning("agent %s could not apply its output: %s", self._agent.name, type(error).__name__)
+            await self._restore(batch)
+            raise AgentFailed(self._agent.name, f"apply raised {type(error).__name__}") from error
+        events[-1] = with_state(events[-1], hash_)
+        self._metrics.processed(self._agent.name, asyncio.get_running_loop().time() - started)
+        return "done", events
+
+    async def _visit(self, key_of: Callable[[int], str], taken: set[str]) -> int:
+        """The number of the next visit. Takes few lookups even in a long loop."""
+
+        async def is_known(visit: int) -> bool:
+            key = key_of(visit)
+            return key in taken or await self.is_known(key)
+
+        high = 1
+        while await is_known(high):
+            high *= 2
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if await is_known(middle) else (low, middle)
+        return high
+
+    async def is_known(self, key: str) -> bool:
+        """Whether an event with this key was recorded, even if it was pruned since."""
+        return key in self._removed or await self._store.find(key) is not None
+
+    async def note_removed(self, error: Conflict) -> None:
+        """Remember a key that the store knows but ``find`` does not, because its record was pruned.
+
+        Raises:
+            StreamError: the log cannot be read.
+        """
+        if isinstance(error, IdempotencyConflict) and await self._store.find(error.key) is None:
+            self._removed.add(error.key)
+
+
+def _is_same(known: StreamEvent, given: StreamEvent) -> bool:
+    """Whether a command equals the recorded one. A forgotten payload can no longer be compared."""
+    if known.type != given.type:
+        return False
+    return set(known.payload) == {"$sha256"} or canonical(known.payload) == canonical(given.payload)
