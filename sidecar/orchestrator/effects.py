@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sidecar.orchestrator.host import Host, HostAbsent, Part
-from sidecar.orchestrator.intents import ABORT, CHECK, CREATE, PROMPT
+from sidecar.orchestrator.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.orchestrator.notices import WAKE
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled

@@ -15,7 +15,9 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from sidecar.orchestrator import budgets, edits, notices, watch
+from sidecar.orchestrator import intent_effects as asked
 from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal
+from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
 from sidecar.orchestrator.intent_state import Intent, Limits, State, intent_of
 from sidecar.orchestrator.intent_texts import told
 from sidecar.orchestrator.lifecycle import ENDED, INTENT, WORKING, after
@@ -40,14 +42,8 @@ MAX_RESUMES: Final = 5
 ANSWERED: Final = ("stop", "length")
 """The finish reasons of a turn's last call of the model."""
 
-CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
-
 MAX_STOPS: Final = 20
 """Maximum number of intents that one input stops. The next tick, which follows at once, stops more."""
-
-CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
-CHECK = watch.CHECK
-ISOLATE, COLLECT = "worktree.add", "worktree.collect"
 
 _STATE: Final = TypeAdapter(State)
 
@@ -151,7 +147,7 @@ class IntentAgent:
         about = {"reason": doom.reason, "code": doom.code}
         if intent.session is None:
             return self._end(intent, doom.event, ts, **about)
-        abort = _effect(ABORT, intent.id, {"session": intent.session, "directory": intent.place})
+        abort = asked.abort(intent)
         if doom.event == "intent.cancelled":
             return [Output("intent.cancelling", {"intent": intent.id, "ts": ts, **about}), abort]
         return [*self._end(intent, doom.event, ts, **about), abort]
@@ -214,8 +210,8 @@ class IntentAgent:
     def _start(self, intent: Intent) -> list[Output]:
         starting = Output("intent.starting", {"intent": intent.id})
         if intent.isolation == "worktree" or (intent.isolation == "auto" and intent.agent not in self._limits.readers):
-            return [starting, _effect(ISOLATE, intent.id, {"intent": intent.id, "directory": intent.directory})]
-        return [starting, self._create(intent, intent.directory)]
+            return [starting, asked.isolate(intent)]
+        return [starting, asked.create(intent, intent.directory)]
 
     def _isolated(self, intent: Intent, error: str, found: Any, ts: int) -> list[Output]:
         """The worktree exists, or it cannot be created and the intent edits the user's files if it may."""
@@ -225,18 +221,7 @@ class IntentAgent:
             reason = f"no worktree: {error or 'the directory is in no git repository that has a commit'}"
             return self._end(intent, "intent.failed", ts, reason=reason, code="no-worktree")
         isolated = Output("intent.isolated", {"intent": intent.id, "worktree": found})
-        return [isolated, self._create(intent, found.get("directory") or intent.directory)]
-
-    def _create(self, intent: Intent, directory: str) -> Output:
-        args = {
-            "intent": intent.id,
-            "title": intent.title,
-            "directory": directory,
-            "parent": intent.parent,
-            "agent": intent.agent,
-            "pid": intent.pid,
-        }
-        return _effect(CREATE, intent.id, args)
+        return [isolated, asked.create(intent, found.get("directory") or intent.directory)]
 
     def _cancel(self, event: StreamEvent) -> list[Output]:
         intent = self.data.intents.get(event.payload.get("intent", ""))
@@ -312,7 +297,7 @@ class IntentAgent:
         intent = self.data.intents.get(node)
         if intent is None or intent.state in ENDED:
             if kind == ISOLATE and isinstance(result, dict) and result:
-                return [_collect(node, result, session=None, stop=False)]
+                return [asked.collect(node, result, session=None, stop=False)]
             return []
         error = str(event.payload.get("error", ""))
         if kind == COLLECT or intent.state == "finishing":
@@ -337,7 +322,7 @@ class IntentAgent:
                     "ts": event.ts,
                 },
             )
-            return [started, self._prompt(intent, session, intent.prompt)]
+            return [started, asked.prompt(intent, session, intent.prompt)]
         if kind == PROMPT and failed:
             return self._end(intent, "intent.failed", event.ts, reason=f"not prompted: {error}", code="no-prompt")
         if kind == PROMPT and isinstance(result, dict) and result.get("absent"):
@@ -351,19 +336,6 @@ class IntentAgent:
         if kind == ABORT and intent.state == "cancelling":
             return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
         return []
-
-    def _prompt(self, intent: Intent, session: str, text: str) -> Output:
-        model = intent.models[0] if intent.models else None
-        args = {
-            "session": session,
-            "directory": intent.place,
-            "text": text,
-            "agent": intent.agent,
-            "model": model,
-            "pid": intent.pid,
-            "waits": text == CONTINUE,  # waiting for an OpenCode; the session itself already has the prompt
-        }
-        return _effect(PROMPT, intent.id, args)
 
     def _turn_ended(self, event: StreamEvent) -> list[Output]:
         session, outcome = str(event.payload.get("session")), event.payload.get("outcome")
@@ -400,8 +372,8 @@ class IntentAgent:
         """The next model takes over after an error; without one the intent has failed."""
         if len(intent.models) > 1:
             fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], "ts": ts})
-            args = {**self._prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}
-            return [fallback, _effect(PROMPT, intent.id, args)]
+            args = {**asked.prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}
+            return [fallback, asked.effect(PROMPT, intent.id, args)]
         reason = f"error: {str(said).partition(chr(10))[0][:MAX_REASON]}"
         return self._end(intent, "intent.failed", ts, reason=reason, code="error")
 
@@ -413,7 +385,7 @@ class IntentAgent:
             reason = f"crash: its OpenCode died {intent.resumes + 1} times"
             return self._end(intent, "intent.failed", ts, reason=reason, code="crash")
         interrupted = Output("intent.interrupted", {"intent": intent.id, "ts": ts})
-        return [interrupted, self._prompt(intent, session, text)]
+        return [interrupted, asked.prompt(intent, session, text)]
 
     def _answered_by(self, event: StreamEvent) -> list[Output]:
         """A message in a phantom's session says which model answers it: the agent may have one of its own."""
@@ -455,7 +427,7 @@ class IntentAgent:
             return self._ended(intent, type_, ts, **about)
         ending = {"intent": intent.id, "type": type_, "about": about, "ts": ts}
         stop = type_ != "intent.completed"
-        collect = _collect(intent.id, intent.worktree, session=intent.session, stop=stop)
+        collect = asked.collect(intent.id, intent.worktree, session=intent.session, stop=stop)
         return [Output("intent.finishing", ending), collect]
 
     def _finished(self, intent: Intent, changes: Any, ts: int) -> list[Output]:
@@ -491,13 +463,3 @@ _CHANGES: Final = {
     "intent.cancelled",
 } | {"intent.fallback", "notice.queued", "notice.held", "notice.observed"}
 """Events after which something may start, must stop, or can be delivered."""
-
-
-def _collect(intent: str, worktree: dict[str, str], *, session: str | None, stop: bool) -> Output:
-    """Save the changes in a worktree, and remove it; with ``stop``, its session first."""
-    about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
-    return _effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
-
-
-def _effect(kind: str, node: str, args: dict[str, Any]) -> Output:
-    return Output("effect.requested", args, effect=kind, node=node)

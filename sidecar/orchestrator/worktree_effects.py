@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sidecar.orchestrator.host import Host, HostError
-from sidecar.orchestrator.intents import COLLECT, ISOLATE
+from sidecar.orchestrator.intent_effects import COLLECT, ISOLATE
 from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.intents import PROMPT
+from sidecar.orchestrator.intent_effects import PROMPT
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.orchestrator.intent_effects import CREATE
 from sidecar.orchestrator.intent_state import KEPT_ENDED
-from sidecar.orchestrator.intents import (
-    CREATE,
-)
 from tests.sidecar.orchestrator.world import World, later
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sidecar.config import ConfigError, load_config
 from sidecar.gardener_config import GardenerConfig
 from sidecar.orchestrator.gardener import NAME, ROOT, GardenerAgent
-from sidecar.orchestrator.intents import CREATE, PROMPT, IntentAgent
+from sidecar.orchestrator.intent_effects import CREATE, PROMPT
+from sidecar.orchestrator.intents import IntentAgent
 from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 from streams.stores.memory import MemoryStore

@@ -7,16 +7,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.orchestrator.intents import (
-    ABORT,
-    CHECK,
-    COLLECT,
-    CONTINUE,
-    CREATE,
-    ISOLATE,
-    MAX_STOPS,
-    PROMPT,
-)
+from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
+from sidecar.orchestrator.intents import MAX_STOPS
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
 from sidecar.orchestrator.notices import WAKE
 from tests.sidecar.orchestrator.world import World, later

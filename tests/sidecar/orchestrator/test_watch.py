@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.orchestrator.intents import (
-    ABORT,
-    CHECK,
-)
+from sidecar.orchestrator.intent_effects import ABORT, CHECK
 from sidecar.orchestrator.lifecycle import ENDED
 from tests.sidecar.orchestrator.world import World, later
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from sidecar.orchestrator.intent_effects import COLLECT, CREATE, ISOLATE
 from sidecar.orchestrator.intent_state import Intent, Limits
-from sidecar.orchestrator.intents import (
-    COLLECT,
-    CREATE,
-    ISOLATE,
-    IntentAgent,
-)
+from sidecar.orchestrator.intents import IntentAgent
 from sidecar.orchestrator.notices import WAKE
 from streams.event import StreamEvent
 from tests.sidecar.runtime.kinds import Clock

@@ -1,0 +1,67 @@
+"""The effects that the agent ``intents`` asks for, with their arguments. ``effects.py`` and ``worktree_effects.py`` run
+them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sidecar.orchestrator.intent_state import Intent
+from sidecar.orchestrator.watch import CHECK
+from sidecar.runtime.agent import Output
+
+__all__ = ["ABORT", "CHECK", "COLLECT", "CONTINUE", "CREATE", "ISOLATE", "PROMPT"]
+
+CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
+ISOLATE, COLLECT = "worktree.add", "worktree.collect"
+
+CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
+
+
+def isolate(intent: Intent) -> Output:
+    """Make a worktree for an intent."""
+    return effect(ISOLATE, intent.id, {"intent": intent.id, "directory": intent.directory})
+
+
+def create(intent: Intent, directory: str) -> Output:
+    """Create the session of an intent in a directory."""
+    args = {
+        "intent": intent.id,
+        "title": intent.title,
+        "directory": directory,
+        "parent": intent.parent,
+        "agent": intent.agent,
+        "pid": intent.pid,
+    }
+    return effect(CREATE, intent.id, args)
+
+
+def prompt(intent: Intent, session: str, text: str) -> Output:
+    """Prompt the session of an intent."""
+    model = intent.models[0] if intent.models else None
+    args = {
+        "session": session,
+        "directory": intent.place,
+        "text": text,
+        "agent": intent.agent,
+        "model": model,
+        "pid": intent.pid,
+        "waits": text == CONTINUE,  # waiting for an OpenCode; the session itself already has the prompt
+    }
+    return effect(PROMPT, intent.id, args)
+
+
+def abort(intent: Intent) -> Output:
+    """Stop what the session of an intent does."""
+    return effect(ABORT, intent.id, {"session": intent.session, "directory": intent.place})
+
+
+def collect(intent: str, worktree: dict[str, str], *, session: str | None, stop: bool) -> Output:
+    """Save the changes in a worktree, and remove it; with ``stop``, its session first."""
+    about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
+    return effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
+
+
+def effect(kind: str, node: str, args: dict[str, Any]) -> Output:
+    """An effect of an intent, whose id is ``node``."""
+    return Output("effect.requested", args, effect=kind, node=node)
