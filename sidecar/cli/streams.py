@@ -38,7 +38,7 @@ async def streams(
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import project_streams, streams_here
-    from sidecar.views.projects import is_agents
+    from sidecar.views.catalog import is_agents
     from sidecar.views.select import catalog_of, empty_text, open_reader
 
     out = Output(json)
@@ -125,7 +125,7 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
 
 
 def _named(stream: dict[str, Any]) -> str:
-    from sidecar.views.projects import is_agents
+    from sidecar.views.catalog import is_agents
 
     joined = f" (belongs to {stream['root']})" if stream["root"] else ""
     if is_agents(stream["stream_id"]):

@@ -21,8 +21,13 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """Name of its snapshot."""
 
-CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 3
+CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 4
 """Version of the dumped catalog and of the fold; snapshots of another version are not used."""
+
+
+def is_agents(stream_id: str) -> bool:
+    """True for the stream of an agent, which holds no session."""
+    return stream_id.startswith("agent/")
 
 
 class OpenAsk(msgspec.Struct):
@@ -125,7 +130,7 @@ class Catalog:
         if is_forgotten(payload):
             stream.forgotten += 1
         session_id = payload.get("session")
-        if not isinstance(session_id, str):
+        if not isinstance(session_id, str) or is_agents(event.stream_id):
             return
         session = self.sessions.get(session_id)
         if session is None:

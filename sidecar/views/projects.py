@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from sidecar.views.catalog import Catalog
+from sidecar.views.catalog import Catalog, is_agents
 
 _NO_PROJECT = ("", "global")
 """OpenCode's project id of a directory without a repository."""
@@ -28,11 +28,6 @@ class Project:
         inside = {stream_id for stream_id, directory in directories.items() if self.holds(directory)}
         ids = {catalog.streams[stream_id].project for stream_id in inside} - set(_NO_PROJECT)
         return inside | {stream.id for stream in catalog.streams.values() if stream.project in ids}
-
-
-def is_agents(stream_id: str) -> bool:
-    """True for the stream of an agent, which holds no session."""
-    return stream_id.startswith("agent/")
 
 
 def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str | None:

@@ -348,6 +348,18 @@ def test_an_ask_is_worded_alike_everywhere_and_a_long_one_is_shown_whole(tmp_pat
         assert f"bash echo {' '.join(words)}" in " ".join(ANSI.sub("", screen).split())
 
 
+def test_a_session_that_an_agent_names_first_belongs_to_its_own_stream() -> None:
+    catalog = Catalog()
+    named = agent_record("agent/intents", "ses_a")
+    for position, made in enumerate([named, happened("ses_a", "turn.started", message="m")]):
+        catalog.apply(Record(made, position, position, ""))
+    assert catalog.sessions["ses_a"].stream == "ses_a"
+    assert {stream.id: stream.sessions for stream in catalog.streams.values()} == {
+        "agent/intents": [],
+        "ses_a": ["ses_a"],
+    }
+
+
 def test_an_ask_that_is_too_long_to_keep_says_that_it_goes_on() -> None:
     catalog = Catalog()
     told = {"permission": "bash", "metadata": {"command": "x" * 1000}}
