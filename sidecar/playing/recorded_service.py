@@ -59,7 +59,7 @@ def read_service_recording(content: bytes) -> ServiceRecording | None:
     for line in content.splitlines():
         try:
             told = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not isinstance(told, dict) or {"hook", "input"} <= told.keys():
             return None

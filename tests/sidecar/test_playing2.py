@@ -120,6 +120,8 @@ def test_what_only_the_durable_log_has_is_played_too() -> None:
     assert [event.seq for _, event in recording.rows] == [event.seq for _, event in log]
 
 
-@pytest.mark.parametrize("content", ["", "{}", "no JSON", '{"t": 1, "hook": "event", "input": {}, "output": {}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "no JSON", "[" * 100_000, '{"t": 1, "hook": "event", "input": {}, "output": {}}']
+)
 def test_other_files_are_no_recordings_of_a_service(content: str) -> None:
     assert read_service_recording(content.encode()) is None
