@@ -32,7 +32,7 @@ from sidecar.orchestrator.gardener import GardenerAgent
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
-from sidecar.orchestrator.intent_state import Intent, Limits, as_row
+from sidecar.orchestrator.intent_state import Intent, Limits, as_row, differences
 from sidecar.orchestrator.intent_texts import told
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED, WORKING
@@ -260,7 +260,7 @@ class DurableStream:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.
 
         Raises:
-            InputRefused, AgentFailed, StreamError: nothing was registered.
+            InputRefused, AgentFailed, StreamError: nothing was registered; ``key-conflict``: the key is of other work.
         """
         assert self._runtime is not None
         key = given.key or self._identity.ulid()
@@ -294,6 +294,9 @@ class DurableStream:
         )
         if found is None:
             raise InputRefused("no-intent", f"the key of {intent} was used, and the log no longer has that intent")
+        if differs := differences(found, payload):
+            other = f"{found.id} was started with this key and is other work ({', '.join(differs)})"
+            raise InputRefused("key-conflict", f"{other}; use a new key")
         return found
 
     def _above(self, session: str | None) -> list[str]:
