@@ -143,6 +143,7 @@ class DurableStream:
         state: CaptureState,
         ingest: Any,
         registrations: Callable[[], Iterable[Path]] = tuple,
+        has_plugin: Callable[[Path, Mapping[str, str]], bool] = lambda _directory, _environ: True,
     ) -> None:
         self.agent = IntentAgent(Limits.of(config))
         self.links: Any = list
@@ -150,7 +151,7 @@ class DurableStream:
         self.headless: Headless | Borrowed = (
             Borrowed(lambda: self.links())
             if config.host == "shim"
-            else Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable)
+            else Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable, has_plugin)
         )
         one = V1Host(
             lambda: self.links(),
@@ -449,6 +450,9 @@ class DurableStream:
             raise RequestError("not-found", f"{args.directory}: this directory does not exist")
         if odd := next((model for model in args.models if "/" not in model), None):
             raise RequestError("bad-arguments", f"{odd[:60]!a} names no provider; a model is PROVIDER/MODEL")
+        if await asyncio.to_thread(self.headless.never_links, args.directory):
+            why = "the plugin is not installed, so no OpenCode could do this work; run `durable-stream install`"
+            raise RequestError("not-installed", why)
         parent = self._session(args.parent) if args.parent is not None else None
         try:
             intent = await self.register_intent(args.model_copy(update={"parent": parent}))

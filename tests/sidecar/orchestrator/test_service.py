@@ -240,7 +240,10 @@ async def test_a_start_resumes_unfinished_work_and_tells_other_agents_so(tmp_pat
         assert (await run.steps("intents", "opencode.check"))[-1] == "effect.completed"
 
 
-def test_the_same_key_on_the_command_line_is_the_same_intent(tmp_path: Path) -> None:
+def test_work_that_no_opencode_can_do_is_refused_and_the_same_key_is_the_same_intent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     home = Home(tmp_path / "home")
     home.create()
     home.config_path.write_text(f'[phantom]\nexecutable = "{tmp_path / "none"}"\n')
@@ -248,6 +251,9 @@ def test_the_same_key_on_the_command_line_is_the_same_intent(tmp_path: Path) -> 
     try:
         running(home)
         more = ("--tokens", "5", "--cost", "0.5", "--directory", str(tmp_path))
+        refused = command(home, "spawn", "do it", "--key", "mine", *more)
+        assert "`durable-stream install` [not-installed]" in refused.stderr and not command(home, "intents").stdout
+        assert command(home, "install").returncode == 0
         said = [command(home, "spawn", "do it", "--key", "mine", *more) for _ in range(2)]
         assert len({done.stdout.split()[0] for done in said}) == 1, said
         (intent,) = {done.stdout.split()[0] for done in said}
