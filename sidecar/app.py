@@ -26,6 +26,7 @@ from sidecar.components import Component, wait_idle
 from sidecar.config import Config
 from sidecar.handler import Sidecar
 from sidecar.home import Home, HomeLock, HomeLocked, HomeNotEmpty, SidecarInfo
+from sidecar.install.plugin import is_installed
 from sidecar.keeping.upkeep import Upkeep, restore
 from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
@@ -272,6 +273,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         state,
         ingest,
         lambda: services.registrations,
+        is_installed,
     )
     worker = sidecar.worker = Worker(
         home,

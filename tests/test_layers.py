@@ -123,6 +123,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _CAPTURE_2,
         "bridge/opencode/redact",
         "sidecar/capture",
+        "sidecar/install",
         "sidecar/keeping",
         "sidecar/link",
         "sidecar/nats",

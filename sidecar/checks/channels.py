@@ -1,8 +1,23 @@
-"""The check that the channels to a person took their newest messages."""
+"""The checks that the channels to a person can be used, and took their newest messages."""
 
 from __future__ import annotations
 
 from sidecar.checks.check import Check, Scene
+
+
+def check_urls(scene: Scene) -> list[Check]:
+    """The URLs of ``[notify]`` that cannot be used, by names without secrets. Sends nothing."""
+    if scene.config is None or not scene.config.notify.urls:
+        return []
+    from sidecar.orchestrator.channels import Channels
+
+    named: dict[str, list[str]] = {}
+    for name, why in Channels(scene.config.notify).faults().items():
+        named.setdefault(why, []).append(name)
+    hint = (
+        "`durable-stream notify test` sends a message on each channel; after a change, run `durable-stream stop` first"
+    )
+    return [Check("notify", "note", f"{', '.join(names)}: {why}", hint) for why, names in named.items()]
 
 
 def check_channels(scene: Scene) -> list[Check]:

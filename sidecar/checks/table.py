@@ -36,6 +36,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     unlinked.check_unlinked,
     nats.check_nats,
     agents.check_agents,
+    channels.check_urls,
 )
 
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (

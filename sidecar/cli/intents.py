@@ -11,7 +11,9 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
+    from sidecar.home import Home
     from sidecar.orchestrator.intent_state import Intent, State
+    from streams.log.reader import LogReader
 
 
 async def intents(
@@ -61,7 +63,8 @@ async def intents(
         out.text(_named(state, intent).changes.get("diff", "").rstrip("\n"))
         return
     if intent is not None:
-        _show(out, _named(state, intent), state)
+        named = _named(state, intent)
+        _show(out, named, state, await _waits(home, reader, state, named))
         return
     listed = list(state.intents.values())[-limit if limit else 0 :]
     if json:
@@ -106,16 +109,40 @@ def _table(out: Output, listed: list[Intent]) -> None:
     out.table((*columns, Column("title")), rows)
 
 
-def _show(out: Output, intent: Intent, state: State) -> None:
+async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) -> list[dict[str, str]]:
+    from sidecar.config import ConfigError, load_config
+    from sidecar.orchestrator.budgets import full
+    from sidecar.orchestrator.intent_state import Limits
+    from sidecar.orchestrator.reading import read_checkpoints
+    from sidecar.orchestrator.waits import waits
+
+    reached = ""
+    if intent.state == "queued":
+        try:
+            reached = full(state, Limits.of(load_config(home.config_path).phantom), intent)
+        except ConfigError as error:
+            note(f"The limits are not known: {error}")
+    return waits(intent, reached, await read_checkpoints(reader) if intent.asks else ())
+
+
+def _wait_text(wait: dict[str, str]) -> str:
+    return f"your answer to {wait['id']}: {wait['text']}" if wait["for"] == "answer" else wait["text"]
+
+
+def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]) -> None:
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.orchestrator.intent_state import as_row, spent_by
     from sidecar.orchestrator.intent_texts import file_text, overlap_text
     from sidecar.orchestrator.lifecycle import ENDED
+    from sidecar.orchestrator.waits import used as used_by
     from sidecar.views.wording import amount, local_time, money, rough_span
 
     notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)
     if out.json:
         spent = spent_by(state, intent.root)
-        out.object({**as_row(intent), "spent": spent, "notice": None if notice is None else notice.state})
+        out.object(
+            {**as_row(intent), "spent": spent, "notice": None if notice is None else notice.state, "waits": waits}
+        )
         return
     used = spent_by(state, intent.root)
     together = f"{used['sessions']} started, {rough_span(used['ran'])}, {amount(used['tokens'])} tokens"
@@ -128,6 +155,8 @@ def _show(out: Output, intent: Intent, state: State) -> None:
         ("directory", intent.directory),
         ("works in", intent.worktree.get("root") if intent.state not in ENDED else None),
         ("registered", local_time(intent.created)),
+        ("used", used_by(intent, own_identity().now_ms())),
+        *(("waits for", _wait_text(each)) for each in waits),
         ("notice", notice and notice.state),
         ("its root", f"{together}, {money(used['cost'])}" if used["sessions"] > 1 else None),
     ):

@@ -37,7 +37,8 @@ async def spawn(
         ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", help="Idempotency key: work with the same key starts only once.")
+        str | None,
+        typer.Option("--key", help="Idempotency key: the work starts only once; a key of other work is refused."),
     ] = None,
     json: JsonFlag = False,
 ) -> None:

@@ -138,6 +138,12 @@ def is_ours(path: Path) -> bool:
         return file.readline().rstrip("\n") == FIRST_LINE
 
 
+def is_installed(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """True if an OpenCode that starts in ``directory`` finds a file in the place of the plugin, whoever wrote it."""
+    configs = Places.of(directory, environ).all
+    return any(os.path.lexists(config / folder / PLUGIN_NAME) for config in configs for folder in ("plugin", "plugins"))
+
+
 def install(
     target: Target,
     *,

@@ -32,6 +32,10 @@ class Borrowed:
     def know(self, pid: int) -> None:
         """See ``Headless``: nothing is started, so no environment is needed."""
 
+    def never_links(self, directory: str) -> bool:
+        """See ``Headless``: it is the user who starts one, in whatever environment."""
+        return False
+
     async def stop(self) -> None:
         """See ``Headless``: the process is the user's."""
 

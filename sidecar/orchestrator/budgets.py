@@ -46,14 +46,20 @@ def refusal(state: State, limits: Limits, intent: Intent) -> dict[str, str] | No
 
 def has_room(state: State, limits: Limits, intent: Intent) -> bool:
     """Whether a queued intent may start now."""
+    return not full(state, limits, intent)
+
+
+def full(state: State, limits: Limits, intent: Intent) -> str:
+    """The key of ``[phantom]`` whose limit a queued intent waits for; empty if it may start now."""
     active = [each for each in state.intents.values() if each.state in ACTIVE]
     if len(active) >= limits.running:
-        return False
-    return all(
-        sum(name in _providers(each) for each in active) < limits.per_model[name]
+        return "max_running"
+    reached = (
+        f"per_model.{name}"
         for name in _providers(intent)
-        if name in limits.per_model
+        if name in limits.per_model and sum(name in _providers(each) for each in active) >= limits.per_model[name]
     )
+    return next(reached, "")
 
 
 def spend(state: State, event: StreamEvent) -> list[Output]:

@@ -14,6 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, tzinfo
 from hashlib import sha256
 from typing import Any, Final
@@ -40,6 +42,20 @@ class Channels:
         self.stages = [[DESKTOP] * config.desktop, [*([COMMAND] * bool(self._command)), *self._urls]]
         self.names = [name for stage in self.stages for name in stage]
 
+    def faults(self) -> dict[str, str]:
+        """The channels whose URL apprise cannot use, or all of them if apprise is missing, each with the reason.
+
+        Nothing is sent.
+        """
+        found = {}
+        for channel, url in self._urls.items():
+            try:
+                with _listening():
+                    _target(url)
+            except ChannelError as error:
+                found[channel] = str(error)
+        return found
+
     async def send(self, channel: str, title: str, text: str) -> None:
         """Send a message. When this returns, the message has left this machine, perhaps more than once.
 
@@ -58,7 +74,7 @@ class Channels:
 
 def channel_name(url: str) -> str:
     """The name of a channel: its scheme and a digest, which distinguishes channels with the same scheme."""
-    scheme = re.match(r"[A-Za-z][A-Za-z0-9+-]{0,19}", url)
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+-]{0,19}(?=://)", url)
     return f"{scheme[0].lower() if scheme else 'url'}:{sha256(url.encode()).hexdigest()[:8]}"
 
 
@@ -130,26 +146,42 @@ class _Codes(logging.Handler):
         self.codes += re.findall(r"\berror=(\d{3})\b", record.getMessage())
 
 
-def _by_apprise(channel: str, url: str, title: str, text: str) -> None:
-    try:
-        import apprise
-    except ImportError:
-        raise ChannelError(f"the library apprise is missing; install it: {extra_command('notify')}") from None
+@contextmanager
+def _listening() -> Iterator[_Codes]:
+    """Keep apprise's complaints from every log."""
     logger = logging.getLogger("apprise")
     logger.propagate = False
     heard = _Codes()
     logger.addHandler(heard)
     try:
-        target: Any = apprise.Apprise()
-        if not target.add(url):
-            raise ChannelError("apprise does not support this URL; correct it in [notify] urls")
-        sent = target.notify(body=text, title=title)
-    except ChannelError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
-        raise ChannelError(f"apprise failed with {type(error).__name__}") from None
+        yield heard
     finally:
         logger.removeHandler(heard)
+
+
+def _target(url: str) -> Any:
+    """What apprise makes of a URL."""
+    try:
+        import apprise
+    except ImportError:
+        raise ChannelError(f"the library apprise is missing; install it: {extra_command('notify')}") from None
+    target: Any = apprise.Apprise()
+    try:
+        is_usable = target.add(url)
+    except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
+        raise ChannelError(f"apprise failed with {type(error).__name__}") from None
+    if not is_usable:
+        raise ChannelError("apprise does not know its scheme, or cannot use the rest of it; correct [notify] urls")
+    return target
+
+
+def _by_apprise(channel: str, url: str, title: str, text: str) -> None:
+    with _listening() as heard:
+        target = _target(url)
+        try:
+            sent = target.notify(body=text, title=title)
+        except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
+            raise ChannelError(f"apprise failed with {type(error).__name__}") from None
     if not sent:
         why = f"HTTP {heard.codes[-1]}" if heard.codes else "no answer"
         raise ChannelError(

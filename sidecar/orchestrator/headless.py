@@ -18,7 +18,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -49,7 +49,10 @@ class Known(NamedTuple):
 
 
 class Headless:
-    """One process for all directories. ``links`` gives the open links; ``executable`` names the program to use."""
+    """One process for all directories. ``links`` gives the open links; ``executable`` names the program to use.
+
+    ``has_plugin`` says whether an OpenCode loads the plugin in a directory, with an environment.
+    """
 
     def __init__(
         self,
@@ -58,9 +61,10 @@ class Headless:
         nonce: Callable[[], str],
         now_ms: Callable[[], int],
         executable: Path | None = None,
+        has_plugin: Callable[[Path, Mapping[str, str]], bool] = lambda _directory, _environ: True,
     ) -> None:
         self._home, self._links, self._nonce, self._now_ms = home, links, nonce, now_ms
-        self._executable = executable
+        self._executable, self._has_plugin = executable, has_plugin
         self._file = home.path / "headless.json"
         self._info: dict[str, Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,6 +92,12 @@ class Headless:
             await asyncio.to_thread(_ask, info, f"/session?directory={quote(directory, safe='')}&limit=1", directory)
             found = await self._until_linked(info["pid"], directory)
         return found
+
+    def never_links(self, directory: str) -> bool:
+        """Whether no OpenCode is linked, and one that starts for a directory would not load the plugin."""
+        if any(link.is_open for link in self._links()):
+            return False
+        return not self._has_plugin(Path(directory), self._asking(None).environment or os.environ)
 
     async def stop(self) -> None:
         """End the process, if it is running."""

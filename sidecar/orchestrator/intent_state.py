@@ -410,6 +410,27 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
     )
 
 
+_GIVEN: Final = {
+    "prompt": "prompt",
+    "directory": "directory",
+    "parent": "parent",
+    "agent": "agent",
+    "wall_ms": "minutes",
+    "max_tokens": "tokens",
+    "max_cost": "cost",
+}
+"""What makes two registrations the same work, each with the name of the argument."""
+
+
+def differences(intent: Intent, payload: Mapping[str, Any]) -> list[str]:
+    """The arguments in which a registration is other work than an intent. Title and isolation do not count."""
+    other = intent_of({**payload, "ts": intent.created})
+    found = [name for key, name in _GIVEN.items() if getattr(intent, key) != getattr(other, key)]
+    # The models that failed are no longer in the state.
+    models = other.models if intent.fell_back is None else other.models[-len(intent.models) :]
+    return [*found, "models"] if models != intent.models else found
+
+
 def notice_of(payload: Mapping[str, Any]) -> Notice:
     """The notice that a ``notice.queued`` describes."""
     return Notice(

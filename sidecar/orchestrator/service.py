@@ -32,7 +32,7 @@ from sidecar.orchestrator.gardener import GardenerAgent
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
-from sidecar.orchestrator.intent_state import Intent, Limits, as_row
+from sidecar.orchestrator.intent_state import Intent, Limits, as_row, differences
 from sidecar.orchestrator.intent_texts import told
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED, WORKING
@@ -143,6 +143,7 @@ class DurableStream:
         state: CaptureState,
         ingest: Any,
         registrations: Callable[[], Iterable[Path]] = tuple,
+        has_plugin: Callable[[Path, Mapping[str, str]], bool] = lambda _directory, _environ: True,
     ) -> None:
         self.agent = IntentAgent(Limits.of(config))
         self.links: Any = list
@@ -150,7 +151,7 @@ class DurableStream:
         self.headless: Headless | Borrowed = (
             Borrowed(lambda: self.links())
             if config.host == "shim"
-            else Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable)
+            else Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable, has_plugin)
         )
         one = V1Host(
             lambda: self.links(),
@@ -260,7 +261,7 @@ class DurableStream:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.
 
         Raises:
-            InputRefused, AgentFailed, StreamError: nothing was registered.
+            InputRefused, AgentFailed, StreamError: nothing was registered; ``key-conflict``: the key is of other work.
         """
         assert self._runtime is not None
         key = given.key or self._identity.ulid()
@@ -294,6 +295,9 @@ class DurableStream:
         )
         if found is None:
             raise InputRefused("no-intent", f"the key of {intent} was used, and the log no longer has that intent")
+        if differs := differences(found, payload):
+            other = f"{found.id} was started with this key and is other work ({', '.join(differs)})"
+            raise InputRefused("key-conflict", f"{other}; use a new key")
         return found
 
     def _above(self, session: str | None) -> list[str]:
@@ -446,6 +450,9 @@ class DurableStream:
             raise RequestError("not-found", f"{args.directory}: this directory does not exist")
         if odd := next((model for model in args.models if "/" not in model), None):
             raise RequestError("bad-arguments", f"{odd[:60]!a} names no provider; a model is PROVIDER/MODEL")
+        if await asyncio.to_thread(self.headless.never_links, args.directory):
+            why = "the plugin is not installed, so no OpenCode could do this work; run `durable-stream install`"
+            raise RequestError("not-installed", why)
         parent = self._session(args.parent) if args.parent is not None else None
         try:
             intent = await self.register_intent(args.model_copy(update={"parent": parent}))

@@ -82,6 +82,10 @@ class V1Host:
         }
         if parent is not None:
             body["parentID"] = parent
+            # OpenCode uses it if neither the prompt nor its agent names a model.
+            provider, _, name = str(self.about(parent).get("model") or "").partition("/")
+            if name:
+                body["model"] = {"providerID": provider, "id": name}
         made = await _call(link, "session.create", {"body": body, "query": {"directory": directory}})
         if not isinstance(made, dict) or not isinstance(made.get("id"), str):
             raise HostError("OpenCode created no session")

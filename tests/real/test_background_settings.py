@@ -54,6 +54,27 @@ def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
     assert not (durable.home / "headless.json").exists()
 
 
+def test_it_runs_on_its_agents_own_model_else_on_that_of_its_parent(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    about = {"limit": {"context": 32_000, "output": 4000}, "tool_call": True}
+    agents = {"plain": {}, "thinker": {"model": "mock/own"}}
+    config = {
+        "provider": {"mock": {"models": {name: {"name": name, **about} for name in ("own", "parents")}}},
+        "agent": {name: {"mode": "all", "description": name, **more} for name, more in agents.items()},
+    }
+    with with_plugin(opencode_binary, model, durable, config=config) as client:
+        parent = client.create_session("parent")
+        client.prompt(parent, "SAY:hello", model={"providerID": "mock", "modelID": "parents"})
+        here = ("--directory", str(client.project), "--isolation", "shared")
+        for words in (["--parent", parent], ["--parent", parent, "--agent", "plain"], ["--agent", "plain"]):
+            durable.cli("spawn", "SAY:done", *here, *words)
+        durable.cli("spawn", "SAY:done", *here, "--parent", parent, "--agent", "thinker")
+        wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"] * 4, "the end of all")
+        models = [intent["model"] for intent in intents(durable)]
+        assert models == ["mock/parents", "mock/parents", "mock/mock-1", "mock/own"]
+
+
 @pytest.mark.torture
 def test_a_hundred_run_four_at_a_time(client: RealOpenCode, durable: DurableStream) -> None:
     client.create_session("parent")  # OpenCode links, and says where its program is

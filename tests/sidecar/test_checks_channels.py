@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from sidecar.checks.channels import check_channels
+from sidecar.checks.channels import check_channels, check_urls
 from sidecar.checks.check import Check, scene_of
 from sidecar.checks.recording import survey
-from sidecar.checks.table import WITH_THE_LOG
+from sidecar.checks.table import BEFORE_THE_LOG, WITH_THE_LOG
+from sidecar.extras import extra_command
 from sidecar.home import Home
 from sidecar.orchestrator.channels import channel_name
 from streams.event import StreamEvent
@@ -33,6 +35,32 @@ def home(tmp_path: Path) -> Home:
     home.create()
     home.config_path.write_text(f"[notify]\nurls = {json.dumps([PHONE, CHAT])}\n")
     return home
+
+
+def configured(home: Home, *urls: str) -> list[Check]:
+    home.config_path.write_text(f"[notify]\nurls = {json.dumps(urls)}\n")
+    return check_urls(scene_of(home, ("durable-stream",), home.path, {"HOME": str(home.path), "PATH": ""}))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # apprise's own
+def test_a_url_that_apprise_cannot_use_is_found_before_the_first_message(
+    home: Home, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert check_urls in BEFORE_THE_LOG
+    assert configured(home, PHONE, CHAT) == [] == configured(home)
+    (check,) = configured(home, "nfty://geheim", CHAT, "tgram://geheim", "geheim")
+    assert (check.name, check.level) == ("notify", "note") and "[notify] urls" in check.text
+    names = [channel_name(url) for url in ("nfty://geheim", "tgram://geheim", "geheim")]
+    assert check.text.partition(": ")[0] == ", ".join(names) and names[2].startswith("url:")
+    assert "geheim" not in "".join([str(check), *capfd.readouterr(), caplog.text])
+
+
+def test_urls_without_the_library_name_the_command_that_installs_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    (check,) = configured(home, PHONE, CHAT)
+    assert "apprise" in check.text and extra_command("notify") in check.text
 
 
 def found(home: Home, *answers: StreamEvent) -> list[Check]:

@@ -52,20 +52,22 @@ def intent(name: str, *more: tuple[str, dict[str, Any]], title: str = "", **give
     about["models"] = ["anthropic/claude-x"] if name == "int_costly" else []
     prompted = [("intent.prompted", {"ts": given["ts"]}) for type_, given in more if type_ == "intent.started"]
     later = [("intent.starting", {}), *more[:1], *prompted, *more[1:]] if more else []
-    return [
-        IDENTITY.stamp(
-            {
-                "type": type_,
-                "stream_id": "agent/intents",
-                "idempotency_key": f"{name}:{type_}",
-                "actor": "intents",
-                "source": {"agent": "intents", "adapter": "runtime"},
-                "payload": {"intent": name, **payload},
-                "metadata": {"role": "output"},
-            }
-        )
-        for type_, payload in [("intent.created", about), *later]
-    ]
+    return [made_by("intents", type_, intent=name, **payload) for type_, payload in [("intent.created", about), *later]]
+
+
+def made_by(agent: str, type_: str, **payload: Any) -> StreamEvent:
+    """An event of a built-in agent."""
+    return IDENTITY.stamp(
+        {
+            "type": type_,
+            "stream_id": f"agent/{agent}",
+            "idempotency_key": f"{payload.get('intent')}:{type_}",
+            "actor": agent,
+            "source": {"agent": agent, "adapter": "runtime"},
+            "payload": payload,
+            "metadata": {"role": "output"},
+        }
+    )
 
 
 async def test_the_board_shows_what_runs_what_waits_and_what_ended_lately(home: Path) -> None:
@@ -94,6 +96,37 @@ def test_what_a_session_spent_in_all_is_shown(home: Path) -> None:
     assert json.loads(run(home, "intents", "int_two", "--json").out)["spent"] == used
     assert json.loads(run(home, "intents", "--json").out.splitlines()[-1])["spent"] == used
     assert "2 started" in run(home, "intents", "int_two").out and "started," not in run(home, "intents", "int_runs").out
+
+
+def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(home: Path) -> None:
+    (home / "config.toml").write_text("[phantom]\nmax_running = 1\n")
+    begins = ("intent.started", {"session": "ses_x", "parent": None, "ts": NOW})
+    ask = {"checkpoint": "chk_one", "intent": "int_asks", "session": "ses_x", "text": "bash rm -rf build"}
+    made = [
+        *intent(
+            "int_asks", begins, ("intent.spent", {"tokens": 1500, "cost": 0.25, "ts": NOW + 60_000}), max_tokens=9000
+        ),
+        made_by("intents", "intent.paused", intent="int_asks", checkpoint="chk_one", ts=NOW + 60_000),
+        made_by("checkpoints", "checkpoint.opened", **ask, kind="permission", request="per_1", ts=NOW + 60_000),
+        *intent("int_cut", begins, ("intent.interrupted", {"ts": NOW}), ("intent.waiting", {"ts": NOW})),
+    ]
+    asyncio.run(append(home / "store", [[event] for event in made]))
+
+    def shown(name: str) -> tuple[str, list[dict[str, str]]]:
+        return run(home, "intents", name).out, json.loads(run(home, "intents", name, "--json").out)["waits"]
+
+    text, waits = shown("int_asks")
+    assert "used        1 min, 1.5k of 9.0k tokens, $0.2500\n" in text
+    assert "waits for   your answer to chk_one: bash rm -rf build\n" in text
+    assert waits == [{"for": "answer", "id": "chk_one", "text": "bash rm -rf build"}]
+    text, waits = shown("int_queued")
+    assert "waits for   a free place ([phantom] max_running)\n" in text and "used" not in text
+    assert waits == [{"for": "place", "id": "max_running", "text": "a free place ([phantom] max_running)"}]
+    text, waits = shown("int_cut")
+    assert "waits for   an OpenCode that can run it\n" in text and [each["for"] for each in waits] == ["opencode"]
+    assert shown("int_runs")[1] == [] and "waits" not in shown("int_ended1")[0]
+    (home / "config.toml").write_text("[")
+    assert shown("int_queued")[1] == [] and "limits are not known" in run(home, "intents", "int_queued").err
 
 
 def test_a_pipe_gets_it_once_and_json_is_one_object(home: Path) -> None:

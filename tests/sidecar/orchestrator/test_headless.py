@@ -10,10 +10,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sidecar.home import Home
+from sidecar.install.plugin import is_installed
 from sidecar.orchestrator.headless import Headless, HeadlessError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what another process runs")
@@ -87,6 +90,27 @@ async def test_its_environment_is_that_of_the_one_that_asked_else_of_the_last_on
     pids = [known(headless, "one's"), known(headless, "the other's")]
     assert await whose(pids[0]) == "one's"
     assert await whose(None) == "the other's"
+
+
+async def test_work_never_begins_only_if_nothing_is_linked_and_the_plugin_is_in_none_of_its_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    links: list[Any] = []
+    headless = Headless(Home(tmp_path), lambda: links, lambda: "secret", lambda: 0, has_plugin=is_installed)
+    project = tmp_path / "project"
+    assert headless.never_links(str(project))
+    links = [SimpleNamespace(is_open=True)]
+    assert not headless.never_links(str(project))
+    links = []
+    for config in (project / ".opencode", tmp_path / "config" / "opencode"):
+        plugin = config / "plugin" / "durable-stream.js"
+        plugin.parent.mkdir(parents=True)
+        plugin.write_text("")
+        assert not headless.never_links(str(project))
+        assert headless.never_links(str(tmp_path / "other")) == (config.name == ".opencode")
+        plugin.unlink()
 
 
 def known(headless: Headless, whose: str) -> int:

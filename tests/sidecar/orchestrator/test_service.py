@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
+from bridge.opencode.link.link import CallError
 from sidecar.config import PhantomConfig
 from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
@@ -20,6 +21,7 @@ from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator.host import HostError, Look, Part, Status
 from sidecar.orchestrator.intent_state import KEPT_ENDED
 from sidecar.orchestrator.service import DurableStream, RegisterArgs
+from sidecar.runtime.engine import InputRefused
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.orchestrator.support import Bench, bench
@@ -182,8 +184,45 @@ async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(t
         assert first.id not in made.data.intents
         again = await made.register_intent(given)
         assert (again.id, again.state, again.code) == (first.id, "failed", "no-session")
-        other = await made.register_intent(given.model_copy(update={"prompt": "something else"}))
-        assert (other.id, other.prompt) == (first.id, "do it")
+        with pytest.raises(InputRefused, match=first.id):
+            await made.register_intent(given.model_copy(update={"prompt": "something else"}))
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"prompt": "something else"}, "prompt"),
+        ({"agent": "thinker"}, "agent"),
+        ({"models": ["mock/b"]}, "models"),
+        ({"models": []}, "models"),
+        ({"directory": "/elsewhere"}, "directory"),
+        ({"parent": PARENT}, "parent"),
+        ({"minutes": 5, "tokens": 7, "cost": 0.5}, "minutes, tokens, cost"),
+    ],
+)
+async def test_a_key_is_refused_for_other_work_and_names_what_differs(
+    tmp_path: Path, other: dict[str, Any], named: str
+) -> None:
+    async with orchestration(tmp_path) as (made, _, run):
+        given = RegisterArgs(prompt="do it", directory="/p", key="mine", models=["mock/a", "mock/b"])
+        first = await made.register_intent(given)
+        with pytest.raises(InputRefused) as refused:
+            await made.register_intent(given.model_copy(update=other))
+        assert refused.value.code == "key-conflict"
+        assert first.id in str(refused.value) and f"({named})" in str(refused.value)
+        await run.settled()
+        assert len(made.data.intents) == 1
+        await run.happened("turn.ended", session=f"ses_{first.id}", outcome="failed", error="overloaded")
+        assert made.data.intents[first.id].models == ["mock/b"], "the next model took over"
+        assert (await made.register_intent(given.model_copy(update={"title": "a name"}))).id == first.id
+
+
+async def test_a_second_call_of_the_model_with_the_id_of_the_first_starts_nothing_in_silence(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, _, _):
+        said = await call(made, "agent_spawn", prompt="do it", title="it")
+        assert await call(made, "agent_spawn", prompt="do it", title="it") == said
+        with pytest.raises(CallError, match="use a new key"):
+            await call(made, "agent_spawn", prompt="do that", title="that")
 
 
 async def test_a_start_resumes_unfinished_work_and_tells_other_agents_so(tmp_path: Path) -> None:
@@ -201,7 +240,10 @@ async def test_a_start_resumes_unfinished_work_and_tells_other_agents_so(tmp_pat
         assert (await run.steps("intents", "opencode.check"))[-1] == "effect.completed"
 
 
-def test_the_same_key_on_the_command_line_is_the_same_intent(tmp_path: Path) -> None:
+def test_work_that_no_opencode_can_do_is_refused_and_the_same_key_is_the_same_intent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     home = Home(tmp_path / "home")
     home.create()
     home.config_path.write_text(f'[phantom]\nexecutable = "{tmp_path / "none"}"\n')
@@ -209,8 +251,14 @@ def test_the_same_key_on_the_command_line_is_the_same_intent(tmp_path: Path) -> 
     try:
         running(home)
         more = ("--tokens", "5", "--cost", "0.5", "--directory", str(tmp_path))
+        refused = command(home, "spawn", "do it", "--key", "mine", *more)
+        assert "`durable-stream install` [not-installed]" in refused.stderr and not command(home, "intents").stdout
+        assert command(home, "install").returncode == 0
         said = [command(home, "spawn", "do it", "--key", "mine", *more) for _ in range(2)]
         assert len({done.stdout.split()[0] for done in said}) == 1, said
+        (intent,) = {done.stdout.split()[0] for done in said}
+        refused = command(home, "spawn", "do that", "--key", "mine", *more)
+        assert intent in refused.stderr and refused.stderr.endswith("[key-conflict]\n"), refused
         (row,) = command(home, "intents", "--json").stdout.splitlines()
         assert (json.loads(row)["max_tokens"], json.loads(row)["max_cost"]) == (5, 0.5)
     finally:

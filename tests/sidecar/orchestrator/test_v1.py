@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ class FakeLink:
 
     def __init__(self, boot: str, pid: int, directory: str = "/project", *, late: bool = False) -> None:
         self.boot_id, self.pid, self.directory, self.late = boot, pid, directory, late
-        self.instance, self.is_open = boot, True
+        self.instance, self.is_open, self.identity = boot, True, SimpleNamespace(service=None)
         self.history: list[dict[str, Any]] = []
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
@@ -31,6 +32,8 @@ class FakeLink:
         self.calls.append((method, args))
         if method == "session.messages":
             return [*self.history]
+        if method == "session.create":
+            return {"id": "ses_new"}
         if method == "session.promptAsync" and not self.late:
             self.keep(args["body"])
         return {}
@@ -61,6 +64,19 @@ def host(*links: FakeLink, pid: int | None = NOBODY, phantom: bool = False, head
 
 async def say(host: V1Host, *keys: str) -> bool:
     return await host.prompt(SESSION, [Part(f"text {key}", key) for key in keys], directory="/project")
+
+
+@pytest.mark.parametrize("parent", [SESSION, "ses_unknown", None])
+async def test_a_new_session_falls_back_to_the_model_of_its_parent(parent: str | None) -> None:
+    link = FakeLink("hosting", NOBODY)
+    one = host(link)
+    turn = one._state.sessions[SESSION].last_turn
+    assert turn is not None
+    turn.model = {"provider": "mock", "model": "vendor/three"}
+    await one.create("int_1", title="t", directory="/project", parent=parent, pid=None)
+    (body,) = (args["body"] for method, args in link.calls if method == "session.create")
+    wanted = {"providerID": "mock", "id": "vendor/three"} if parent == SESSION else None
+    assert (body.get("parentID"), body.get("model")) == (parent, wanted)
 
 
 async def test_a_prompt_that_is_not_kept_yet_is_sent_again_with_the_same_ids() -> None:

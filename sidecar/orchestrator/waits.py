@@ -1,0 +1,34 @@
+"""What an intent waits for, and what it has used, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sidecar.orchestrator.checkpoints import Checkpoint
+from sidecar.orchestrator.intent_state import Intent
+from sidecar.views.wording import amount, money, one_line, rough_span
+
+
+def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[dict[str, str]]:
+    """Everything that an intent waits for: ``for`` (``answer``, ``place`` or ``opencode``), ``id`` and ``text``.
+
+    ``full`` is the key of ``[phantom]`` whose limit is reached, if any.
+    """
+    if intent.state == "queued" and full:
+        return [{"for": "place", "id": full, "text": f"a free place ([phantom] {full})"}]
+    found = [
+        {"for": "answer", "id": each.id, "text": one_line(each.text)} for each in checkpoints if each.id in intent.asks
+    ]
+    if intent.state == "resuming" and not intent.prompting:
+        found.append({"for": "opencode", "id": "", "text": "an OpenCode that can run it"})
+    return found
+
+
+def used(intent: Intent, now_ms: int) -> str:
+    """How long an intent has worked, its tokens and its cost, each with its own limit if it has one."""
+    if intent.started is None:
+        return ""
+    tokens, cost = amount(intent.tokens), money(intent.cost) if intent.cost else "$0"
+    tokens += f" of {amount(intent.max_tokens)}" if intent.max_tokens else ""
+    cost += f" of {money(intent.max_cost)}" if intent.max_cost else ""
+    return f"{rough_span(intent.ran(now_ms))}, {tokens} tokens, {cost}"
