@@ -34,6 +34,7 @@ from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
 from sidecar.opencode2.services import Services
 from sidecar.orchestrator.service import DurableStream
+from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.processes import kill, mark_of
 from sidecar.requests import register_requests
 from sidecar.version import VERSION
@@ -287,7 +288,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     )
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime)
-    sidecar.durable = durable
+    sidecar.durable, sidecar.tools = durable, ToolCalls(durable, state, identities.agents)
     register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)

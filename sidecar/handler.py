@@ -22,6 +22,7 @@ from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.nats.service import NatsService
 from sidecar.opencode2.services import Services
 from sidecar.orchestrator.service import DurableStream
+from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.registry import Requests
 from sidecar.version import VERSION, is_newer
 from sidecar.worker import Worker
@@ -57,6 +58,7 @@ class Sidecar:
         self.server: LinkServer | None = None
         self.worker: Worker | None = None
         self.durable: DurableStream | None = None
+        self.tools: ToolCalls | None = None
         self.stopping = stopping
         self.leaving: ByeReason = "draining"
         self._loop = asyncio.get_running_loop()
@@ -92,9 +94,9 @@ class Sidecar:
 
     async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
         """See ``links.Handler``."""
-        if self.durable is None:
+        if self.tools is None:
             raise CallError("unavailable", "this sidecar has no tools")
-        return await self.durable.tool(link, name, args, context)
+        return await self.tools.call(link, name, args, context)
 
     async def ready(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""

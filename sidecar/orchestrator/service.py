@@ -1,4 +1,4 @@
-"""Orchestration in the sidecar: the façade ``DurableStream``, the model's tools, the requests, and the clock.
+"""Orchestration in the sidecar: the façade ``DurableStream``, the requests of the command line, and the clock.
 
 Source: seed 004, 2.3 (``observe``, ``registerIntent``, ``resume``).
 """
@@ -13,44 +13,30 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
 from bridge.opencode.capture.state import CaptureState
-from bridge.opencode.link.link import CallError, RequestError
+from bridge.opencode.link.link import RequestError
 from sidecar.components import in_background
 from sidecar.config import PhantomConfig
 from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.orchestrator import background_command
 from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.gardener import GardenerAgent
 from sidecar.orchestrator.headless import Headless
-from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
 from sidecar.orchestrator.intent_state import Intent, Limits, as_row, differences
-from sidecar.orchestrator.intent_texts import told
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED, WORKING
-from sidecar.orchestrator.notices import notice_id
-from sidecar.orchestrator.people import AnswerArgs, People, until
+from sidecar.orchestrator.people import People
 from sidecar.orchestrator.reading import read_intent
 from sidecar.orchestrator.stream_read import open_reader
 from sidecar.orchestrator.tools import (
-    AskArgs,
-    BadToolCall,
-    CancelArgs,
-    NotifyArgs,
-    ReadArgs,
-    ResultArgs,
-    SpawnArgs,
-    StatusArgs,
-    WaitArgs,
-    check,
     tools_json,
 )
 from sidecar.orchestrator.v1 import V1Host
@@ -72,9 +58,6 @@ log = logging.getLogger("sidecar.orchestrator")
 DEFAULT_MINUTES: Final = 60.0
 IDLE_STOP_SECONDS: Final = 120.0
 """How long the headless OpenCode keeps running without work."""
-
-KNOWN_SECONDS: Final = 15.0
-"""How long a tool call waits for the record of its session."""
 
 _TICK_SECONDS: Final = 1.0
 
@@ -99,14 +82,6 @@ class RegisterArgs(Args):
     key: str | None = Field(
         default=None, max_length=300, description="idempotency key: the same key registers one intent"
     )
-
-
-class _Call(NamedTuple):
-    """A call of a tool: OpenCode's id of it, the session, and the user message that the session was answering."""
-
-    id: str
-    session: str
-    turn: str | None
 
 
 class IntentArgs(Args):
@@ -213,7 +188,7 @@ class DurableStream:
             deadline = self.agent.deadline()
             # Without a deadline, do not read the clock, because in a deterministic run each reading advances it.
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
-                await self._tell("tick", f"tick:{now}", {"now": now})
+                await self.tell("tick", f"tick:{now}", {"now": now})
             try:
                 await self.people.keep_time()
             except (RequestError, StreamError) as error:
@@ -231,7 +206,8 @@ class DurableStream:
         if text != self._card.written:
             await asyncio.to_thread(self._card.write, text)
 
-    async def _tell(self, type_: str, key: str, payload: dict[str, Any]) -> None:
+    async def tell(self, type_: str, key: str, payload: dict[str, Any]) -> None:
+        """Tell the agent ``intents`` what happened; returns when that is durable. A failure is only logged."""
         assert self._runtime is not None
         try:
             await self._runtime.command(NAME, Command(key, type_, payload, actor="sidecar", sender="sidecar"))
@@ -247,7 +223,7 @@ class DurableStream:
         at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
         wanted = sorted((waiting | at_work) & set(sessions))
         if wanted:
-            await self._tell("host.ready", f"host:{self._identity.ulid()}", {"sessions": wanted})
+            await self.tell("host.ready", f"host:{self._identity.ulid()}", {"sessions": wanted})
 
     async def resume(self) -> None:
         """Go on with the work that earlier processes left: check every session that was at work.
@@ -255,7 +231,7 @@ class DurableStream:
         Other agents get the event ``resume`` with the ids of these ``intents``. Without such work, nothing happens.
         """
         if self.data.unfinished():
-            await self._tell("sidecar.started", f"started:{self._identity.ulid()}", {})
+            await self.tell("sidecar.started", f"started:{self._identity.ulid()}", {})
 
     async def register_intent(self, given: RegisterArgs, *, pid: int | None = None, by: str = "user") -> Intent:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.
@@ -313,116 +289,12 @@ class DurableStream:
         known = self._state.sessions.get(session) if session is not None else None
         return known.root if known is not None else session
 
-    # --- the model's tools ---
-
-    async def tool(self, link: Any, name: str, args: dict[str, Any], context: dict[str, Any]) -> str:
-        """Answer a call of one of our tools: a text for the model.
+    def find(self, given: str) -> Intent:
+        """The intent that has this id, or whose id begins with it.
 
         Raises:
-            CallError: the call failed; the model reads the text.
+            RequestError: none has, or more than one.
         """
-        try:
-            if name == background_command.COMMAND:
-                return await self._background(str(args.get("text") or ""))
-            checked = check(name, args)
-            session = str(context.get("sessionID") or "")
-            if not await until(lambda: self.host.knows(link, session), KNOWN_SECONDS):
-                raise RequestError("not-recorded", "this session is not recorded yet; try again")
-            call = _Call(str(context.get("callID") or ""), session, self._state.turn_of(session))
-            match checked:
-                case SpawnArgs():
-                    return await self._spawn(link, session, checked, context)
-                case StatusArgs():
-                    return self._listing(session, checked.unfinished)
-                case ResultArgs():
-                    return await self._result(self._find(checked.intent), call)
-                case CancelArgs():
-                    intent = self._find(checked.intent)
-                    await self._cancel(intent, "cancelled by the model")
-                    return f"{intent.id} is being cancelled."
-                case NotifyArgs():
-                    return await self.people.notify(session, checked, context)
-                case AskArgs():
-                    return await self.people.ask(session, checked, call.id)
-                case WaitArgs():
-                    return await self._wait_for(checked, call)
-                case ReadArgs():
-                    return await self.people.read(checked, str(context.get("worktree") or link.directory))
-        except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
-            raise CallError("tool", str(error)) from None
-        raise AssertionError(name)
-
-    async def _spawn(self, link: Any, session: str, args: SpawnArgs, context: dict[str, Any]) -> str:
-        key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
-        given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
-        # Another agent may have a model of its own, which the parent's would replace.
-        is_other = args.agent not in (None, context.get("agent"))
-        own = None if is_other else self.host.about(session).get("model")
-        given = RegisterArgs(
-            prompt=args.prompt,
-            title=args.title,
-            directory=str(context.get("directory") or self.host.about(session).get("directory") or link.directory),
-            parent=session or None,
-            agent=args.agent,
-            models=given_models or ([own] if own else []),
-            minutes=args.minutes or DEFAULT_MINUTES,
-            tokens=args.tokens or 0,
-            cost=args.cost or 0.0,
-            isolation=args.isolation,
-            key=key,
-        )
-        intent = await self.register_intent(given, pid=link.pid, by=str(context.get("agent") or "model"))
-        if intent.state == "refused":
-            return f"Not started ({intent.code}): {intent.reason}. Do the work yourself, or tell the user."
-        return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."
-
-    async def _background(self, text: str) -> str:
-        asked = background_command.parse(text)
-        match asked.verb:
-            case "list":
-                waiting, now = await self.people.waiting(), self._identity.now_ms()
-                return background_command.listing(self.data.intents.values(), waiting, now)
-            case "cancel":
-                intent = self._find(asked.target)
-                await self._cancel(intent, "cancelled by the user")
-                return f"{intent.id} is being cancelled."
-            case "answer":
-                row = await self.people.answer(AnswerArgs(checkpoint=asked.target, answer=[asked.answer]))
-                return f"{row['id']} answered: {asked.answer}"
-        return background_command.USAGE
-
-    def _listing(self, session: str, unfinished: bool) -> str:
-        mine = [intent for intent in self.data.intents.values() if intent.parent == session]
-        if unfinished:
-            mine = [intent for intent in mine if intent.state not in ENDED]
-        if not mine:
-            return "No background work was started from this session."
-        now = self._identity.now_ms()
-        lines = [f"{i.id} {i.state} {max(now - i.created, 0) // 1000}s {i.title}" for i in mine[-20:]]
-        return "\n".join(lines)
-
-    async def _result(self, intent: Intent, call: _Call) -> str:
-        if intent.state not in ENDED:
-            return f"{intent.id} is {intent.state}; its result will come as a message."
-        # A call whose turn was stopped meanwhile tells nobody.
-        if call.id and call.turn is not None and call.turn == self._state.turn_of(call.session):
-            told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id}
-            await self._tell("notice.told", f"told:{self._identity.ulid()}", told_by)
-        return told(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
-
-    async def _wait_for(self, args: WaitArgs, call: _Call) -> str:
-        if args.what.startswith("chk_"):
-            return await self.people.wait_for_checkpoint(args.what, call.id, args.seconds)
-        if not args.what.startswith("int_"):
-            return await self.people.wait_for_signal(args.what, call.session, args.seconds)
-        intent = self._find(args.what)
-        ended = await until(lambda: self.data.intents[intent.id].state in ENDED, args.seconds)
-        intent = self.data.intents[intent.id]
-        if not ended:
-            return f"{intent.id} is still {intent.state}. Call wait_for again, or go on: its result comes by itself."
-        return await self._result(intent, call)
-
-    def _find(self, given: str) -> Intent:
         found = [intent for intent in self.data.intents.values() if intent.id.startswith(given)]
         if len(found) != 1:
             several = "more than one" if found else "no"
@@ -430,7 +302,12 @@ class DurableStream:
         intent: Intent = found[0]
         return intent
 
-    async def _cancel(self, intent: Intent, reason: str) -> None:
+    async def cancel(self, intent: Intent, reason: str) -> None:
+        """Cancel an intent and everything that it started; returns when that is durable.
+
+        Raises:
+            InputRefused, AgentFailed, StreamError: nothing was recorded.
+        """
         assert self._runtime is not None
         payload = {"intent": intent.id, "reason": reason}
         await self._runtime.command(NAME, Command(f"cancel:{intent.id}", "intent.cancel", payload))
@@ -477,16 +354,16 @@ class DurableStream:
         return found[0]
 
     async def _request_cancel(self, args: IntentArgs) -> dict[str, Any]:
-        intent = self._find(args.intent)
+        intent = self.find(args.intent)
         if intent.state in ENDED:
             raise RequestError("has-ended", f"{intent.id} has ended already: {intent.state}")
-        await self._cancel(intent, "cancelled by the user")
+        await self.cancel(intent, "cancelled by the user")
         return as_row(self.data.intents[intent.id])
 
     async def _request_apply(self, args: IntentArgs) -> dict[str, Any]:
         """Apply the changes of an intent to the user's directory. Idempotent."""
         assert self._runtime is not None
-        intent = self._find(args.intent)
+        intent = self.find(args.intent)
         if not intent.changes.get("ref"):
             why = (
                 f"{intent.id} changed nothing in its worktree"

@@ -21,6 +21,7 @@ from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator.host import HostError, Look, Part, Status
 from sidecar.orchestrator.intent_state import KEPT_ENDED
 from sidecar.orchestrator.service import DurableStream, RegisterArgs
+from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.runtime.engine import InputRefused
 from streams.identity import seeded_identity
 from streams.log.log import Log
@@ -121,7 +122,7 @@ async def orchestration(tmp_path: Path) -> AsyncIterator[tuple[DurableStream, Ho
 async def call(made: DurableStream, name: str, **args: Any) -> str:
     """The parent's model calls a tool."""
     link = SimpleNamespace(identity=SimpleNamespace(service=None), pid=1, directory="/p")
-    return await made.tool(
+    return await ToolCalls(made, made._state, made._identity).call(
         link, name, args, {"sessionID": PARENT, "messageID": "msg_a", "callID": "call_1", "agent": "build"}
     )
 

@@ -1,0 +1,157 @@
+"""Calls of the model's tools, and of the command ``/background``: each is answered with a text."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.link.link import CallError, RequestError
+from sidecar.orchestrator import background_command
+from sidecar.orchestrator.host import HostError
+from sidecar.orchestrator.intent_state import Intent
+from sidecar.orchestrator.intent_texts import told
+from sidecar.orchestrator.lifecycle import ENDED
+from sidecar.orchestrator.notices import notice_id
+from sidecar.orchestrator.people import AnswerArgs, until
+from sidecar.orchestrator.service import DEFAULT_MINUTES, DurableStream, RegisterArgs
+from sidecar.orchestrator.tools import (
+    AskArgs,
+    BadToolCall,
+    CancelArgs,
+    NotifyArgs,
+    ReadArgs,
+    ResultArgs,
+    SpawnArgs,
+    StatusArgs,
+    WaitArgs,
+    check,
+)
+from sidecar.runtime.deciding import AgentFailed, InputRefused
+from streams.errors import StreamError
+from streams.identity import Identity
+
+KNOWN_SECONDS: Final = 15.0
+"""How long a tool call waits for the record of its session."""
+
+
+class _Call(NamedTuple):
+    """A call of a tool: OpenCode's id of it, the session, and the user message that the session was answering."""
+
+    id: str
+    session: str
+    turn: str | None
+
+
+class ToolCalls:
+    """Answers the calls of one home's plugins."""
+
+    def __init__(self, durable: DurableStream, state: CaptureState, identity: Identity) -> None:
+        self._durable, self._state, self._identity = durable, state, identity
+
+    async def call(self, link: Any, name: str, args: dict[str, Any], context: dict[str, Any]) -> str:
+        """Answer a call of one of our tools: a text for the model.
+
+        Raises:
+            CallError: the call failed; the model reads the text.
+        """
+        try:
+            if name == background_command.COMMAND:
+                return await self._background(str(args.get("text") or ""))
+            checked = check(name, args)
+            session = str(context.get("sessionID") or "")
+            if not await until(lambda: self._durable.host.knows(link, session), KNOWN_SECONDS):
+                raise RequestError("not-recorded", "this session is not recorded yet; try again")
+            call = _Call(str(context.get("callID") or ""), session, self._state.turn_of(session))
+            match checked:
+                case SpawnArgs():
+                    return await self._spawn(link, session, checked, context)
+                case StatusArgs():
+                    return self._listing(session, checked.unfinished)
+                case ResultArgs():
+                    return await self._result(self._durable.find(checked.intent), call)
+                case CancelArgs():
+                    intent = self._durable.find(checked.intent)
+                    await self._durable.cancel(intent, "cancelled by the model")
+                    return f"{intent.id} is being cancelled."
+                case NotifyArgs():
+                    return await self._durable.people.notify(session, checked, context)
+                case AskArgs():
+                    return await self._durable.people.ask(session, checked, call.id)
+                case WaitArgs():
+                    return await self._wait_for(checked, call)
+                case ReadArgs():
+                    return await self._durable.people.read(checked, str(context.get("worktree") or link.directory))
+        except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
+            raise CallError("tool", str(error)) from None
+        raise AssertionError(name)
+
+    async def _spawn(self, link: Any, session: str, args: SpawnArgs, context: dict[str, Any]) -> str:
+        key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
+        given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
+        # Another agent may have a model of its own, which the parent's would replace.
+        is_other = args.agent not in (None, context.get("agent"))
+        about = self._durable.host.about(session)
+        own = None if is_other else about.get("model")
+        given = RegisterArgs(
+            prompt=args.prompt,
+            title=args.title,
+            directory=str(context.get("directory") or about.get("directory") or link.directory),
+            parent=session or None,
+            agent=args.agent,
+            models=given_models or ([own] if own else []),
+            minutes=args.minutes or DEFAULT_MINUTES,
+            tokens=args.tokens or 0,
+            cost=args.cost or 0.0,
+            isolation=args.isolation,
+            key=key,
+        )
+        intent = await self._durable.register_intent(given, pid=link.pid, by=str(context.get("agent") or "model"))
+        if intent.state == "refused":
+            return f"Not started ({intent.code}): {intent.reason}. Do the work yourself, or tell the user."
+        return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."
+
+    async def _background(self, text: str) -> str:
+        asked = background_command.parse(text)
+        match asked.verb:
+            case "list":
+                waiting, now = await self._durable.people.waiting(), self._identity.now_ms()
+                return background_command.listing(self._durable.data.intents.values(), waiting, now)
+            case "cancel":
+                intent = self._durable.find(asked.target)
+                await self._durable.cancel(intent, "cancelled by the user")
+                return f"{intent.id} is being cancelled."
+            case "answer":
+                row = await self._durable.people.answer(AnswerArgs(checkpoint=asked.target, answer=[asked.answer]))
+                return f"{row['id']} answered: {asked.answer}"
+        return background_command.USAGE
+
+    def _listing(self, session: str, unfinished: bool) -> str:
+        mine = [intent for intent in self._durable.data.intents.values() if intent.parent == session]
+        if unfinished:
+            mine = [intent for intent in mine if intent.state not in ENDED]
+        if not mine:
+            return "No background work was started from this session."
+        now = self._identity.now_ms()
+        lines = [f"{i.id} {i.state} {max(now - i.created, 0) // 1000}s {i.title}" for i in mine[-20:]]
+        return "\n".join(lines)
+
+    async def _result(self, intent: Intent, call: _Call) -> str:
+        if intent.state not in ENDED:
+            return f"{intent.id} is {intent.state}; its result will come as a message."
+        # A call whose turn was stopped meanwhile tells nobody.
+        if call.id and call.turn is not None and call.turn == self._state.turn_of(call.session):
+            told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id}
+            await self._durable.tell("notice.told", f"told:{self._identity.ulid()}", told_by)
+        return told(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
+
+    async def _wait_for(self, args: WaitArgs, call: _Call) -> str:
+        if args.what.startswith("chk_"):
+            return await self._durable.people.wait_for_checkpoint(args.what, call.id, args.seconds)
+        if not args.what.startswith("int_"):
+            return await self._durable.people.wait_for_signal(args.what, call.session, args.seconds)
+        intent = self._durable.find(args.what)
+        ended = await until(lambda: self._durable.data.intents[intent.id].state in ENDED, args.seconds)
+        intent = self._durable.data.intents[intent.id]
+        if not ended:
+            return f"{intent.id} is still {intent.state}. Call wait_for again, or go on: its result comes by itself."
+        return await self._result(intent, call)
