@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final
 
 _SLACK_MS: Final = 2000
-"""Slack for a process whose start looks later than the time it reported."""
+"""A process's start may look later than the time it reported, by up to this much."""
 
 
 def still_runs(pid: int, told_ms: int) -> bool:
     """True if the process that had this pid at ``told_ms`` (ms since 1970) is still running.
 
-    A process of another user, or one that started later, merely has the same pid. A zombie is not running. If the
-    system reports neither (macOS), any process with the pid counts.
+    A process of another user, or one that started later, is a different process with the same pid. A zombie is not
+    running. If the system reports neither user nor start (macOS), any process with the pid counts.
     """
     try:
         os.kill(pid, 0)
@@ -36,7 +36,7 @@ def still_runs(pid: int, told_ms: int) -> bool:
 def mark_of(pid: int) -> str:
     """What distinguishes this run of a process from every other: no other process ever has the same pid and mark.
 
-    It holds the process's user and the moment of its start, which a later change of the clock does not move. Empty if
+    It holds the process's user and the time of its start, which a later change of the clock does not affect. Empty if
     no process has the pid, if the whole process has ended, or if the system does not say. May start a program.
     """
     try:

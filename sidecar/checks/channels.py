@@ -1,4 +1,4 @@
-"""The check that the channels to a person took their newest messages."""
+"""Checks that the channels to a person accepted their newest messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sidecar.checks.check import Check, Scene
 
 
 def check_channels(scene: Scene) -> list[Check]:
-    """The configured channels that did not take the newest message sent on them, by names without secrets."""
+    """The configured channels that did not accept the newest message sent on them, named without secrets."""
     if scene.config is None or not scene.survey.failing:
         return []
     from sidecar.orchestrator.channels import Channels

@@ -18,7 +18,7 @@ _CUT_OFF = "it is safe to run the same command with the same --key"
 
 
 CHECKED_EVENTS = 1000
-"""How many of the newest recorded events ``--check`` tries an agent with."""
+"""How many of the newest recorded events ``--check`` gives to an agent."""
 
 
 async def agents(
