@@ -119,7 +119,7 @@ async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinit
 
 
 _OPTIONAL: Final = frozenset({"allow_atomic", "allow_direct", "description"})
-"""Settings that a stream can do without: it only works more slowly."""
+"""Optional settings: without them, a stream only works more slowly."""
 
 
 async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:

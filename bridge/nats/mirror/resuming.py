@@ -17,7 +17,7 @@ from bridge.nats.mirror.state import MirrorState
 from streams.store import NOTHING, Record
 
 FULL_FROM: Final = 0.5
-"""The share of a size or count limit from which that limit may have removed messages."""
+"""At this share of a size or count limit, the limit may have removed messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ class StreamSurvey:
 
 @dataclass(frozen=True, slots=True)
 class LogSurvey:
-    """The log's first position, its head, its record at the stream's last position (``None`` if pruned), and the
-    number of pruned records."""
+    """The log's first position, its head, its record at the position of the stream's last message (``None`` if pruned),
+    and the number of pruned records.
+    """
 
     first: int
     head: int

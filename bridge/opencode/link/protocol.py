@@ -125,8 +125,8 @@ class RequestError(RemoteError):
 
 
 class Identified(Struct, frozen=True):
-    """Emitted by the sidecar's end: the peer proved itself. Call ``welcome`` when ready. For control, ``shim`` is
-    ``None``.
+    """Emitted on the sidecar's side once the peer has proved its identity. Call ``welcome`` when ready. For control,
+    ``shim`` is ``None``.
     """
 
     role: Role
@@ -136,7 +136,9 @@ class Identified(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """Emitted by the sidecar's end: the peer proved itself but uses an unsupported ``protocol``. ``Closed`` follows."""
+    """Emitted on the sidecar's side: the peer has proved its identity but uses an unsupported ``protocol``. ``Closed``
+    follows.
+    """
 
     role: Role
     version: str
@@ -210,7 +212,7 @@ class ContextReceived(Struct, frozen=True):
 
 
 class Closed(Struct, frozen=True):
-    """The link is closed. ``impostor``: the other end could not prove itself; no user data was sent to it.
+    """The link is closed. ``impostor``: the other side could not prove its identity; no user data was sent to it.
 
     ``by_peer``: the peer said bye. Otherwise it broke the rule that ``detail`` describes.
     """
