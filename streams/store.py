@@ -143,7 +143,7 @@ class StreamStore(StreamReader, Protocol):
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """Yield every record after ``after``, then each new one once it is durable, without end.
 
-        Skips nothing and buffers a bounded amount, because a slow subscriber reads from the log at its own pace. Ends
+        Skips nothing. Buffers only a bounded amount, because a slow subscriber reads from the log at its own pace. Ends
         when the store closes; safe to cancel.
         """
         ...
@@ -156,7 +156,7 @@ class StreamStore(StreamReader, Protocol):
         ...
 
     async def advance(self, name: str, position: int) -> None:
-        """Remember a named reader's position. A hint: after a crash it may be an earlier one, or none."""
+        """Remember a named reader's position. A hint: after a crash it may be an earlier position, or none."""
         ...
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:

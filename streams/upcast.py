@@ -3,7 +3,7 @@
 A table maps each ``schema_version`` to the function that converts to the next version.
 
 The log is never rewritten. Hashes, migrations and ``verify`` work on the bytes as they were written; only
-readers get the newest version. An event of a newer version has no entry, so it is read as it is.
+readers get the newest version. An event of a newer version has no entry, so it is returned unchanged.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from streams.store import NOTHING, Snapshot
 from streams.stores.disk import Disk
 
 TORN: Final = "torn"
-"""Where openings keep the torn tails they cut off."""
+"""The directory for the torn tails that are cut off when a log is opened."""
 
 REPAIRED: Final = "repaired"
-"""Where repairs keep what they remove: ``repaired/1/``, ``repaired/2/``, …"""
+"""The directory for what repairs remove: ``repaired/1/``, ``repaired/2/``, …"""
 
 _LOST: Final = ".lost-after-"
 

@@ -105,11 +105,11 @@ class JsonlReader:
         """Check that every file of the log exists and is long enough, without reading them.
 
         Raises:
-            CorruptLog: one is missing or was cut short.
+            CorruptLog: a file is missing or was cut short.
         """
         doubt = await asyncio.to_thread(self._doubt)
         if doubt is not None:
-            # Reading the file finds out, and reports the fault as in every command.
+            # Reading the file shows whether it is damaged, and reports the fault as in every command.
             async for place in self._places(doubt - 1):
                 _check_line(place)
 
@@ -211,7 +211,7 @@ async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
 
     Raises:
         ForeignStore: it is a symbolic link.
-        FileNotFoundError: it was deleted.
+        FileNotFoundError: the segment was deleted.
     """
     while True:
         # Run this to its end, because a file that a thread opens after its caller was cancelled would stay open.

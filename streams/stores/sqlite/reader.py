@@ -3,7 +3,7 @@
 A reader cannot write and never repairs. A reader sees committed records, which with
 ``synchronous=FULL`` are durable. It fetches a few rows at a time, each
 fetch a query of its own that continues after the last position: no read transaction
-stays open between fetches, so the writer's checkpoints never wait for one.
+stays open between fetches, so the writer's checkpoints never wait for a reader.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TYPES = (
     " SELECT (SELECT min(type) FROM records WHERE type > name) FROM types WHERE name IS NOT NULL)"
     " SELECT name FROM types WHERE name IS NOT NULL"
 )
-"""The existing types, with one index step for each."""
+"""Selects the existing types, with one index step for each type."""
 
 TAILS: Final = (
     # CROSS JOIN makes SQLite go stream by stream. The order that it would choose itself visits every record.
@@ -68,7 +68,7 @@ class SqliteReader:
         """``exists``: a log without its file is gone, not empty. ``alone``: see ``connect_to_read``."""
         self._store, self._path, self._alone = store, store / LOG_FILE, alone
         self._exists = exists
-        """The file exists or did; without it this log is not empty but gone."""
+        """True if the file exists or once existed. If it is missing then, the log is gone, not empty."""
         self._connection: ReadConnection | None = None
         self._place: tuple[int, int] | None = None
         self._search: ReadConnection | None = None
@@ -317,7 +317,9 @@ class SqliteReader:
                 last = rows[-1][0]
 
     def _following(self, previous: int, position: int) -> int:
-        """Return ``position`` if it is the next, because rows of a damaged page come in any order and repeat."""
+        """Return ``position`` after checking that it comes next, because the rows of a damaged page may come in any
+        order and repeat.
+        """
         if position <= previous:
             at = previous + 1
             raise CorruptLog(str(self._path), at + 1, at, f"record {position} is out of order")

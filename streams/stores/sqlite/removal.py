@@ -123,7 +123,7 @@ class SqliteRemover:
                     first = exclusively(partial(tables.check_chunk, self._connection, name, first, end))
 
     def _work(self, exclusively: Exclusive) -> tuple[int, int, int, int]:
-        """Do all noted work. Return records and bytes pruned, then forgotten."""
+        """Do all noted work. Return the records and bytes that were pruned, then those that were forgotten."""
         pruned = pruned_bytes = forgotten = saved = 0
         forgets = False
         with translated(self._path, "reading"):
