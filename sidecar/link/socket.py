@@ -7,7 +7,7 @@ short command. The other end is on this machine, so proxies, redirects and TLS d
 
     SocketError
     ├── Refused        HTTP answered, but not with a WebSocket; ``status`` is its number
-    ├── NotWebSocket the answer is not HTTP, or breaks the opening handshake
+    ├── NotWebSocket   the answer is not HTTP, or breaks the opening handshake
     └── Ended          the connection ended, or the peer broke the protocol
 """
 

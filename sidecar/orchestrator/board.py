@@ -67,8 +67,9 @@ class Board:
         """Everything that is shown, as JSON values. Times are ms UTC, spans ms.
 
         ``agents``: background work that has not ended, and what ended in the last hour, oldest first. ``roots``: what
-        each session that started several agents has used. ``waiting``: what waits for a person's answer. ``sessions``:
-        the other sessions with an open turn. ``unseen``: how many messages to sessions have not been seen there yet.
+        each session that started several agents has used. ``waiting``: what is waiting for a person's answer.
+        ``sessions``: the other sessions with an open turn. ``unseen``: how many messages to sessions have not been seen
+        there yet.
         """
         data = self._intents.data
         ended = [i for i in data.intents.values() if i.state in ENDED and now_ms - (i.ended or 0) < RECENT_MS]

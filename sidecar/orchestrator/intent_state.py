@@ -171,7 +171,7 @@ class Intent:
 
     @property
     def works(self) -> bool:
-        """Whether its session is working, so that it is waiting neither for an OpenCode nor for a person."""
+        """Whether its session is working, and not waiting for an OpenCode or for a person."""
         return self.state == "running" and not self.prompting and not self.asks
 
     def ran(self, now: int) -> int:

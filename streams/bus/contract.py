@@ -45,7 +45,7 @@ class BusError(Exception):
     BusError
     ├── BusClosed         the owner closed the bus
     ├── BusUnavailable    the message may not be kept; safe to publish again under the same message id
-    └── DurableConflict the durable has another pattern or redelivery, or another durable handles these commands
+    └── DurableConflict   the durable has another pattern or redelivery, or another durable handles these commands
     """
 
 

@@ -1,8 +1,8 @@
 """Decides whether a service knows more about a session than the log has. Pure.
 
 A service that keeps no log of its sessions reports only the highest event number of a session. Some numbers stand for
-events that are never recorded, such as opening the session in a terminal. But the service keeps the messages, the
-waiting inputs and the title.
+events that are never recorded, such as a person looking at the session. But the service keeps the messages, the waiting
+inputs and the title.
 """
 
 from __future__ import annotations
