@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 _SLACK_MS: Final = 2000
-"""A process's start may look later than the time it reported, by up to this much."""
+"""By how much a process's start may seem to be later than the time that the process reported."""
 
 
 def still_runs(pid: int, told_ms: int) -> bool:
@@ -53,7 +53,7 @@ def mark_of(pid: int) -> str:
 
 
 def _mark_by_ps(pid: int) -> str:
-    import subprocess  # slow to import, and rarely needed
+    import subprocess  # imported here, because it is slow to import and rarely needed
 
     try:
         found = subprocess.run(  # noqa: S603 - no shell, and a number

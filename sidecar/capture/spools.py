@@ -1,7 +1,7 @@
 """Record spools: the files to which shims write while no sidecar is running.
 
 A running shim empties its spool itself, over its link. A spool whose process
-is dead, or that its shim left (the name says so), is recorded here and then
+is dead, or that its shim left (the name shows that), is recorded here and then
 deleted. If the shim had already sent part of it, the events' keys prevent
 duplicates. Source: ``docs/protocol.md``.
 """

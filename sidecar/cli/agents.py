@@ -1,4 +1,4 @@
-"""``agents``: the agents that run in the sidecar, or a check of one; and ``send``: a command for one of them."""
+"""``agents`` lists the agents that run in the sidecar, or checks an agent; ``send`` sends an agent a command."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _tell_forgotten(out: Output, streams: list[str]) -> int:
 
 
 def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
-    """The records to forget were pruned, also from a migration's old store, so nothing is left to do."""
+    """The records to forget were already pruned, also from the old store of a migration, so nothing is left to do."""
     if out.json:
         done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
         out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))

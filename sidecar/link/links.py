@@ -88,7 +88,7 @@ class Handler(Protocol):
         ...
 
     async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
-        """Answer a call of a tool with a JSON value; other frames are handled meanwhile.
+        """Answer a tool call with a JSON value; other frames are handled at the same time.
 
         Raises:
             CallError: sent to the plugin, which shows it to the model.

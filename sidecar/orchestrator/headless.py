@@ -178,7 +178,7 @@ class Headless:
                 del self._known[next(iter(self._known))]
 
     def _asking(self, pid: int | None) -> Known:
-        """The OpenCode that asked, else the one that linked last."""
+        """The OpenCode that asked, or else the one that linked last."""
         if pid in self._known:
             return self._known[pid]
         found = _known(pid) if pid else Known(None, {})

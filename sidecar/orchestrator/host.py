@@ -21,7 +21,7 @@ class HostError(Exception):
 
 
 class HostAbsent(HostError):
-    """No OpenCode is open that could do it; the work waits for one."""
+    """No OpenCode is open that could do this; the work waits until one is."""
 
 
 class Part(NamedTuple):

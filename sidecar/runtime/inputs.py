@@ -69,7 +69,7 @@ class Command:
     metadata: dict[str, Any] = field(default_factory=dict)
     """More metadata to record, such as ``tracestate`` or the subject."""
     refusal: Refusal | None = None
-    """Set if the command broke a rule on its way. It is then recorded as refused, and its depth is ignored."""
+    """Set if the command broke a rule before it arrived. It is then recorded as refused, and its depth is ignored."""
 
 
 @dataclass  # not frozen: an Input is made for every event that an agent lists, and making a frozen one takes longer

@@ -56,7 +56,7 @@ class ReplayResult(NamedTuple):
     offset: int
     """The last offset that was replayed; -1 if there is none."""
     state: str
-    """The hash of the state there."""
+    """The hash of the state after that offset."""
     snapshot: SnapshotCheck
     difference: Difference | None
 

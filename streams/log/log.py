@@ -2,7 +2,7 @@
 
 ``Log`` owns the store's directory: it takes the lock, opens the backend that
 ``store.json`` names, and can migrate to another one while appends continue.
-``streams/log/reader.py`` reads the log at the same time, also from another process.
+``streams/log/reader.py`` can read the log at the same time, even from another process.
 
 Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
 """

@@ -79,7 +79,7 @@ def left_alone(store: Path) -> LeftAlone | None:
 
 
 def with_records(store: Path, *, alone: bool = False) -> list[Backend]:
-    """The backends with records, or an unreadable file, in the directory, whatever ``store.json`` says.
+    """The backends that have records, or an unreadable file, in the directory, whatever ``store.json`` says.
 
     Raises:
         ForeignStore: a file is a symbolic link.

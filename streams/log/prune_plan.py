@@ -19,7 +19,7 @@ RECENT_MS: Final = 24 * HOUR_MS
 """A size cap spares streams written to within this time, because they may still be in use."""
 
 CAP_SHARE: Final = 0.9
-"""A log over its cap is pruned to this share of the cap, so that not every check prunes a little."""
+"""A log over its cap is pruned to this share of the cap. Otherwise, every check might prune a little."""
 
 Why = Literal["age", "size", "named"]
 

@@ -65,7 +65,7 @@ class LogReader:
                 if self._backend() is backend:
                     raise
                 continue
-            # The log may have migrated meanwhile, and the store that was just read may be deleted.
+            # The log may have migrated in the meantime, and the store that was just read may be deleted.
             if self._backend() is backend:
                 return head
 

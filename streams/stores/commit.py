@@ -1,6 +1,6 @@
 """Group commit: many appends, one sync.
 
-There is no timer: appends that arrive while a commit runs wait, and together form
+There is no timer: appends that arrive during a commit wait, and together form
 the next one, up to ``MAX_COMMIT_BYTES``. A lone append is committed at once.
 
 A slow disk must not block the event loop, so commits run on a writer thread. But
@@ -53,7 +53,7 @@ class Pending:
     outcome: list[Record] | BaseException | None = None
 
     def settle(self) -> None:
-        """Give the outcome to the waiting caller, which may have been cancelled meanwhile."""
+        """Give the outcome to the waiting caller, which may have been cancelled in the meantime."""
         if self.future.done():
             return
         if isinstance(self.outcome, BaseException):
@@ -224,7 +224,7 @@ class GroupCommit:
         await waiter
 
     def exclusively(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` on the calling thread, not the loop's, while no commit runs; appends wait for it.
+        """Run ``work`` on the calling thread, not the loop's, while no commit is running; appends wait for it.
 
         Raises:
             StoreFailed, StoreClosed: the writer has stopped; ``work`` was not run.

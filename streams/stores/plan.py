@@ -103,7 +103,7 @@ class Removed:
 
 
 def _body_of(first: Placed | Record) -> tuple[str, str, str, str]:
-    """Type, stream, actor and payload digest of a stored event, also of one whose payload was forgotten."""
+    """Type, stream, actor and payload digest of a stored event, even of one whose payload was forgotten."""
     if isinstance(first, Placed):
         return first.encoded.body()
     event = first.event

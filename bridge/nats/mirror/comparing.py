@@ -237,7 +237,7 @@ class Comparer:
         return True
 
     def is_due(self, message: KeptMessage) -> bool:
-        """Whether ``take`` should get this message before the next record."""
+        """Whether this message must be passed to ``take`` before the next record."""
         position = self.position_of(message)
         return position is None or position <= self._last or position > self._head
 

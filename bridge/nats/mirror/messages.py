@@ -333,7 +333,7 @@ def _noted(notes: tuple[str, ...], found: tuple[str, ...]) -> tuple[tuple[str, .
 
 @lru_cache(maxsize=1024)
 def _trace_of(stream: str, traceparent: str | None) -> tuple[TraceContext, tuple[str, ...]]:
-    """The trace of an event. If it was generated here, also the note that says why."""
+    """The trace of an event. If the trace was generated here, also returns the note that says why."""
     trace = parse_traceparent(traceparent) if traceparent is not None else None
     if trace is not None:
         return trace, ()

@@ -1,7 +1,7 @@
 """Decides where a mirror resumes, from the stream and the log, even if its own state is lost. Pure.
 
 A mirror resumes after the last record that the stream has of the log only if that record equals the log's, no earlier
-record is missing, and none is there twice. Otherwise the mirror purges the log's part of the stream and publishes it
+record is missing, and none occurs twice. Otherwise the mirror purges the log's part of the stream and publishes it
 again under new message ids, so that the mirror equals the log again without human intervention.
 
 Records that the stream's limits (age, size, count) removed at its beginning are not missing.

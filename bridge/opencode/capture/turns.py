@@ -344,7 +344,7 @@ class Turns(Shells):
         message = self._current.get(session.id) if session is not None and (is_open or turn is None) else None
         if message is None and session is not None and turn is not None:
             if is_open and turn.finish is not None:
-                # A crash lost the information which answer failed; that answer's own update comes next and says so.
+                # A crash lost the information which answer failed. The answer's own update comes next and has it.
                 self._errors[session.id] = self.late(entry)
                 return True
             message = turn.assistant_message if turn.finish is None else None

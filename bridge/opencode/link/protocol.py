@@ -261,7 +261,7 @@ Table: TypeAlias = Mapping[State, Mapping[type[Frame], State]]
 SIDECAR: Final[Table] = {
     State.AWAIT_HELLO: {Hello: State.AWAIT_IDENTIFY, Bye: State.CLOSED},
     State.AWAIT_IDENTIFY: {Identify: State.AWAIT_WELCOME, Bye: State.CLOSED},
-    State.AWAIT_WELCOME: {Bye: State.CLOSED},  # left by our own welcome
+    State.AWAIT_WELCOME: {Bye: State.CLOSED},  # our own welcome ends this state
     State.OPEN_SHIM: {
         Hooks: State.OPEN_SHIM,
         Lossy: State.OPEN_SHIM,
@@ -284,7 +284,7 @@ SIDECAR: Final[Table] = {
 
 CLIENT: Final[Table] = {
     State.AWAIT_CHALLENGE: {Challenge: State.AWAIT_WELCOME, Bye: State.CLOSED},
-    State.AWAIT_WELCOME: {Welcome: State.AWAIT_WELCOME, Bye: State.CLOSED},  # left for its role's state
+    State.AWAIT_WELCOME: {Welcome: State.AWAIT_WELCOME, Bye: State.CLOSED},  # the state after that depends on the role
     State.OPEN_SHIM: {
         Ack: State.OPEN_SHIM,
         Call: State.OPEN_SHIM,

@@ -70,7 +70,7 @@ class Output:
         sys.stdout.write(self.styled(parts) + "\n")
 
     def styled(self, parts: Iterable[tuple[str, str]]) -> str:
-        """What ``line`` prints, without the end of the line.
+        """What ``line`` prints, without the newline.
 
         This is fifty times as fast as rich's own ``print``, which matters for a log of thousands of lines.
         """

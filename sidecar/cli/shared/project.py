@@ -53,7 +53,8 @@ def project_streams(catalog: Catalog, given: str | None) -> set[str] | None:
 
 
 def project_or_here(catalog: Catalog, given: str | None, stream: str | None) -> set[str] | None:
-    """The streams that a command without a stream shows: those of ``--project``, else of the current project, else all.
+    """The streams that a command without a stream shows: those of ``--project``, else those of the current project,
+    else all.
 
     Prints a note if it chose the current project and the log has others.
     """

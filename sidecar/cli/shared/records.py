@@ -54,7 +54,7 @@ EXCERPT_INDENT = 10
 class Lines:
     """Prints records one after another; a terminal gets a heading where the day changes.
 
-    A pipe gets a header, then time, stream, offset, event id, actor, type and what it says, between tabs.
+    A pipe gets a header, then tab-separated fields: time, stream, offset, event id, actor, type and text.
     ``with_stream`` shows the stream on a terminal, too; ``found`` is a text that a terminal shows highlighted.
     """
 

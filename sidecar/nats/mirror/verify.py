@@ -228,7 +228,7 @@ class _Names:
 
 
 class _Side:
-    """One stream: its messages in order, across interruptions, up to the last one at the start."""
+    """One stream: its messages in order, across interruptions, up to the message that was the last one at the start."""
 
     def __init__(self, sessions: Sessions, name: str, family: Family, pattern: str, there: StreamFacts | None) -> None:
         self._sessions, self._name, self._family, self._pattern = sessions, name, family, pattern

@@ -205,7 +205,7 @@ class JsonlReader:
 
 
 async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
-    """Yield a segment's bytes from ``start`` on, about a megabyte at a time.
+    """Yield a segment's bytes starting at ``start``, about a megabyte at a time.
 
     No file is open between two chunks, so a reader that stops early leaves nothing to close.
 
@@ -229,7 +229,7 @@ async def _chunk(segment: Segment, start: int) -> bytes:
 
 
 async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
-    """Yield the complete lines of a segment from ``start`` on, nothing after the last newline."""
+    """Yield the complete lines of a segment starting at ``start``, and nothing after the last newline."""
     rest = b""
     async for chunk in chunks(segment, start):
         lines = (rest + chunk).split(b"\n")
@@ -326,7 +326,7 @@ def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
 
 
 def _last_whole(segment: Segment) -> Head:
-    """The last record of the last whole batch in a segment, which the head file would name."""
+    """The last record of the last whole batch in a segment. The head file would name this record."""
     head = Head(segment.first - 1, "")
     for _, line in split_lines(read_file(segment.path)):
         try:

@@ -12,7 +12,7 @@ before it is acknowledged, in place and without a sync:
 - *missing* next to a log that holds records: it was lost, and ``verify`` says so, because the head file is created
   durably before the log.
 
-Its name does not begin like those of SQLite's files, so deleting ``log.db-*`` leaves it.
+Its name does not begin like the names of SQLite's files, so deleting ``log.db-*`` does not delete it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
 def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:
     """The fault of a log that ends at ``last``, if any. Pure.
 
-    ``hash_`` is that of its record at the head file's position; ``None`` if that record was pruned.
+    ``hash_`` is the hash of the log's record at the head file's position; ``None`` if that record was pruned.
     """
     first, end = last + 1, known.position
     if end >= first:

@@ -140,7 +140,7 @@ class SqliteReader:
         return record_of(row, str(self._path)) if row is not None else None
 
     async def find_known(self, idempotency_key: str, recent: Callable[[bytes], int | None]) -> Record | None:
-        """As ``find``, for the writer, which remembers the places of keys that the table does not have yet."""
+        """Like ``find``, but for the writer, which remembers the places of keys that the table does not have yet."""
         digest = key_digest(idempotency_key)
         position = recent(digest)
         row = await asyncio.to_thread(
@@ -365,7 +365,7 @@ class SqliteReader:
         return self._read(in_one_state, without)
 
     def _read(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
-        """Return what ``ask`` finds, retried if a writer began meanwhile, or ``without`` if there is no log."""
+        """Return what ``ask`` finds, retried if a writer began in the meantime, or ``without`` if there is no log."""
         while True:
             with self._lock, translated(self._path, "reading"):
                 connection = self._connected()
@@ -399,7 +399,7 @@ class SqliteReader:
         return self._connection
 
     def _search_rows(self, grams: str, after: int, until: int) -> list[int] | None:
-        """The index's next positions for ``grams``; ``None`` if it was deleted meanwhile."""
+        """The index's next positions for ``grams``; ``None`` if it was deleted in the meantime."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
         with self._lock, translated(self._store / SEARCH_FILE, "searching"):
             if self._search is None or not self._search.can_go_on(self._store / SEARCH_FILE):

@@ -17,7 +17,7 @@ _RENAMED = {
     "inbox.enqueued": "input.admitted",
     "inbox.delivered": "input.promoted",
 }
-"""The release's names, as those of the preview."""
+"""The release's names → the preview's names."""
 
 _INTERRUPTED = "Tool execution interrupted"
 _STATUS = re.compile(r"\bHTTP (\d{3})\b")
