@@ -1,7 +1,8 @@
 """Background work on the real OpenCode: how soon it begins, and how soon an idle parent learns of its end.
 
-A scripted model that takes no time answers everything. Each sample is one intent, spawned when the parent rests.
-Next to each, the same is done by hand over OpenCode's HTTP API: a new session with a prompt, a prompt for the parent.
+A scripted model that takes no time answers everything. Each sample is one intent, spawned while the parent is idle.
+Next to each, the same is done by hand over OpenCode's HTTP API: a new session with a prompt, and a prompt for the
+parent.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from tools.install_opencode import binary_path
 
 SAMPLES = 100
 PER_PARENT = 10
-"""Samples with the same parent, whose history grows with each."""
+"""How many samples share a parent, whose history grows with each of them."""
 HANG_SECONDS = 60.0
 _TAIL = 4000
-"""Characters at the end of a request that are searched."""
+"""How many characters at the end of a request are searched."""
 
 
 @dataclass
 class Times:
-    """Seconds, one of each for a sample."""
+    """Durations in seconds, one of each kind for a sample."""
 
     begun: list[float] = field(default_factory=list)
     """From the request ``spawn`` to the phantom's first request to the model."""
@@ -45,11 +46,11 @@ class Times:
     """From the phantom's last request to the model, to the request in which the parent reads the result."""
     woken_by_hand: list[float] = field(default_factory=list)
     observed: list[float] = field(default_factory=list)
-    """From the same moment to ``notice.observed`` in the log."""
+    """From the phantom's last request to ``notice.observed`` in the log."""
 
 
 class Arrivals:
-    """When the model was first asked with a text in the prompt."""
+    """When the model first got a request whose prompt contains a given text."""
 
     def __init__(self, model: ModelServer) -> None:
         self._model, self._seen = model, list[tuple[float, str]]()
@@ -63,10 +64,10 @@ class Arrivals:
         self._seen.clear()
 
     async def of(self, text: str) -> float:
-        """Wait for it.
+        """Wait for the request that contains ``text``; return when it came.
 
         Raises:
-            TimeoutError: it did not come.
+            TimeoutError: the request did not come.
         """
         async with asyncio.timeout(HANG_SECONDS):
             while True:
@@ -77,7 +78,7 @@ class Arrivals:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Measure ``SAMPLES`` intents one after the other, after a first one that starts the headless OpenCode."""
+    """Measure ``SAMPLES`` intents one after another, after a first one that starts the headless OpenCode."""
     with ModelServer() as model, DurableStream(directory / "background") as durable:
         plugins, config = {PLUGIN: durable.plugin()}, {"snapshot": False}
         with RealOpenCode(binary_path(), model.port, plugins=plugins, plugin_scope="global", config=config) as opencode:
@@ -115,7 +116,7 @@ def _p99(times: list[float]) -> float:
 async def _samples(
     control: ControlClient, opencode: RealOpenCode, arrivals: Arrivals
 ) -> tuple[float, Times, dict[str, float]]:
-    """The first start, the times, and when the work of each intent ended."""
+    """Return the first start's duration, the times, and when the work of each intent ended."""
     times, first, ends = Times(), 0.0, dict[str, float]()
     parent = ""
     for number in range(SAMPLES + 1):

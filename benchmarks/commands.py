@@ -14,13 +14,14 @@ STARTS = 15
 RECORDING = Path(__file__).parents[1] / "sidecar" / "recordings" / "demo.jsonl"
 
 COMMANDS = (("streams", 0.64, 0.8), ("log", 0.64, 0.8), ("status", 0.64, 0.8), ("doctor", 0.16, 0.3))
-"""Reading commands with floor and aim of ``--version``'s time over theirs: 0.16 s / 0.25 s (``doctor``: / 1 s)."""
+"""Reading commands, each with floor and aim of ``--version``'s time divided by its own: 0.16 s / 0.25 s (``doctor``:
+0.16 s / 1 s)."""
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
     """Measure the best of fifteen alternating runs on a home of ordinary size with its sidecar; all files are cached.
 
-    What else the machine does only adds to a run of a tenth of a second.
+    The best run counts, because other work on the machine can only make a run of a tenth of a second longer.
     """
     home = directory / "ordinary"
     home.mkdir(mode=0o700)
@@ -28,7 +29,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     taken: dict[str, list[float]] = {name: [] for name in ("--help", "--version", *(name for name, _, _ in COMMANDS))}
     try:
         for name in taken:
-            _timed(home, name)  # writes the bytecode
+            _timed(home, name)  # this first run writes the bytecode
         for _ in range(STARTS):
             for name, times in taken.items():
                 times.append(_timed(home, name))

@@ -23,7 +23,8 @@ from streams.log.reader import LogReader
 
 IDENTITY = system_identity()
 ASKED, ANSWER = "msg_1", "msg_2"
-"""In order, as OpenCode's ids ascend: an answer below its question would pass for history that a fork copied."""
+"""In ascending order, like OpenCode's ids: an answer with a lower id than its question would pass for history that a
+fork copied."""
 START_SECONDS = 180.0
 """A start that takes longer counts as hung; a first start may read a million events."""
 

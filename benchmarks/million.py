@@ -31,7 +31,7 @@ from streams.stores.stored import Stored
 
 EVENTS = 1_000_000
 SESSION_TURNS = 24
-"""Turns per session: with the steps below about 500 events."""
+"""Turns per session. With the steps below, a session has about 500 events."""
 
 TURN_CALLS = 6
 CHUNK = 4096
@@ -215,8 +215,8 @@ def _resident(pid: int) -> float:
 
 
 async def _commands(home: Home, name: str) -> list[Row]:
-    """Measure commands that read, with the snapshots of a stopped sidecar."""
-    # A sidecar writes the catalog from time to time, and at its end if the catalog is not far behind.
+    """Measure the commands that only read, with the snapshots that a stopped sidecar left."""
+    # A sidecar writes the catalog from time to time, and when it exits if the catalog is not far behind.
     async with sidecar(home), asyncio.timeout(CATALOG_SECONDS):
         reader = LogReader(home.store_path)
         kept = await reader.snapshot(CATALOG, CATALOG_VERSION)

@@ -28,7 +28,7 @@ from streams.log.log import Log
 
 IDENTITY = system_identity()
 CHUNK = 16_000
-"""Records per catch-up: so many that its beginning and end, where nothing overlaps, hardly count."""
+"""Records per catch-up. There are so many that the beginning and the end, where nothing overlaps, hardly matter."""
 
 LOOK_SECONDS = 0.005
 """How often to read the mirror's position; each read slows the mirror, which shares the event loop."""
@@ -127,7 +127,7 @@ class _Mirroring:
                     await store.append([self._make(done + n) for n in range(APPEND)])
                     done += APPEND
                 task.resume()
-                # The requests before this are per connection, not per record.
+                # The requests before this are made once per connection, not once per record.
                 while task.status()["state"] in ("waiting", "resuming"):
                     await asyncio.sleep(0.001)
                 start, first = time.perf_counter(), task.status()["position"]

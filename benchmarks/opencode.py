@@ -28,7 +28,7 @@ from tools.install_opencode import binary_path
 PROMPTS = 9
 STARTS = 3
 START_FLOOR, START_AIM = 0.5, 0.8
-"""Starts with the plugin take at most twice as long as those without."""
+"""The floor means that starts with the plugin take at most twice as long as those without it."""
 PROMPT = f"CALL:bash {json.dumps({'command': 'true', 'description': 'd'})} THEN: SAY:done"
 
 

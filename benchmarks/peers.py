@@ -1,11 +1,13 @@
-"""Peers: also with 64 in flight, equally durable, in the same rounds, each used in its best documented way.
+"""Compares our stores with peers: also with 64 in flight, equally durable, in the same rounds, each used in its best
+documented way.
 
 The unit is one event of 1 KiB that its writer knows to be on the disk.
 
 - ``eventsourcing``: ``SQLiteApplicationRecorder.insert_events``, which a repository's ``save`` calls in the end. It
-  sets WAL; SQLite's default is ``synchronous=FULL``. Two rows: 64 threads that save one event each, and one caller
-  that saves 64 at once, for which somebody must have collected them.
-- ``dbos``: ``DBOS.write_stream`` in 64 workflows at a time, the nearest it has to a durable append: each call is
+  sets WAL; SQLite's default is ``synchronous=FULL``. Two rows: 64 threads that save one event each, and one caller that
+  saves 64 at once, which must have been collected before.
+- ``dbos``: ``DBOS.write_stream`` in 64 workflows at a time, which is the closest it has to a durable append: each call
+is
   a transaction of its SQLite system database, like each step of a workflow.
 - Redis streams: ``XADD`` with ``appendonly yes`` and ``appendfsync always``. Redis syncs once for all waiting
   commands. Two rows: 64 connections with one command each, and one pipeline of 64.
@@ -65,7 +67,8 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     rows: list[Row] = []
 
     async def against(name: str, peer: Callable[[float], Awaitable[float]]) -> None:
-        # Both of our stores in the same rounds: a slow peer's slice takes seconds, however short we ask for.
+        # Measure both of our stores in the same rounds, because a slow peer's slice takes seconds, however short it
+        # should be.
         await peer(seconds / 10)  # warm
         theirs: list[float] = []
         taken: dict[str, list[float]] = {ours: [] for ours in stores}
@@ -116,7 +119,7 @@ class EventSourcing:
         from eventsourcing.persistence import StoredEvent
         from eventsourcing.sqlite import SQLiteApplicationRecorder, SQLiteDatastore
 
-        # The longest timeout it offers, because 64 threads share one writing connection.
+        # Use the longest timeout that it offers, because 64 threads share one writing connection.
         self._datastore = SQLiteDatastore(str(path), pool_timeout=60, lock_timeout=60)
         self._recorder = SQLiteApplicationRecorder(self._datastore)
         self._recorder.create_table()

@@ -93,7 +93,7 @@ class Ours:
                     await asyncio.sleep(LOOK_SECONDS)
                     handled = consumers.status()[0]["counts"].get("done", 0)
                     if not consumers.status()[0]["counts"].get("delivered"):
-                        start = time.perf_counter()  # connecting is per consumer, not per command
+                        start = time.perf_counter()  # connecting happens once per consumer, not per command
                 spent += time.perf_counter() - start
                 done += CHUNK
                 await consumers.close()
@@ -133,7 +133,7 @@ class Bare:
         return found
 
     def rate(self, seconds: float) -> float:
-        """Commands a second, with a queue that was filled before."""
+        """Commands per second, with a queue that was filled beforehand."""
         fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         done, spent = 0, 0.0
         try:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 class Row:
     """A figure and its comparison.
 
-    With ``unit`` "R" and the like, ``value`` and ``limit`` are rates, and their ratio must be at least
+    With ``unit`` "R" or similar, ``value`` and ``limit`` are rates, and their ratio must be at least
     ``floor``. With ``unit`` "µs", "s" or "MiB", ``value`` is a time or a size, at most ``floor``; there is
     no limit. ``floor`` ``None``: nothing is promised.
     """

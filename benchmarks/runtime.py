@@ -1,4 +1,4 @@
-"""The runtime: commands through an agent, against bare appends of as many events."""
+"""The runtime: commands through an agent, compared with bare appends of the same number of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Stores: appends against raw writes and bare SQLite, a slow disk, replay against ``orjson.loads``."""
+"""Stores: appends compared with raw writes and bare SQLite, appends on a slow disk, and replay compared with
+``orjson.loads``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two agents and an effect, to copy. They import nothing of Durable Stream: events are plain dictionaries.
+"""Two agents and an effect, to copy. They import nothing from Durable Stream, because events are plain dictionaries.
 
 ``Watcher`` sees every step of every session and counts the tools that fail. At the third failure of a
 tool it sends ``Reporter`` a command. ``Reporter`` asks for an effect: a line in a file.

@@ -1,6 +1,6 @@
 """The sidecar's composition root: one home, one log, one listening port.
 
-Starts every part in order, waits for a reason to stop, and stops the parts in reverse order. Makes no decision about
+Starts every part in order, waits for a reason to stop, and stops the parts in reverse order. It decides nothing about
 hooks or events.
 """
 
@@ -51,7 +51,7 @@ TAKE_OVER_SECONDS: Final = 30.0
 """How long a sidecar that a shim started waits for another one that is starting or stopping."""
 
 KILL_SECONDS: Final = 10.0
-"""How long a killed process may take to end. It takes longer only if the system holds it."""
+"""How long a killed process may take to end. It takes longer only if the system is blocking it."""
 
 CHECK_LOCK_SECONDS: Final = 1.0
 """How often a sidecar that writes nothing checks that it still holds the home. Every commit also checks this."""
@@ -72,12 +72,12 @@ async def serve(
 
     SIGTERM, SIGINT and the request ``stop`` drain the sidecar or cancel its start; it then returns 0. If the log can no
     longer be written, it returns 1, so that a shim starts another sidecar, which verifies the tail. Shims pass
-    ``idle_exit``: it exits when idle, returns 0 if another sidecar serves the home, and waits for one that is stopping.
-    With ``seed``, clock and ids are reproducible, and the log must be empty. ``announce`` gets the port once everything
-    is ready; ``complain`` gets the reason for a 1.
+    ``idle_exit``: it exits when idle, returns 0 if another sidecar is serving the home, and waits for a sidecar that is
+    stopping. With ``seed``, clock and ids are reproducible, and the log must be empty. ``announce`` gets the port once
+    everything is ready; ``complain`` gets the reason if the exit code is 1.
 
     Raises:
-        HomeError, StreamError, OSError: it could not start; nothing was changed.
+        HomeError, StreamError, OSError: the sidecar could not start; nothing was changed.
     """
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -110,7 +110,8 @@ async def serve(
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """The sources of time, ids and randomness in this process. Every part gets one of them.
+    """The sources of time, ids and randomness in this process. Each part of the sidecar gets one of the three
+    identities below.
 
     ``log`` is for what capture records. ``agents`` is for what agents record. Agents handle events while capture
     records others, so agents and capture must not share a source. ``outside`` is for what never reaches the log, such
@@ -149,8 +150,8 @@ class _Running:
 async def _start(
     home: Home, config: Config, identities: Identities, told: asyncio.Event, idle_exit: bool, stack: AsyncExitStack
 ) -> _Running | None:
-    """Lock the home, open its log and serve it; None if another sidecar serves it. ``stack`` stops everything that was
-    started.
+    """Lock the home, open its log and serve it; None if another sidecar is serving it. ``stack`` stops everything that
+    was started.
     """
     lock = await _lock(home, wait=idle_exit)
     if lock is None:
@@ -171,7 +172,7 @@ async def _start(
 async def _end_unlocked(home: Home) -> None:
     """Kill an older sidecar that lost the home's lock.
 
-    If it is only suspended, it could later continue alongside this one.
+    If the older one is only suspended, it could later continue alongside this one.
 
     Killing is safe: what was acknowledged is durable, and the shims send the rest again.
 
@@ -216,13 +217,13 @@ async def _close(opening: asyncio.Task[Log]) -> None:
 
 
 async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
-    """Lock the home. With ``wait``, return None as soon as another sidecar serves it.
+    """Lock the home. With ``wait``, return None as soon as another sidecar is serving it.
 
     If the lock is held but ``running`` finds no sidecar, one is starting or stopping.
     Returning then could leave the home without a sidecar, so this waits.
 
     Raises:
-        HomeLocked: another process holds it.
+        HomeLocked: another process holds the lock.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + TAKE_OVER_SECONDS
@@ -238,7 +239,7 @@ async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
 
 
 async def _assemble(home: Home, config: Config, store: Log, identities: Identities, told: asyncio.Event) -> _Running:
-    """Make every part; none is started."""
+    """Create every part, but start none."""
     identity, outside = identities.log, identities.outside
     state, kept = await restore(store)
     wanted, link = config.redact, config.link
@@ -335,7 +336,7 @@ class _Door:
         self._home, self._sidecar, self._server = home, sidecar, server
 
     async def start(self, stack: AsyncExitStack) -> None:
-        stack.push_async_callback(self._server.drain)  # also where the start is cancelled
+        stack.push_async_callback(self._server.drain)  # even if the start is cancelled
         sidecar = self._sidecar
         port = await self._server.start()
         mark = await asyncio.to_thread(mark_of, os.getpid())
@@ -361,7 +362,7 @@ async def _until_fenced(store: Log) -> StoreFenced:
         except StoreFenced as error:
             return error
         except OSError:
-            continue  # the disk does not answer: commits report that
+            continue  # the disk does not respond; commits will report that
 
 
 async def _until_stopped(config: Config, running: _Running, idle_exit: bool) -> str | None:

@@ -76,7 +76,7 @@ class LinkConfig(_Section):
     """Maximum number of unacknowledged items that a shim keeps in flight."""
 
     max_frame_bytes: Annotated[int, Field(ge=64 * 1024, le=64 * MIB)] = 16 * MIB
-    """Size of the largest frame accepted; a larger one closes its link."""
+    """Maximum size of a frame; a larger frame closes its link."""
 
     max_connections: Annotated[int, Field(ge=1, le=10_000)] = 256
     """Maximum number of authenticated connections. The same number of unauthenticated connections may exist in

@@ -11,7 +11,9 @@ PACKAGE: Final = "opencode-durable-stream"
 
 
 def extra_command(extra: str, prefix: str = sys.prefix) -> str:
-    """The shell command that adds ``extra``: pipx's for an installation by pipx, uv's for one by uv, else pip's."""
+    """The shell command that adds ``extra``: a pipx or uv command if pipx or uv made this installation, else a pip
+    command.
+    """
     wanted = _libraries(extra)
     parts = Path(prefix).parts
     if "pipx" in parts and "venvs" in parts[:-1]:

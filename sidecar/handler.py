@@ -34,11 +34,13 @@ log = logging.getLogger("sidecar")
 _VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
 
 MAX_VERSIONS: Final = 16
-"""Maximum number of OpenCode versions to remember. The one seen longest ago is dropped first."""
+"""Maximum number of OpenCode versions to remember. The version that was last seen the longest ago is dropped first."""
 
 
 class Sidecar:
-    """The ``Handler`` of the link server. ``requests`` is its table; ``server`` is set once there is one."""
+    """The ``Handler`` of the link server. ``requests`` is the table of requests; ``server`` is set once there is a
+    server.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Sidecar:
         self._home, self._store, self._now_ms = home, store, identity.now_ms
         self._translator, self._ingest = translator, ingest
         self._upkeep, self._spools, self._nats, self._services = upkeep, spools, nats, services
-        self._versions: dict[str, int] = {}  # OpenCode's versions with the time each was last seen, in that order
+        self._versions: dict[str, int] = {}  # OpenCode version → when it was last seen, ordered by that time
         self._refused: dict[str, Any] | None = None
         self._config_text = _content(home.config_path)
 

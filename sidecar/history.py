@@ -50,7 +50,8 @@ async def import_opencode_1(
     nonce: Callable[[], str],
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[int, PlayResult | None]:
-    """Record the sessions of OpenCode 1 that are not ``known``; return how many there were, and what the log gained.
+    """Record the sessions of OpenCode 1 that are not ``known``; return how many there were, and how many events the log
+    gained.
 
     The sessions pass through a file that only this user can read, and that is deleted at the end.
 
@@ -93,7 +94,7 @@ async def _write(
 async def _server(
     program: str, directory: Path, password: str, environ: Mapping[str, str]
 ) -> AsyncIterator[ServiceClient]:
-    """An OpenCode server without plugins, in an empty directory, that only we can log in to."""
+    """An OpenCode server without plugins, in an empty directory. Only this process can log in to it."""
     empty = directory / "empty"
     empty.mkdir()
     process = await asyncio.create_subprocess_exec(

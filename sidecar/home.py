@@ -26,8 +26,8 @@ from streams.files import write_durably
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
 _OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
-"""A directory with only these names is not foreign, because a plugin creates the spool first, and a kill may leave the
-other files."""
+"""A directory with only these names counts as a home, because a plugin creates the spool first, and a killed process
+may leave the other files."""
 
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_SECONDS: Final = 0.02
@@ -79,7 +79,7 @@ class SidecarInfo(NamedTuple):
 
     @property
     def still_runs(self) -> bool:
-        """True if the very process that wrote this is still running or suspended; False if that is not certain."""
+        """True if the process that wrote this is still running or suspended; False if that is not certain."""
         return self.process != "" and mark_of(self.pid) == self.process
 
 
@@ -155,7 +155,7 @@ class Home:
     def ensure_token(self, generate: Callable[[], str]) -> str:
         """Return the token; create it if there is none. ``generate`` returns 64 random hex characters.
 
-        Two processes may call this at once: both get the token of the first.
+        Two processes may call this at the same time; both get the token of the first.
 
         Raises:
             HomeError: see ``read_token``, or the token cannot be written.
@@ -246,7 +246,7 @@ class Home:
         return HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:
-        """Publish where the sidecar is. Readers see the old or the new file, never half of one."""
+        """Publish where the sidecar is. Readers see the old or the new content, never a mixture."""
         draft = self.info_path.with_name(f"sidecar.json.{os.getpid()}")
         try:
             draft.unlink(missing_ok=True)
@@ -268,7 +268,7 @@ class Home:
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 return None
             fields = json.loads(os.read(descriptor, 65536))
-            fields = {"process": "", **fields}  # older versions wrote none
+            fields = {"process": "", **fields}  # older versions did not write ``process``
             info = SidecarInfo(**{name: fields[name] for name in SidecarInfo._fields})
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
@@ -295,7 +295,9 @@ class Home:
         return info if info is not None and info.pid != os.getpid() and info.still_runs else None
 
     def running(self) -> SidecarInfo | None:
-        """The sidecar that serves this home: its process is running and the lock is held. None if there is none."""
+        """The sidecar that is serving this home: its process is running and the lock is held. None if there is no such
+        sidecar.
+        """
         info = self.read_info()
         return info if info is not None and is_alive(info.pid) and self.is_locked() else None
 
@@ -380,7 +382,7 @@ def write_new(path: Path, text: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o600)  # the umask may have taken the owner's bits too
+        os.fchmod(descriptor, 0o600)  # the umask may have removed the owner's permissions too
         file.write(text)
         file.flush()
         os.fsync(descriptor)
@@ -392,7 +394,7 @@ def private_directory(path: Path) -> None:
     Missing parents get the same mode.
 
     Raises:
-        HomeError: it is a link, not a directory, belongs to another user, or cannot be created.
+        HomeError: the path is a link, is not a directory, belongs to another user, or cannot be created.
     """
     try:
         make_directories(path, 0o700)
@@ -417,7 +419,7 @@ def make_directories(path: Path, mode: int) -> None:
     try:
         path.mkdir(mode=mode)
     except FileExistsError:
-        return  # another process created it, or it is not a directory: using it then fails
+        return  # another process created it; or it is not a directory, and using it will fail
     path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o700)
 
 
@@ -425,7 +427,7 @@ def check_file(path: Path) -> None:
     """Check a file of the home that another program is about to open; a missing one is fine.
 
     Raises:
-        HomeError: it is a link, not a regular file, or belongs to somebody else.
+        HomeError: the path is a link, is not a regular file, or belongs to somebody else.
     """
     try:
         found = path.lstat()
@@ -459,7 +461,7 @@ def open_file(path: Path) -> int:
     """Open a regular file of the home for reading, without following links; return the descriptor.
 
     Raises:
-        OSError: it is missing, a link, not a regular file, or belongs to somebody else.
+        OSError: the path is missing, is a link, is not a regular file, or belongs to somebody else.
     """
     # O_NONBLOCK, because opening must not hang if the path is a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

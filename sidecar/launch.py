@@ -33,7 +33,7 @@ class LastWords:
 
     It says why they ended, even if a full disk keeps the reason out of their log.
 
-    Blocks briefly. Empty if no temporary file can be created.
+    Its methods block briefly. It stays empty if no temporary file can be created.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ async def _up(home: Home, seconds: float, words: LastWords) -> SidecarInfo:
             process = spawn(home, words)
         if loop.time() > deadline:
             _let_live(process)
-            home.refuse_locked()  # by `repair`, or by a sidecar that hangs
+            home.refuse_locked()  # the lock may be held by `repair`, or by a sidecar that hangs
             raise LinkUnavailable(
                 f"the sidecar for {home.path} did not start within {seconds:g} s", f"read {home.log_path}"
             )

@@ -66,7 +66,7 @@ def failed_start(home: Home) -> FailedStart | None:
 
 
 class _Private:
-    """Open the file with mode 0600 whatever the umask, and never through a link, even after a rotation."""
+    """Open the file with mode 0600 whatever the umask, and never through a symbolic link, even after a rotation."""
 
     baseFilename: str  # noqa: N815 - the name that logging gave it
 
@@ -74,7 +74,9 @@ class _Private:
         return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=_private)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        """Print no traceback if a line cannot be written; a sidecar that ends gives the reason on stderr."""
+        """Print no traceback if a line cannot be written. A sidecar that exits because of that gives the reason on
+        stderr.
+        """
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)  # type: ignore[misc] # of the handler that this is mixed into
 

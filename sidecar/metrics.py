@@ -1,4 +1,5 @@
-"""Metrics in the Prometheus text format: the counters of the parts, and the values in ``status`` at each scrape.
+"""Metrics in the Prometheus text format: counters of the sidecar's parts, and values that are read from ``status`` at
+each scrape.
 
 The number of series is bounded: the only labels are ``agent`` and ``kind``, and a value that is not
 configured becomes ``other``. Nothing here is global: each sidecar has its own registry.
@@ -33,7 +34,7 @@ class Fact(NamedTuple):
 
     @property
     def is_counter(self) -> bool:
-        """By the naming rule of Prometheus."""
+        """Whether the metric is a counter: by Prometheus convention, its name then ends in ``_total``."""
         return self.name.endswith("_total")
 
 
@@ -73,7 +74,7 @@ MIRROR_STATE: Final = "durable_stream_mirror_state"
 class SidecarMetrics:
     """The metrics of one sidecar; implements ``runtime.metrics.Metrics``. Call it from its event loop.
 
-    ``agents`` and ``kinds`` are the loaded ones: the only values of these labels besides ``other``.
+    ``agents`` and ``kinds`` are the names of what is loaded: the only values of these labels besides ``other``.
     """
 
     def __init__(self, agents: Collection[str] = (), kinds: Collection[str] = ()) -> None:
@@ -201,7 +202,9 @@ def _at(status: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 class _WithoutCreationTimes(Collector):
-    """A registry without the ``…_created`` series, which double the output; the library's switch is global."""
+    """A registry without the ``…_created`` series, which would double the output. The library's own switch for them is
+    global.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final
 
 _SLACK_MS: Final = 2000
-"""Slack for a process whose start looks later than the time it reported."""
+"""By how much a process's start may seem to be later than the time that the process reported."""
 
 
 def still_runs(pid: int, told_ms: int) -> bool:
     """True if the process that had this pid at ``told_ms`` (ms since 1970) is still running.
 
-    A process of another user, or one that started later, merely has the same pid. A zombie is not running. If the
-    system reports neither (macOS), any process with the pid counts.
+    A process of another user, or one that started later, is a different process with the same pid. A zombie is not
+    running. If the system reports neither user nor start (macOS), any process with the pid counts.
     """
     try:
         os.kill(pid, 0)
@@ -36,7 +36,7 @@ def still_runs(pid: int, told_ms: int) -> bool:
 def mark_of(pid: int) -> str:
     """What distinguishes this run of a process from every other: no other process ever has the same pid and mark.
 
-    It holds the process's user and the moment of its start, which a later change of the clock does not move. Empty if
+    It holds the process's user and the time of its start, which a later change of the clock does not affect. Empty if
     no process has the pid, if the whole process has ended, or if the system does not say. May start a program.
     """
     try:
@@ -53,7 +53,7 @@ def mark_of(pid: int) -> str:
 
 
 def _mark_by_ps(pid: int) -> str:
-    import subprocess  # slow to import, and rarely needed
+    import subprocess  # imported here, because it is slow to import and rarely needed
 
     try:
         found = subprocess.run(  # noqa: S603 - no shell, and a number

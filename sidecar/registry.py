@@ -22,7 +22,7 @@ log = logging.getLogger("sidecar.registry")
 
 
 class Args(BaseModel):
-    """The base of every arguments model: unknown arguments are refused, because they may be meant to limit what is
+    """Base class of all arguments models. Unknown arguments are refused, because they may be meant to limit what is
     done.
     """
 
@@ -38,7 +38,9 @@ class NoArgs(Args):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. ``value`` describes the answer, for ``docs/protocol.md``; a field's description, an argument."""
+    """One request. For ``docs/protocol.md``, ``value`` describes the answer, and the description of a model's field
+    describes an argument.
+    """
 
     name: str
     args: type[Args]

@@ -112,7 +112,7 @@ class LogRequests:
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:
         """Remove old streams."""
-        await self._spools.take()  # this finishes a session whose OpenCode died
+        await self._spools.take()  # this records the end of a session whose OpenCode died
         plan, done = await self._upkeep.prune(args.request)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 

@@ -172,7 +172,7 @@ class Worker:
         return {"letter": args.letter, "outcome": "dropped"}
 
     def status(self) -> dict[str, Any]:
-        """For ``status``: every agent, and what could not be loaded."""
+        """For ``status``: every agent, and those that could not be loaded."""
         return {"agents": self.runtime.status(), "problems": self.problems}
 
     async def agents(self, args: NoArgs) -> dict[str, Any]:

@@ -19,7 +19,7 @@ previous version."""
 
 _STREAM_PART = r"[A-Za-z0-9](\.?[A-Za-z0-9_~-])*\.?"
 STREAM_ID = re.compile(f"{_STREAM_PART}(/{_STREAM_PART})*")
-"""Stream ids appear in messages and file contents, never in paths (no ``..``), subjects or SQL."""
+"""Stream ids appear in messages and file contents, but never in paths, subjects or SQL. They contain no ``..``."""
 
 EVENT_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 ULID_TEXT = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")

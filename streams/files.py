@@ -19,8 +19,8 @@ def open_to_read(path: str | Path, flags: int = 0) -> int:
     """Open an existing file for reading only. ``flags`` lets it serve as an ``opener``.
 
     Raises:
-        ForeignStore: it is a symbolic link, or as ``check_file``.
-        OSError: it cannot be opened.
+        ForeignStore: the file is a symbolic link, or see ``check_file``.
+        OSError: the file cannot be opened.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -71,7 +71,7 @@ def read_file(path: Path) -> bytes:
 
 
 def write_durably(path: Path, data: bytes, *, mode: int = 0o600, draft: Path | None = None) -> None:
-    """Create or replace a small file: a reader sees the old or the new one, even after a power loss.
+    """Create or replace a small file: a reader sees the old or the new content, even after a power loss.
 
     ``draft`` is written first and renamed; by default ``PATH.new``, which is ours to overwrite in a store.
 
@@ -111,8 +111,8 @@ def make_directory(path: Path) -> None:
     """Make a store directory durably, mode 0700 regardless of the umask; an existing one stays unchanged.
 
     Raises:
-        ForeignStore: it is a symbolic link.
-        OSError: it cannot be made.
+        ForeignStore: the path is a symbolic link.
+        OSError: the directory cannot be made.
     """
     try:
         path.mkdir(mode=0o700, parents=True)
@@ -130,7 +130,7 @@ def refuse_link(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the names of the files in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

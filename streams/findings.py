@@ -1,11 +1,11 @@
-"""What verifying a log can find, in either backend. Pure.
+"""What verification of a log can find, in either backend. Pure.
 
 There are four kinds of fault:
 
 * ``corrupt``  - a record is damaged: a wrong checksum, bytes that are not a record, or an incomplete batch.
 * ``missing``  - records that were durable are gone.
 * ``tampered`` - a record's checksum is right, but it is not what the writer wrote there: it breaks its stream's hash
-  chain, is is in the wrong place, or is not in canonical form.
+  chain, is in the wrong place, or is not in canonical form.
 * ``torn``     - data that a killed writer left above head. It was never acknowledged. The next opening cuts it off and
   keeps a copy.
 """

@@ -144,7 +144,7 @@ def encode(event: StreamEvent) -> Encoded:
         return encoded
     repairs = Repairs()
     fields = normalise(event.fields(), repairs)
-    # Readers will get the stored event, so the returned event must equal it.
+    # Readers will get the stored event, so the event returned here must equal it.
     event = StreamEvent.trusted(orjson.loads(orjson.dumps(fields)))
     repaired = _encode(event, fields, repairs)
     assert repaired is not None
@@ -152,7 +152,7 @@ def encode(event: StreamEvent) -> Encoded:
 
 
 def _encode(event: StreamEvent, fields: dict[str, Any], repairs: Repairs | None) -> Encoded | None:
-    """``None`` if something must be repaired first."""
+    """The encoded event; ``None`` if something in it must be repaired first."""
     payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
     digest = sha256(payload).hexdigest()
     fields["payload"] = orjson.Fragment(payload)

@@ -20,7 +20,7 @@ _PAGE = 4096
 _SHIFTS = range(120, -1, -10)
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
-"""Two of a ULID's characters for every ten bits."""
+"""Two characters of a ULID for each value of ten bits."""
 
 
 class Identity:

@@ -141,7 +141,9 @@ class Lineage:
         return list(self._below.get(session_id, ()))
 
     def roots(self) -> list[Session]:
-        """Sessions without a known parent in this log, in order of appearance; every session is below one."""
+        """Sessions without a known parent in this log, in order of appearance; every session is one of these roots or
+        below one.
+        """
         return [s for s in self.sessions.values() if self.root(s.id) == s.id]
 
     def streams_of(self, session_id: str) -> list[str]:

@@ -43,7 +43,8 @@ async def resume(
 ) -> tuple[T, int]:
     """A projection at its last snapshot, and the position after which to apply records to it.
 
-    Without a snapshot of this version, or if ``load`` refuses it (``ValueError``): ``fresh()`` and ``NOTHING``.
+    If there is no snapshot of this version, or ``load`` refuses it (``ValueError``), returns ``fresh()`` and
+    ``NOTHING``.
     """
     snapshot = await source.snapshot(name, version)
     if snapshot is not None:

@@ -78,7 +78,7 @@ def holds_text(event: StreamEvent, text: str) -> bool:
     # Most events do not match here, and this search is several times as fast as testing each value.
     needle = json_needle(text)
     try:
-        looked = orjson.dumps(event.payload).decode()  # in any order: faster than ``canonical``
+        looked = orjson.dumps(event.payload).decode()  # key order does not matter: faster than ``canonical``
     except (TypeError, RecursionError):
         looked = payload_text(event)
     if needle is None or needle not in looked.casefold():
@@ -102,7 +102,7 @@ def json_needle(text: str) -> str | None:
 
 def _value_in(values: Iterable[Any], folded: str) -> str | None:
     for value in values:
-        kind = type(value)  # as JSON is read: a subclass is none of these
+        kind = type(value)  # exact types, as JSON is read; a subclass does not count
         if kind is str:
             if folded in value.casefold():
                 return str(value)

@@ -34,9 +34,9 @@ class StreamSize(NamedTuple):
     records: int
     bytes: int
     first_ts: int
-    """An event's earliest time."""
+    """The earliest time of an event."""
     last_ts: int
-    """The latest."""
+    """The latest time of an event."""
 
 
 class Tally:
@@ -59,7 +59,7 @@ class Tally:
         )
 
     def sizes(self) -> list[StreamSize]:
-        """The parts of all streams, by name."""
+        """The sizes of all streams, by name."""
         return [self._sizes[name] for name in sorted(self._sizes)]
 
 
@@ -101,7 +101,9 @@ class Gone(NamedTuple):
 
 
 class Base(NamedTuple):
-    """Where a pruned stream continues: its first kept offset, the hash before it, and when last pruned."""
+    """Where a pruned stream continues: its first kept offset, the hash before that, and when the stream was last
+    pruned.
+    """
 
     offset: int
     hash: bytes
@@ -109,7 +111,7 @@ class Base(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where (exclusive) a stream's forgotten part ends, and when."""
+    """Where (exclusive) a stream's forgotten part ends, and when it was forgotten."""
 
     offset: int
     at_ms: int
@@ -176,7 +178,7 @@ class Ranges:
         return max(position, self._ends[at]) if at >= 0 else position
 
     def covers(self, first: int, end: int) -> bool:
-        """True if nothing was lost from ``first`` to before ``end``: all of these were removed."""
+        """True if all positions from ``first`` to before ``end`` were removed on purpose, so that none was lost."""
         return first <= end <= max(self.following(first), first)
 
     def kept(self, first: int, end: int) -> int:
@@ -234,7 +236,7 @@ class Removal:
     singles: Ranges = field(default_factory=Ranges)
     """Positions of records that were forgotten one by one, in streams that were not forgotten."""
     singles_in: Mapping[str, Mark] = field(default_factory=dict)
-    """By stream, the offset after the last of these, and its time."""
+    """By stream, the offset after the last of these records, and when it was forgotten."""
     pending: bool = False
 
     def __bool__(self) -> bool:
@@ -249,7 +251,9 @@ class Removal:
         return replace(self, marks={**self.marks, **marks}, pending=True)
 
     def forgot_singly(self, positions: Iterable[int], marks: Mapping[str, Mark]) -> Removal:
-        """Add single forgotten records; ``marks``: by stream, the offset after the last of them, and when."""
+        """Add single forgotten records; ``marks``: by stream, the offset after the last of these records, and when they
+        were forgotten.
+        """
         singles = self.singles.including(sorted(positions))
         last = {name: max(mark, self.singles_in.get(name, mark)) for name, mark in marks.items()}
         return replace(self, singles=singles, singles_in={**self.singles_in, **last}, pending=True)

@@ -8,7 +8,7 @@ Two numbers locate a record, and they are never interchangeable:
 Both are assigned without gaps. Pruning leaves gaps and never renumbers, so you may compare numbers but must not
 subtract them.
 
-``StreamReader`` is the interface for readers, also in a process next to a
+``StreamReader`` is the interface for readers, even in a process next to a
 running sidecar; ``StreamStore`` adds the one write and the live tail.
 
 Backends: memory, jsonl, sqlite. Each passes ``tests/streams/store_contract.py``.
@@ -143,7 +143,7 @@ class StreamStore(StreamReader, Protocol):
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """Yield every record after ``after``, then each new one once it is durable, without end.
 
-        Skips nothing and buffers a bounded amount, because a slow subscriber reads from the log at its own pace. Ends
+        Skips nothing. Buffers only a bounded amount, because a slow subscriber reads from the log at its own pace. Ends
         when the store closes; safe to cancel.
         """
         ...
@@ -156,7 +156,7 @@ class StreamStore(StreamReader, Protocol):
         ...
 
     async def advance(self, name: str, position: int) -> None:
-        """Remember a named reader's position. A hint: after a crash it may be an earlier one, or none."""
+        """Remember a named reader's position. A hint: after a crash it may be an earlier position, or none."""
         ...
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
@@ -188,7 +188,7 @@ class RetentionStore(StreamStore, Protocol):
         ``find``, but their keys stay known, so a resend gets a duplicate, with the event as sent. Positions and
         offsets are not reused. Snapshots are dropped, cursors stay.
 
-        Appends, reads and subscriptions continue meanwhile; a reader that has not yet read a
+        Appends, reads and subscriptions continue in the meantime; a reader that has not yet read a
         removed record skips it. Cancelling ends only the wait. Once the
         removal is durable, the next opening after a crash finishes it.
 

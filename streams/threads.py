@@ -39,7 +39,7 @@ class InTurn:
         return await asyncio.shield(task)
 
     def check(self) -> None:
-        """Raise ``StoreClosed`` if the store is closing. Work calls this between steps that may be the last."""
+        """Raise ``StoreClosed`` if the store is closing. Work calls this between its steps, to stop there."""
         if self._closing.is_set():
             raise StoreClosed("the store is closed", "open it again to finish what was begun")
 

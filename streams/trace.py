@@ -72,5 +72,7 @@ def session_trace(root: str, session: str) -> TraceContext:
 
 
 def made_trace(origin: str) -> TraceContext:
-    """A trace for a message without one. ``origin`` (a stream or message id) determines it, also for a resend."""
+    """A trace for a message without one. ``origin`` (a stream or message id) determines it, so a resend gets the same
+    trace.
+    """
     return session_trace(origin, origin)

@@ -3,7 +3,7 @@
 A table maps each ``schema_version`` to the function that converts to the next version.
 
 The log is never rewritten. Hashes, migrations and ``verify`` work on the bytes as they were written; only
-readers get the newest version. An event of a newer version has no entry, so it is read as it is.
+readers get the newest version. An event of a newer version has no entry, so it is returned unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def upcast(fields: dict[str, Any], table: Mapping[int, Upcaster]) -> dict[str, A
     """
     if fields["schema_version"] not in table:
         return fields
-    from streams.hashing import is_digest  # which imports the event
+    from streams.hashing import is_digest  # imported here, because it imports the event
 
     while (upcaster := table.get(fields["schema_version"])) is not None:
         kept: dict[str, Any] = {name: fields[name] for name in KEPT if name in fields}

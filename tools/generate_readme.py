@@ -112,7 +112,9 @@ def stale_blocks(home: Path) -> list[str]:
 
 
 def _lasting(output: str) -> str:
-    """Return the part that two runs share. Column widths vary too, so spaces and lines are collapsed."""
+    """Return the part of an output that is the same in every run. Column widths vary too, so spaces and line breaks are
+    collapsed.
+    """
     return re.sub(r"[ ─]+", " ", _VARIES.sub("#", output))
 
 

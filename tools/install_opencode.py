@@ -25,7 +25,7 @@ VERSION = "1.18.33"
 """The OpenCode 1 that all tests are written against."""
 
 VERSION_2 = "0.0.0-next-16350"
-"""The OpenCode 2 that the tests drive: a preview with the released one's plugin API, service and terminal."""
+"""The OpenCode 2 that the tests drive: a preview with the plugin API, service and terminal of the release."""
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "opencode"
 NPM_LIMIT_S = 900

@@ -20,7 +20,7 @@ def fetch(manager: str, command: Sequence[str], what: str, limit_s: float, meani
     """Run a package manager and wait for it; ``meaning`` turns the output of a failure into an explanation.
 
     Raises:
-        InstallError: it failed, or did not finish within ``limit_s`` seconds.
+        InstallError: the package manager failed, or did not finish within ``limit_s`` seconds.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
@@ -41,7 +41,8 @@ def check_version(binary: Path, expected: str, place: Path, limit_s: float) -> N
     """Ask the installed program for its version.
 
     Raises:
-        InstallError: it does not run, or its version is not ``expected``; the user should then remove ``place``.
+        InstallError: the program does not run, or its version is not ``expected``; the user should then remove
+            ``place``.
     """
     try:
         done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=limit_s, check=False)

@@ -1,4 +1,4 @@
-"""Fills in missing message headers and checks the others. Pure.
+"""Fills in missing message headers and checks the given ones. Pure.
 
 No foreign text can end a header or begin another: header names consist of
 letters, digits and ``-_``, values of printable ASCII, and free text is encoded

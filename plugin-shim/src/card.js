@@ -11,7 +11,7 @@ export const FILE = "background.json";
 const LOOK_MS = 1000;
 const MAX_SHOWN = 6;
 const MAX_TITLE = 30;
-/** In the sidebar: after what the session cost, before everything else. */
+/** The card's place in the sidebar: after the session's cost, before everything else. */
 const ORDER = 150;
 
 /**

@@ -11,7 +11,7 @@ import path from "node:path";
 
 /** Longest pause between two starts, and longest time from a sidecar's start until it listens, ms. */
 export const SPAWN_MAX_MS = 5000;
-/** Pause before the third start; the second has none. */
+/** Pause before the third start; there is none before the second. */
 const SPAWN_MIN_MS = 250;
 /** How often one process asks older sidecars to make room. Asking is useless if the sidecar it starts is not newer. */
 const MAX_ASKS = 3;
@@ -119,7 +119,7 @@ function codeOf(error) {
  * Decides when the next start of a sidecar is due. Pure: the clock is a parameter, ms.
  *
  * The first start is due at once. So is a second if the first sidecar ended, because
- * it was killed or another one was leaving. After that, the pauses double. Progress
+ * it was killed or another one was still exiting. After that, the pauses double. Progress
  * resets the count: a sidecar killed after useful work is replaced at once.
  */
 export class Pace {
@@ -193,7 +193,7 @@ export class Starter {
     return asked < MAX_ASKS;
   }
 
-  /** A sidecar as new as this plugin is running, so the one we start is not older, and asking is useful again. */
+  /** A sidecar as new as this plugin is running. So ours is not too old, and asking is useful again. */
   fits() {
     this.#asks.delete(this.#how.home);
   }
@@ -201,7 +201,7 @@ export class Starter {
   /**
    * Start a sidecar if one is due. It is detached: it outlives OpenCode and never
    * touches its terminal. If another process was faster, our sidecar exits; if an
-   * older sidecar is leaving, our sidecar waits for it.
+   * older sidecar is exiting, our sidecar waits for it.
    */
   start() {
     const { command, home, env, counters, spawn = spawnChild } = this.#how;

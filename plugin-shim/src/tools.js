@@ -40,7 +40,7 @@ function shipped() {
   try {
     return JSON.parse(fs.readFileSync(new URL("./tools.json", import.meta.url), "utf8"));
   } catch {
-    // An incomplete installation: `doctor` says so.
+    // The installation is incomplete; `doctor` reports that.
     return {};
   }
 }
@@ -90,7 +90,7 @@ export class Tools {
           // The model must then name every argument; the sidecar treats null as missing.
         }
       },
-      /** A summary must not forget work that is still running. @param {any} input @param {any} output */
+      /** A compaction's summary must not forget work that is still running. @param {any} input @param {any} output */
       "experimental.session.compacting": async (input, output) => {
         try {
           if (!this.#link.live || !Array.isArray(output?.context)) return;

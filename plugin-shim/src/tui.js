@@ -143,7 +143,7 @@ export class List {
     }
     this.#select(each.text, [], "Looking…");
     await this.#act(async () => {
-      // The list has neither the number of its parts nor the answers that it offers.
+      // The list shows neither how many parts a question has nor the answers that it offers.
       const { text, options, questions } = JSON.parse(await this.#run("checkpoints", each.id, "--json"));
       this.#answer({ id: each.id, options }, partsOf(text, questions));
     });

@@ -82,7 +82,9 @@ class BackFill:
                 task.add_done_callback(self._tasks.discard)
 
     async def _fill(self, session: str) -> None:
-        """Record the missing turns of a session. If its next turn has begun, the end of that turn tries again."""
+        """Record the missing turns of a session. If its next turn has begun, this is tried again at the end of that
+        turn.
+        """
         boot, known = self._due.get(session), self._state.sessions.get(session)
         link = self._ingest.link_of(boot, known.directory) if boot is not None and known is not None else None
         if boot is None or known is None or link is None:

@@ -27,7 +27,7 @@ from streams.store import MAX_BATCH, Record, StreamStore
 log = logging.getLogger("sidecar.capture.ingest")
 
 ASK_SECONDS: Final = 1.5
-"""How long OpenCode may take to describe a session. A hook waits at most as long as the translator holds it."""
+"""How long OpenCode may take to describe a session. A hook waits no longer than the translator holds it."""
 
 MAX_MISSING_CHECKS: Final = 200
 """Maximum number of sessions to look up, one by one, when a directory's first link delivers."""
@@ -76,7 +76,7 @@ class Ingest:
         self._delivering: set[Origin] = set()
         self._lost: dict[str, int] = {}  # when the last link of a boot ended
         self._unfinished: dict[Token, list[Link]] = {}
-        self._held: Counter[Origin] = Counter()  # how many of these each instance has
+        self._held: Counter[Origin] = Counter()  # how many accepted items each instance has
         self._order: asyncio.Queue[tuple[asyncio.Future[None], Drained] | None] = asyncio.Queue()
         self._appends = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -117,7 +117,7 @@ class Ingest:
         return next((link for link in links if link.directory == directory), links[0] if links else None)
 
     def delivers(self, link: Link) -> bool:
-        """True if this instance ever delivered a hook; only such an instance is called."""
+        """True if this instance has ever delivered a hook; only such instances get requests."""
         return Origin(link.boot_id, link.instance) in self._delivering
 
     @property
@@ -156,7 +156,7 @@ class Ingest:
             try:
                 self._translator.feed(token, item, now)
             except BaseException:
-                self._drop(token)  # else a resent copy would count as already on its way
+                self._drop(token)  # otherwise, a resent copy would be taken for one that is already on its way
                 raise
         if link is not None and origin not in self._delivering:
             self._delivering.add(origin)
@@ -164,7 +164,7 @@ class Ingest:
         self.pump()
 
     def excludes(self, directory: str) -> bool:
-        """True if hooks from this directory are not recorded."""
+        """True if hooks from this directory must not be recorded."""
         return self._exclusion.covers(directory)
 
     async def at_most(self, count: int, origin: Origin) -> bool:
@@ -201,7 +201,7 @@ class Ingest:
         return appended
 
     async def add(self, events: list[StreamEvent]) -> int:
-        """Append events that another log captured, at most ``MAX_BATCH``; return how many this log did not have.
+        """Append events that were captured in another log, at most ``MAX_BATCH``; return how many were new to this log.
 
         Raises:
             StreamError: the log cannot be written, or an event is not valid.
@@ -251,7 +251,7 @@ class Ingest:
             self._progress.set()
 
     def _drop(self, token: Token) -> list[Link]:
-        """Remove a finished item; return the links that wait for it."""
+        """Remove a finished item; return the links that are waiting for it."""
         links = self._unfinished.pop(token, None)
         if links is None:
             return []
@@ -275,14 +275,16 @@ class Ingest:
         self.pump()
 
     async def _session(self, link: Link, session_id: str) -> Any:
-        """Return OpenCode's description of a session; ``None`` without an answer, ``False`` if it does not exist."""
+        """Return OpenCode's description of a session; ``None`` without an answer, ``False`` if the session does not
+        exist.
+        """
         try:
             return await link.call("session.get", {"path": {"id": session_id}}, timeout=ASK_SECONDS)
         except CallError as error:
             return False if error.status == 404 else None
 
     async def _find_missing(self, link: Link) -> None:
-        """End the sessions of this directory that were deleted while no link was open."""
+        """Record the end of this directory's sessions that were deleted while no link was open."""
         sessions = self._translator.state.sessions
         open_here = [s.id for s in sessions.values() if not (s.ended or s.host) and s.directory == link.directory]
         if not open_here:

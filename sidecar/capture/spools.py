@@ -1,7 +1,7 @@
-"""Record spools: the files to which shims write while no sidecar runs.
+"""Record spools: the files to which shims write while no sidecar is running.
 
 A running shim empties its spool itself, over its link. A spool whose process
-is dead, or that its shim left (the name says so), is recorded here and then
+is dead, or that its shim left (the name shows that), is recorded here and then
 deleted. If the shim had already sent part of it, the events' keys prevent
 duplicates. Source: ``docs/protocol.md``.
 """
@@ -63,7 +63,7 @@ def boots(directory: Path) -> set[str]:
 async def take_left(directory: Path, ingest: Ingest) -> int:
     """Record and delete the spools that no shim will send; return how many items they held.
 
-    A spool stays if its process is running and did not leave it, if it is not ours, or if the log fails in the
+    A spool stays if its process is running and did not leave it, if another user owns it, or if the log fails in the
     meantime.
     """
     taken = 0
@@ -104,7 +104,7 @@ class _Left:
 
 
 async def _take(left: _Left, origin: Origin, ingest: Ingest) -> int:
-    """Feed a spool's items batch by batch, and read on only while few of them wait for the disk."""
+    """Feed a spool's items batch by batch, and continue to read only while few of them are waiting for the disk."""
     excluded = ingest.excludes(left.directory)
     count = unsettled_bytes = 0
     batches = _batches(_Lines(left.file))

@@ -18,7 +18,8 @@ SPOOL_SCAN_SECONDS: Final = 15.0
 """How often the sidecar looks for spools of dead processes; it also looks when a link closes."""
 
 DEATH_SCAN_SECONDS: Final = 1.0
-"""How often the sidecar checks the process of an open turn whose OpenCode has no link and so may have just died."""
+"""How often the sidecar checks the processes of open turns that have no link, because such a process may have just
+died."""
 
 
 class SpoolWatch:

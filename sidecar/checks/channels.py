@@ -1,4 +1,4 @@
-"""The checks that the channels to a person can be used, and took their newest messages."""
+"""Checks that the channels to a person can be used, and accepted their newest messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_urls(scene: Scene) -> list[Check]:
 
 
 def check_channels(scene: Scene) -> list[Check]:
-    """The configured channels that did not take the newest message sent on them, by names without secrets."""
+    """The configured channels that did not accept the newest message sent on them, named without secrets."""
     if scene.config is None or not scene.survey.failing:
         return []
     from sidecar.orchestrator.channels import Channels

@@ -64,11 +64,11 @@ class Survey(NamedTuple):
     pruned: int = 0
     """The number of records up to ``head`` that were removed."""
     failing: Mapping[str, str] = {}
-    """The channels to a person that did not take the newest message, each with the error."""
+    """The channels to a person that did not accept the newest message, each with the error."""
 
 
 class Plugin(NamedTuple):
-    """One of our plugin files that OpenCode loads in the current directory, and what it names."""
+    """One of our plugin files that OpenCode loads in the current directory, and the paths that it names."""
 
     target: Target
     names: Installed

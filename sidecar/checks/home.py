@@ -82,7 +82,7 @@ def check_token(scene: Scene) -> list[Check]:
 
 
 def check_config(scene: Scene) -> list[Check]:
-    """Whether the configuration can be read, and is the one that the running sidecar uses."""
+    """Whether the configuration can be read, and whether the running sidecar is using it."""
     path = scene.home.config_path
     if scene.config is None:
         return [Check("config", "problem", scene.config_fault, scene.config_advice)]
@@ -135,7 +135,7 @@ def check_clock(scene: Scene) -> list[Check]:
 
 def _times(home: Home) -> Iterator[tuple[Path, int]]:
     for path in (home.token_path, home.info_path, home.log_path, home.store_path / "head"):
-        with suppress(PermissionError):  # the check that reads it reports it
+        with suppress(PermissionError):  # another check reads this file and reports the error
             if path.is_file():
                 yield path, path.stat().st_mtime_ns // 1_000_000
 

@@ -22,7 +22,7 @@ async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:
     places = Places.of(Path.cwd())
     match fix.action:
         case "install":
-            home.check_kind()  # a plugin would write its spool there
+            home.check_kind()  # otherwise, a plugin would write its spool there
             target = Target("global" if fix.path == places.user else "project", fix.path)
             done = install(target, shim=shim_path(), command=command, home=home.path)
             return "; ".join([*done.lines, RESTART])

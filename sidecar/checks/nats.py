@@ -174,7 +174,7 @@ def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
 
 
 def reserved_keys(mirror: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The warning and the hint if the mirror counted payload keys that a consumer could take for headers."""
+    """The warning and the hint if the mirror has counted payload keys that a consumer could mistake for headers."""
     count = mirror.get("notes", {}).get(_RESERVED_KEYS, 0)
     if not count:
         return None

@@ -1,5 +1,5 @@
-"""Checks that OpenCode and the plugin are installed, complete, loaded and of one version, and that OpenCode does not
-wait for npm.
+"""Checks that OpenCode and the plugin are installed, complete, loaded and of one version, and that OpenCode's start
+does not wait for npm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OLDEST_OPENCODE = (1, 18)
 """The oldest supported release."""
 
 PROVEN = frozenset({"1.18.33", "0.0.0-next-16350"})
-"""The versions that the tests drive; see ``docs/opencode2.md``. Another one is a note, not a problem."""
+"""The versions that the tests drive; see ``docs/opencode2.md``. Any other version is a note, not a problem."""
 
 UNPROVEN = (
     "docs/opencode2.md lists what was tested; everything that a newer release sends is recorded, but some of "

@@ -1,4 +1,4 @@
-"""Checks of the recording: the sidecar, its links, the log, and gaps in it."""
+"""Checks that recording works: the sidecar, its links, the log, and gaps in the log."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def check_log(scene: Scene) -> list[Check]:
 
 
 def check_leftovers(scene: Scene) -> list[Check]:
-    """Files that killed processes left in the store. Skipped while a sidecar runs, which may be using them."""
+    """Files that killed processes left in the store. Skipped while a sidecar is running, which may be using them."""
     from streams.log.repair import leftovers
 
     if scene.survey.fault is not None or scene.home.running() is not None or not scene.home.store_path.is_dir():

@@ -51,7 +51,7 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     opencode.check_startup,
     channels.check_channels,
 )
-"""Checks that need the log, which takes a while to read if it is long, and the checks that follow them."""
+"""Checks that need the log, and the checks that follow them. Reading a long log takes a while."""
 
 
 async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> AsyncIterator[Check]:
@@ -77,7 +77,7 @@ async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> As
 
 
 def quick_checks(home: Home, *, served: bool = False) -> list[Check]:
-    """Run the cheap checks, for ``status``, of what could keep a session from being recorded.
+    """Run the cheap checks that ``status`` needs: those of what could keep a session from being recorded.
 
     They run no program and do not read the log. ``served``: the running sidecar uses this configuration.
     """

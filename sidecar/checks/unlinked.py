@@ -11,7 +11,7 @@ from sidecar.checks.check import Check, Scene
 from sidecar.opencode2.registration import Registration, UnsafeService, read_registration, registration_paths
 
 CONNECT_SECONDS: Final = 0.5
-"""How long a service of this machine may take to accept a connection."""
+"""How long a service on this machine may take to accept a connection."""
 
 
 def check_unlinked(scene: Scene) -> list[Check]:
@@ -19,7 +19,7 @@ def check_unlinked(scene: Scene) -> list[Check]:
     ours = [plugin.target.plugin for plugin in scene.plugins if plugin.names.home == str(scene.home.path)]
     is_silent = scene.answer is None and scene.home.running() is not None
     if not ours or is_silent:
-        return []  # another check says so
+        return []  # another check reports this
     linked = {link.get("pid") for link in (scene.answer or {}).get("links") or []}
     installed_ms = min(path.stat().st_mtime_ns // 1_000_000 for path in ours)
     running = [service for service in running_services(scene.environ) if service.pid not in linked]
@@ -47,7 +47,7 @@ def running_services(environ: Mapping[str, str]) -> list[Registration]:
 
 
 def _is_listening(service: Registration) -> bool:
-    """False if the service was killed, and another process has its pid since."""
+    """False if the service was killed and another process now has its pid."""
     try:
         with socket.create_connection((service.host, service.port), timeout=CONNECT_SECONDS):
             return True

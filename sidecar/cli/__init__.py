@@ -10,7 +10,7 @@ def main() -> None:
     from sidecar.cli.app import build, named
 
     command = named(sys.argv[1:])
-    if command is not None:  # `--version`, which the benchmark compares with, stays as plain as it was
+    if command is not None:  # not for `--version`: the benchmark compares with it, so it stays as it was
         _put_off_collections()
     build(command)(prog_name="durable-stream")
 

@@ -1,4 +1,4 @@
-"""``agents``: the agents that run in the sidecar, or a check of one; and ``send``: a command for one of them."""
+"""``agents`` lists the agents that run in the sidecar, or checks an agent; ``send`` sends an agent a command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CUT_OFF = "it is safe to run the same command with the same --key"
 
 
 CHECKED_EVENTS = 1000
-"""How many of the newest recorded events ``--check`` tries an agent with."""
+"""How many of the newest recorded events ``--check`` gives to an agent."""
 
 
 async def agents(

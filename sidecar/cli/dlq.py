@@ -124,10 +124,10 @@ async def _letters(home: Home) -> list[Letter]:
 
 
 def _one(letters: list[Letter], given: str) -> Letter:
-    """The letter whose id is this, or ends in this.
+    """The letter whose id is, or ends with, ``given``.
 
     Raises:
-        Failure: there is none, or more than one.
+        Failure: there is no such letter, or more than one.
     """
     found = [each for each in letters if each.id == given] or [
         each for each in letters if given and each.id.endswith(given.upper())

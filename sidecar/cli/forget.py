@@ -112,7 +112,7 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
 
 
 async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
-    """The reasons why ``forget`` would be refused now, each to follow "it will be refused".
+    """The reasons why ``forget`` would be refused now. Each one completes the sentence "it will be refused …".
 
     Takes no lock and writes nothing.
     """
@@ -151,7 +151,7 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
 
 
 def _tell_forgotten(out: Output, streams: list[str]) -> int:
-    """The payloads are already gone, so there is nothing to do, which counts as success."""
+    """Report success: the payloads are already gone, so there is nothing to do."""
     if out.json:
         out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
     else:
@@ -160,7 +160,7 @@ def _tell_forgotten(out: Output, streams: list[str]) -> int:
 
 
 def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
-    """The records to forget were pruned, also from a migration's old store, so nothing is left to do."""
+    """The records to forget were already pruned, also from the old store of a migration, so nothing is left to do."""
     if out.json:
         done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
         out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))

@@ -121,7 +121,7 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
 
 
 def _at_rest(home: Home, config: Config) -> dict[str, Any]:
-    """Without a sidecar: the mirror's last note, compared with the log."""
+    """The state without a sidecar: the mirror's last saved position, compared with the log."""
     from sidecar.cli.shared.nats import at_rest
 
     found = at_rest(home, config.nats)
@@ -232,7 +232,7 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
     from streams.log.reader import LogReader
 
     check = await _check(home, sessions, with_ids=False)
-    await sessions.get()  # away is away; unreadable is another thing
+    await sessions.get()  # raises if the server is unreachable: that differs from an unreadable log
     unreadable = ""
     try:
         try:

@@ -58,7 +58,7 @@ async def play(
 
 
 def _speed(text: str) -> float | None:
-    """The factor on the recorded speed; ``None`` means as fast as possible."""
+    """The multiple of the recorded speed; ``None`` means as fast as possible."""
     if text == "max":
         return None
     if text == "real":

@@ -66,7 +66,7 @@ async def prune(
         await reader.close()
     out = Output(json)
     _need_log(home)
-    titles = await _titles(home) if yes and not json else {}  # before they go
+    titles = await _titles(home) if yes and not json else {}  # read them before they are removed
     request = PruneRequest(older_than_ms, most, tuple(named))
     answer = await (_prune if yes else _preview)(home, request)
     plan, done = answer["plan"], answer["done"]
@@ -74,7 +74,7 @@ async def prune(
         out.object(answer)
     else:
         if not yes and (plan["cuts"] or plan["kept"]):
-            titles = await _titles(home)  # which reads the log once more where no catalog of it was kept
+            titles = await _titles(home)  # this reads the log once more if it has no saved catalog
         _show(out, plan, done, titles, already)
         if plan["cuts"] or already:
             for copy in other_copies(home):
@@ -95,9 +95,9 @@ async def _titles(home: Home) -> dict[str, str]:
         catalog, _ = await catalog_of(reader)
         await reader.close()
     except StoreLocked:
-        raise  # to wait for it once more would not help
+        raise  # waiting for it once more would not help
     except (StreamError, OSError):
-        return {}  # which is reported where the log is opened to remove
+        return {}  # the error is reported when the log is opened for the removal
     return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}
 
 

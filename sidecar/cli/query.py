@@ -56,7 +56,7 @@ async def query(
     is_all = wanted == Filter(streams=wanted.streams)
     if limit is None:
         async for record in reader.query(wanted):
-            if not is_all:  # else everything about them was already printed
+            if not is_all:  # otherwise, everything about them was already printed
                 await lines.look_up(reader, record)
             lines.print(record)
     else:

@@ -64,7 +64,7 @@ def _held(home: Home, dry_run: bool) -> Iterator[None]:
     from streams.log.directory import refuse_writer, take_lock
 
     if dry_run:
-        refuse_writer(home.store_path)  # first, because it knows the process
+        refuse_writer(home.store_path)  # first, because this error names the process
         home.refuse_locked()
         yield
         return

@@ -120,7 +120,7 @@ def _ids(record: Record, named: list[tuple[str, str]]) -> list[tuple[str, Any]]:
 
 
 def _print_part(out: Output, part: Part) -> None:
-    """A piece of the content, with its own lines."""
+    """Print a piece of the content, with its line breaks."""
     from sidecar.views.edits import diff_lines
 
     if part.kind == "diff":
@@ -140,7 +140,7 @@ def _print_fact(out: Output, name: str, value: str, style: str = "") -> None:
 
 
 def _named(record: Record, timing: Timing) -> str:
-    """Another event in a line, with the id that names it."""
+    """Another event on one line, with an id that identifies it."""
     from sidecar.cli.shared.records import SHORT_ID
     from sidecar.views.describe import describe
 

@@ -73,8 +73,8 @@ async def _whole_tree(out: Output, reader: LogReader, limit: int | None, chosen:
 
     ``chosen`` are the streams to print; ``None`` for all.
 
-    Where the log finds a stream's records by an index, one family is read and printed after the other, so
-    that the first is there at once and a log of any length needs little memory.
+    If the log has an index of a stream's records, one family is read and printed after another, so
+    that the first family appears at once and even a long log needs little memory.
     """
     from sidecar.views.select import catalog_of
     from streams.query import Filter

@@ -41,7 +41,7 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
 
 
 async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]:
-    """``chain``, and before each step in it what the step asked a person for, with the answers."""
+    """``chain`` with more records: before each step, what the step asked a person for, and the answers."""
     from sidecar.cli.shared.approvals import asked_for
 
     known = {record.event.id for record in chain}

@@ -1,7 +1,7 @@
-"""Keeps OpenCode's start from waiting for npm, in each of its config directories.
+"""Keeps OpenCode from waiting for npm when it starts, in each of its config directories.
 
 Once there is any plugin, OpenCode starts only after an npm install has ended in **every** config directory: without a
-network that takes over a minute each time. npm installs nothing where ``node_modules`` exists and the lock file names
+network, that takes over a minute each time. npm installs nothing where ``node_modules`` exists and the lock file names
 the packages it needs. It fails at once where it is configured not to retry.
 
 So a directory where nobody needs packages gets an empty ``node_modules`` and a
@@ -92,7 +92,7 @@ def _upward(directory: Path) -> Iterator[Path]:
 def waits(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """True if OpenCode with a plugin and without a network waits for npm because of this directory."""
     if not _is_writable(directory):
-        return False  # OpenCode passes over such a directory
+        return False  # OpenCode skips such a directory
     if os.path.lexists(directory / MODULES) and _needed(directory) <= _locked(directory):
         return False
     home = Path(environ.get("HOME") or Path.home())
@@ -105,7 +105,7 @@ def starves(directory: Path) -> bool:
 
 
 def needs_packages(directory: Path) -> bool:
-    """True if a config directory holds packages of others, or code that may import packages."""
+    """True if a config directory has packages that others installed, or code that may import packages."""
     if _is_used(directory):
         return True
     return not _is_stub(directory) and any(os.path.lexists(directory / name) for name in STUB)
@@ -157,7 +157,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return {}  # as OpenCode takes it
+        return {}  # OpenCode treats it as empty, too
     return found if isinstance(found, dict) else {}
 
 
@@ -237,7 +237,7 @@ def undo(directory: Path, kind: str) -> bool:
         try:
             path.rmdir()
         except OSError:
-            return False  # not empty: somebody uses it
+            return False  # not empty: somebody is using it
         return True
     content = path.read_bytes() if path.is_file() else b""
     if kind == LOCK:
@@ -256,13 +256,13 @@ def undo(directory: Path, kind: str) -> bool:
 
 
 def write(path: Path, content: bytes, *, is_ours: bool = False) -> None:
-    """Create or replace a file; a reader sees the old or the new one, never half.
+    """Create or replace a file; a reader sees the old or the new content, never a mixture.
 
-    Others cannot write a new file, regardless of the umask. An old file keeps its
-    mode, but if it is ours, others lose the right to write.
+    Other users cannot write a new file, regardless of the umask. An existing file keeps its
+    mode, but if it is ours, other users lose write permission.
 
     Raises:
-        OSError: it cannot be written; the old file is as it was.
+        OSError: the file cannot be written; the old one is unchanged.
     """
     # The draft gets the same mode as the file, because an .npmrc may hold a token.
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else FILE_MODE

@@ -27,10 +27,10 @@ PLUGIN_NAME: Final = "durable-stream.js"
 LEDGER_NAME: Final = ".durable-stream-installed.json"
 
 RESTART: Final = "restart OpenCode (OpenCode 2: `opencode service restart`)"
-"""What makes OpenCode load, or forget, the plugin. The service of OpenCode 2 outlives the terminal."""
+"""What makes OpenCode load or unload the plugin. The OpenCode 2 service keeps running after the terminal is closed."""
 
 CONFIG, PLUGIN = ".", "plugin"
-"""Kinds next to those of npm: the config directory itself, and its plugin directory."""
+"""More kinds, besides those in ``npm.py``: the config directory itself, and its plugin directory."""
 
 _KINDS: Final = frozenset({CONFIG, PLUGIN, npm.LOCK, npm.MODULES, npm.RC, npm.RC_LINES})
 
@@ -127,7 +127,7 @@ def read_plugin(path: Path) -> Installed | None:
         command, _, home = exports.removeprefix("export default plugin({ command: ").partition(", home: ")
         return Installed(shim, tuple(json.loads(command)), json.loads(home.removesuffix(" }, import.meta.url);")))
     except (ValueError, TypeError):
-        return Installed("", (), "")  # ours by its first line, and changed since
+        return Installed("", (), "")  # its first line shows that it is ours, but it was changed since
 
 
 def is_ours(path: Path) -> bool:
@@ -153,9 +153,9 @@ def install(
     cwd: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Outcome:
-    """Write the plugin file, and keep OpenCode's start from waiting for npm.
+    """Write the plugin file, and keep OpenCode from waiting for npm when it starts.
 
-    It does the latter in every config directory that OpenCode reads when it starts in ``cwd``, or in the project
+    The wait is prevented in every config directory that OpenCode reads when it starts in ``cwd``, or in the project
     if the target is a project. Idempotent: a repeat only updates what is outdated.
 
     Raises:
@@ -187,7 +187,7 @@ def install(
 
 
 def prepare(places: Places, directories: Sequence[Path]) -> Outcome:
-    """Keep OpenCode's start from waiting for npm in further config directories, as ``install`` does.
+    """Keep OpenCode from waiting for npm because of further config directories, as ``install`` does.
 
     Raises:
         OSError: a directory cannot be written.
@@ -202,11 +202,11 @@ def prepare(places: Places, directories: Sequence[Path]) -> Outcome:
 def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Outcome:
     """Remove the plugin file, and everything else that ``install`` made and no other plugin file of ours needs.
 
-    Keeps what someone else changed since.
+    Keeps files that someone else has changed since.
 
     Raises:
         InstallError: the plugin file there is not ours.
-        OSError: it cannot be removed.
+        OSError: a file cannot be removed.
     """
     outcome = Outcome()
     if os.path.lexists(target.plugin):
@@ -267,13 +267,14 @@ def _prepare(ledger: Ledger, directory: Path, outcome: Outcome) -> None:
 
 
 def _is_needed(directory: Path, ledger: Ledger, home: Path) -> bool:
-    """True if one of the remaining plugins waits for npm in this directory."""
+    """True if one of the remaining plugins would make OpenCode wait for npm in this directory."""
     configs = [Path(plugin).parent.parent for plugin in ledger.plugins]
     if not configs or ledger.user in configs:
         return bool(configs)  # the user's plugin is loaded everywhere
     if directory.name != ".opencode" or directory.parent == home:
         return True  # the user's directories count in every project
-    # OpenCode loads a project's plugin in its subdirectories too, where config directories in between count as well.
+    # OpenCode also loads the project's plugin when it runs in a subdirectory, and then reads every config directory in
+    # between too.
     place, roots = directory.parent, [config.parent for config in configs]
     return any(root.is_relative_to(place) or place.is_relative_to(root) for root in roots)
 
@@ -301,7 +302,8 @@ def _undone(directory: Path, kind: str) -> str:
 class Ledger:
     """The ledger of ``install``: the plugin files, and what it made in which directory.
 
-    It is in the user's config directory ``user``, covers all targets, and is removed when nothing of them is left.
+    It is in the user's config directory ``user``, covers all targets, and is removed when nothing that it lists is
+    left.
     """
 
     user: Path
@@ -310,7 +312,7 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The path of the ledger's file."""
         return self.user / LEDGER_NAME
 
     @classmethod

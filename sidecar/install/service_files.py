@@ -1,7 +1,7 @@
 """Files that let the system's own service manager run the sidecar: systemd's for a user, or launchd's.
 
 A sidecar under a service manager never exits when idle, and restarts when it fails. This module enables and starts
-nothing. The user does, with the command in ``Service.enable``. The files hold absolute paths and the home, but no
+nothing. The user does that with the command in ``Service.enable``. The files hold absolute paths and the home, but no
 secrets.
 
 The launchd form follows Apple's documentation and is **unproven**: it was never
@@ -115,7 +115,7 @@ class Service:
         return True
 
     def uninstall(self) -> bool:
-        """Remove the file and systemd's link that enabled it; return false if there is none of ours.
+        """Remove the file and systemd's link that enabled it; return false if there is no file of ours.
 
         Raises:
             OSError: it cannot be removed.
@@ -160,7 +160,9 @@ WantedBy=default.target
 
 
 def launchd_job(command: Sequence[str]) -> dict[str, Any]:
-    """The agent for ``launchctl``. While a shim's sidecar serves the home, launchd retries until that one exits."""
+    """The agent for ``launchctl``. While a sidecar that a shim started is serving the home, launchd retries until that
+    sidecar exits.
+    """
     return {
         "Label": LABEL,
         "ProgramArguments": [*command, "serve"],
@@ -174,6 +176,6 @@ def launchd_job(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _quoted(word: str) -> str:
-    """A word of a unit's command line; systemd expands ``%`` also within quotes."""
+    """A word of a unit's command line; systemd expands ``%`` within quotes, too."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

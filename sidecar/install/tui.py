@@ -2,7 +2,7 @@
 it.
 
 A ``tui.json`` that somebody else wrote stays unchanged, and the server plugin's command is used instead. OpenCode 2
-makes its ``cli.json`` from the ``tui.json``, with our entry in it, which ``uninstall`` removes again.
+copies the ``tui.json`` into its ``cli.json``, including our entry; ``uninstall`` removes the entry there too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ TUI_NAME: Final = "durable-stream-tui.js"
 CONFIG_NAME: Final = "tui.json"
 
 COPY_NAME: Final = "cli.json"
-"""The settings of OpenCode 2's terminal. It copies those of OpenCode 1 into them if there are none."""
+"""The settings of OpenCode 2's terminal. If this file does not exist, OpenCode 2 creates it from the settings of
+OpenCode 1."""
 
 
 def tui_text(first_line: str, shim: Path, command: Sequence[str], home: Path) -> str:
@@ -36,7 +37,8 @@ def config_text(config: Path) -> str:
 
 
 def state_of(config: Path, text: str) -> Literal["ready", "missing", "outdated", "theirs"]:
-    """Whether OpenCode loads the plugin with this text. ``theirs``: the ``tui.json`` does not name it, and is not ours.
+    """Whether OpenCode loads the plugin with this text. ``theirs``: the ``tui.json`` does not name the plugin and is
+    not ours.
 
     Raises:
         OSError: a file cannot be read.
@@ -59,7 +61,7 @@ def install_tui(config: Path, text: str) -> str | None:
     wanted = config_text(config)
     found = _read(settings) if settings.is_file() else None
     if found is None and os.path.lexists(settings):
-        return None  # a directory, or a link to nowhere: theirs
+        return None  # a directory, or a broken link: not ours
     if found is not None and TUI_NAME not in found:
         return None
     changed = [path for path, content in ((file, text), (settings, found or wanted)) if _put(path, content)]
@@ -104,7 +106,7 @@ def _clean_copy(config: Path) -> list[str]:
 def without(content: bytes, entry: str) -> bytes | None:
     """The content of a ``cli.json`` without one of its plugins, otherwise unchanged; empty if it names nothing else.
 
-    ``None`` if it is not plain JSON, has the entry with options, or has it in another list, too.
+    ``None`` if the content is not plain JSON, or if the entry has options or is also in another list.
     """
     token = re.escape(json.dumps(entry).encode())
     left = re.sub(rb",\s*%b(?=\s*[,\]])|(?<=\[)\s*%b\s*(?:,\s*|(?=\]))" % (token, token), b"", content)

@@ -1,6 +1,6 @@
 """Files that ``export`` writes: a header, then the records of a stream and of the streams joined to it.
 
-``read`` gives the events back. It trusts nothing in the file: a file that another program wrote, that
+``read`` gives the events back. It trusts nothing in the file: one that another program wrote, that
 was cut off or that was changed by hand is refused before anything is recorded.
 """
 
@@ -55,11 +55,11 @@ def header(stream: str, streams: Sequence[str], records: int, log_id: object, no
 
 
 def read(path: Path) -> Iterator[StreamEvent | None]:
-    """Yield the events of an export in the order of the log, marked as ``history``; ``None`` for a forgotten one.
+    """Yield the events of an export in the order of the log, marked as ``history``; ``None`` for a forgotten event.
 
     Raises:
         ExportError: the file is not a whole export of captured streams.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         head = _object(file.readline(), 1, "not-an-export", path)
@@ -78,7 +78,7 @@ def read(path: Path) -> Iterator[StreamEvent | None]:
 def check(path: Path) -> tuple[int, int]:
     """Read a whole export and fold it as the sidecar would; return how many events it has and how many are forgotten.
 
-    Raises as ``read``. The log takes events that break these folds, but no sidecar could start after that.
+    Raises as ``read``. The log would accept events that break these folds, but then no sidecar could start any more.
     """
     events = forgotten = 0
     capture, catalog = CaptureState(), Catalog()

@@ -1,6 +1,6 @@
 """Prune and forget with capture's state, which shows the unfinished sessions and what capture must also forget.
 
-Works on the running sidecar's own log and state, or, if none runs, on those
+Works on the running sidecar's own log and state, or, if none is running, on those
 that the caller opened.
 """
 
@@ -107,7 +107,7 @@ async def forget(
 
 
 def streams_of_agents(among: Collection[str]) -> list[str]:
-    """The streams that hold agents' memories, in order. Nothing in them is forgotten."""
+    """The streams that hold agents' states, in order. Nothing in them is forgotten."""
     return sorted(name for name in among if name.startswith(AGENTS))
 
 
@@ -133,7 +133,9 @@ async def records_to_forget(
 
 
 def _is_of(event: StreamEvent, sessions: Collection[str]) -> bool:
-    """True if an event's ``session`` is one of these; without one, if the payload contains the id of one."""
+    """True if an event's ``session`` is one of these sessions. For an event without ``session``: if the payload
+    contains the id of one of them.
+    """
     session = event.payload.get("session")
     if isinstance(session, str):
         return session in sessions

@@ -36,16 +36,17 @@ log = logging.getLogger("sidecar.keeping.upkeep")
 
 SNAPSHOT: Final = "capture"
 SNAPSHOT_RECORDS: Final = 2000
-"""Records after which a new snapshot is worth writing; applying this many takes about 20 ms."""
+"""A new snapshot is written after this many records. Applying them takes about 20 ms."""
 
 SLOW_TAIL: Final = 20_000
-"""Maximum number of records that are applied without a log line while a caller waits; about 0.4 s."""
+"""If more records than this are applied while a caller waits, a log line says so. Applying this many takes about 0.4
+s."""
 
 LOOK_SECONDS: Final = 10.0
 PRUNE_SECONDS: Final = 300.0
 DAY_MS: Final = 24 * 3_600_000
 INDEX_RECORDS: Final = 128
-"""Records indexed at a time; appends run in between."""
+"""How many records are indexed at a time; appends run in between."""
 
 
 async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
@@ -86,7 +87,7 @@ class Upkeep:
         self._removing = asyncio.Lock()
         self._next_prune = 0.0
         self.kept_over_limit = 0
-        """Streams over the configured age or size that were not pruned because they are still needed."""
+        """How many streams over the configured age or size were not pruned, because they are still needed."""
         self._kept = kept
         self._catalog: Catalog | None = None
         self._catalog_kept = NOTHING
@@ -112,7 +113,7 @@ class Upkeep:
 
     async def look(self) -> None:
         """Run the upkeep that is due now."""
-        async with self._removing:  # else a snapshot could bring back what is being forgotten
+        async with self._removing:  # otherwise, a snapshot could bring back what is being forgotten
             await self.keep_snapshot(SNAPSHOT_RECORDS)
             await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
@@ -202,8 +203,8 @@ class Upkeep:
         """Delete the old store that the last migration left behind; return the bytes freed.
 
         Raises:
-            StoreUnavailable: a migration is running, or the log failed verification: nothing was deleted. Also if the
-                disk is full or failed; then the next call deletes what is left.
+            StoreUnavailable: a migration is running, or the log failed verification: nothing was deleted. Also raised
+                if the disk is full or failed; then the next call deletes the rest.
         """
         async with self._exclusively("deleted"):
             try:
@@ -227,7 +228,8 @@ class Upkeep:
     # Pruning and forgetting
 
     async def prune(self, request: PruneRequest) -> tuple[PrunePlan, Pruned | None]:
-        """Remove what the request asks for; return the plan and what was done, null if there was nothing to remove.
+        """Remove what the request asks for; return the plan, and what was done, or ``None`` if there was nothing to
+        remove.
 
         Raises:
             StreamError: a migration is running, or the disk failed.
@@ -318,7 +320,7 @@ class Upkeep:
         while indexed and self._is_quiet():
             async with self._removing:  # a removal closes the index
                 if self._store.backend != "sqlite":
-                    return  # it was moved meanwhile
+                    return  # the log has migrated in the meantime
                 if self._index is None:
                     self._index = await in_thread(SearchIndex, self._store.store)
                 indexed = await in_thread(self._index.advance, INDEX_RECORDS)

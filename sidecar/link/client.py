@@ -1,4 +1,5 @@
-"""The calling end: ``ShimClient`` (as the plugin, for ``play``) and ``ControlClient`` (the command line).
+"""The client side of the link: ``ShimClient`` (acts as the plugin, for ``play``) and ``ControlClient`` (the command
+line).
 
 The errors of ``socket.py`` never leave this module.
 Neither client reconnects: the caller decides what to do about a lost link.
@@ -145,7 +146,7 @@ class _Client:
         """Say bye and close. Unacknowledged items may or may not be durable. Idempotent."""
         self._end(reason)
         self._link.bye(reason)
-        with contextlib.suppress(LinkClosed):  # already gone, which is what we want
+        with contextlib.suppress(LinkClosed):  # the link has already ended, which is what we want
             await self._flush()
         tasks = [self._reader, *self._answers]
         for task in tasks:
@@ -232,7 +233,7 @@ class ShimClient(_Client):
         on_context: Callable[[dict[str, Any]], None] | None = None,
         open_seconds: float = OPEN_SECONDS,
     ) -> Self:
-        """Open a link. Without ``on_call`` every call is answered with the error ``unavailable``.
+        """Open a link. Without ``on_call``, every call is answered with the error ``unavailable``.
 
         Raises:
             LinkUnavailable, ImpostorError: see these classes.
@@ -342,7 +343,7 @@ class ControlClient(_Client):
         return cls(*await _open(address, version, os.getpid(), None, nonce, open_seconds))
 
     async def request(self, method: str, args: Mapping[str, Any] | None = None) -> Any:
-        """Send a request and return the answer's value. Waits as long as the sidecar works on it.
+        """Send a request and return the answer's value. Waits as long as the sidecar is working on it.
 
         Cancelling ends the wait; closing the link then cancels the work too.
 

@@ -69,7 +69,7 @@ class Handler(Protocol):
     async def opened(self, link: ShimConnection) -> None:
         """Called when a shim has authenticated; the welcome goes out when this returns.
 
-        May raise ``link.acked_seq`` and ``link.push_context``. Must not await ``link.call``,
+        May increase ``link.acked_seq`` and call ``link.push_context``. Must not await ``link.call``,
         because the shim answers calls only after the welcome.
         """
         ...
@@ -79,7 +79,7 @@ class Handler(Protocol):
 
         While it runs, further items queue up; beyond a limit the shim is slowed
         down. Pass each seq to ``link.finish``, now or later and in any order,
-        once the item is durable or known to make no event.
+        once the item is durable or known to produce no event.
         """
         ...
 
@@ -88,7 +88,7 @@ class Handler(Protocol):
         ...
 
     async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
-        """Answer a call of a tool with a JSON value; other frames are handled meanwhile.
+        """Answer a tool call with a JSON value; other frames are handled at the same time.
 
         Raises:
             CallError: sent to the plugin, which shows it to the model.
@@ -100,7 +100,7 @@ class Handler(Protocol):
         ...
 
     async def closed(self, link: ShimConnection) -> None:
-        """Called when the link has ended; ``hooks`` will not be called again, and ``link.reason`` may say why.
+        """Called when the link has ended. ``hooks`` will not be called again; ``link.reason`` may give the reason.
 
         Called once for each ``opened`` that returned, after the last ``hooks``.
         """
@@ -113,7 +113,7 @@ class Handler(Protocol):
     async def request(self, method: str, args: dict[str, Any]) -> Any:
         """Answer a request from the command line with a JSON value. Cancelled when the client disconnects.
 
-        Must not await ``LinkServer.drain``, which waits for it.
+        Must not await ``LinkServer.drain``, because that waits for this method.
 
         Raises:
             RequestError: sent to the caller with its code and message.
@@ -149,7 +149,7 @@ class Wire(Protocol):
         ...
 
     def crowded(self) -> bool:
-        """True if the peer reads too slowly and was disconnected."""
+        """True if the peer read too slowly and was disconnected."""
         ...
 
 
@@ -227,7 +227,7 @@ class ShimConnection:
 
         Raises:
             CallError: the shim's own code, or ``timeout``, ``closed``, ``too_large``.
-            FrameError: ``args`` hold something that JSON cannot represent.
+            FrameError: ``args`` contains something that JSON cannot represent.
         """
         self._call_count += 1
         call_id = f"c{self._call_count}"
@@ -249,7 +249,7 @@ class ShimConnection:
             self._calls.pop(call_id, None)
 
     def finish(self, seqs: Iterable[int]) -> None:
-        """Mark items as durable, or as making no event. One cumulative ack goes out per loop tick.
+        """Mark items as durable, or as producing no event. One cumulative ack goes out per loop tick.
 
         Also allowed after the link has closed, so that an instance that reconnects need not resend the items.
 
@@ -280,7 +280,7 @@ class ShimConnection:
 
     async def run(self, handler: Handler) -> None:
         """Serve the link until it ends; called by the server, not by the handler."""
-        if self._wire.link.state is not State.CLOSED:  # drained while it was being opened
+        if self._wire.link.state is not State.CLOSED:  # it may have been drained while it was being opened
             self._wire.link.welcome(acked_seq=self.acked_seq, context=self._context)
         self._open.set()
         writer = asyncio.create_task(self._wire.write())

@@ -1,11 +1,11 @@
-"""The sidecar's listening end: websockets in, calls of a ``Handler`` out.
+"""The listening side of the link: takes websockets, and calls a ``Handler``.
 
 Only this file and ``connection.py`` import the websockets package;
 its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; this file handles
 sockets, tasks, limits and time.
 
 No action of a peer may stop the server or another link. Each connection is
-bounded: before its proof in number, time and frame size; after it in frame
+bounded: before its proof in number, time and frame size; after its proof in frame
 size, in bytes waiting for the handler, and in frames waiting for the peer.
 Proved and unproved connections have separate limits, so unproved ones never
 take the place of authenticated ones.
@@ -49,11 +49,11 @@ __all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "Sh
 log = logging.getLogger("sidecar.link")
 
 MAX_UNPROVED_BYTES: Final = 64 * 1024
-"""Size of the largest frame accepted from an unauthenticated peer."""
+"""Maximum size of a frame from an unauthenticated peer."""
 
 PING_SECONDS: Final = 10.0
-"""How often a silent peer is pinged, and how long its answer may take: a stopped process is
-noticed within twice this. The system reports a dead process at once."""
+"""How often a silent peer is pinged, and how long its answer may take. So a stopped process is
+noticed within twice this time. The system reports a dead process at once."""
 
 SETTLE_SECONDS: Final = 0.5
 """How long draining waits for accepted items to be acknowledged before it says bye."""
@@ -75,7 +75,8 @@ MAX_REQUESTS: Final = 32
 """Maximum number of one control connection's requests that run at a time."""
 
 WAITING_CONNECTIONS: Final = 1024
-"""How many connections the system may queue before we accept them. Further ones wait unseen."""
+"""How many connections the system may queue before we accept them. Further connections wait in the system, without our
+seeing them."""
 
 _TRY_LATER: Final = 1013
 
@@ -175,7 +176,7 @@ class LinkServer:
         for wire in self._wires:
             wire.leave(reason)
         for socket in list(self._unproved):
-            socket.transport.abort()  # nothing is owed to it
+            socket.transport.abort()  # it is owed nothing
         tasks = set(self._tasks)
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=grace_seconds)
@@ -186,7 +187,7 @@ class LinkServer:
         await server.wait_closed()
 
     async def _settle(self, seconds: float) -> None:
-        """Send the acks of what was accepted, so that nothing is resent only because we exit."""
+        """Send the acks of what was accepted, so that our exit causes no resending."""
         if self._links:
             waiting = [asyncio.create_task(link.settled()) for link in self._links]
             _, late = await asyncio.wait(waiting, timeout=seconds)
@@ -206,12 +207,12 @@ class LinkServer:
 
     def _admit(self, socket: ServerConnection, request: HttpRequest) -> HttpResponse | None:
         headers = request.headers
-        if headers.get_all("Origin"):  # a browser, whatever the value; "null" too
+        if headers.get_all("Origin"):  # any Origin, even "null", means a browser
             self.counters.refused_origin += 1
             return socket.respond(HTTPStatus.FORBIDDEN, "Browsers are not allowed to connect.\n")
         hosts = [host.lower() for host in headers.get_all("Host")]
         if len(hosts) != 1 or hosts[0] not in {f"{name}:{self.port}" for name in _HOSTS}:
-            self.counters.refused_host += 1  # a name that was made to point here (DNS rebinding)
+            self.counters.refused_host += 1  # another host name that points here (DNS rebinding)
             return socket.respond(HTTPStatus.FORBIDDEN, "Unexpected Host.\n")
         if request.path.partition("?")[0] == PATH and self._metrics is not None:
             return self._scraped(socket, headers.get_all("Authorization"), self._metrics)
@@ -413,7 +414,7 @@ _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
 def _bounded(owner: LinkServer) -> type[ServerConnection]:
-    """A connection that is counted from its first byte on.
+    """Returns a connection class whose connections are counted from their first byte.
 
     ``process_request`` would count too late, because it sees only peers that have sent a whole request.
     """
@@ -431,5 +432,5 @@ def _bounded(owner: LinkServer) -> type[ServerConnection]:
 
 
 def _allow(socket: ServerConnection, size: int) -> None:
-    """Raise an authenticated peer's frame limit, which the library cannot; see ``tests/test_libraries.py``."""
+    """Raise an authenticated peer's frame limit. The library has no way to do this; see ``tests/test_libraries.py``."""
     socket.protocol.max_message_size = size

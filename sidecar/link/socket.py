@@ -1,13 +1,13 @@
-"""The WebSocket of the calling end: what RFC 6455 requires of a client, without extensions.
+"""The client's WebSocket: what RFC 6455 requires of a client, without extensions.
 
-The server uses the websockets package. A client does not import it, because the import takes as long as a
+The server uses the websockets package. A client does not import that package, because the import takes as long as a
 short command. The other end is on this machine, so proxies, redirects and TLS do not occur.
 
 ::
 
     SocketError
     ├── Refused        HTTP answered, but not with a WebSocket; ``status`` is its number
-    ├── NotWebSocket   what answered is not HTTP, or breaks the opening handshake
+    ├── NotWebSocket   the answer is not HTTP, or breaks the opening handshake
     └── Ended          the connection ended, or the peer broke the protocol
 """
 
@@ -27,7 +27,7 @@ _FINAL: Final = 0x80
 _MASKED: Final = 0x80
 _CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 _NORMAL: Final = (1000).to_bytes(2)
-"""The reason in our closing frame: the work is done."""
+"""The status code in our closing frame: the work is done."""
 
 
 class SocketError(Exception):
@@ -67,7 +67,7 @@ class ClientSocket:
         ``nonce`` gives fresh random hex digits, for the handshake and the masks.
 
         Raises:
-            OSError: nothing listens.
+            OSError: nothing is listening.
             Refused, NotWebSocket: see these classes.
         """
         reader, writer = await asyncio.open_connection(host, port)
@@ -142,7 +142,7 @@ class ClientSocket:
             opcode, final = first & 0x0F, bool(first & _FINAL)
             size = second & 0x7F
             is_control = opcode >= _CLOSE
-            # A server does not mask, and no agreed extension uses the reserved bits.
+            # A server does not mask, and no extension was negotiated that uses the reserved bits.
             if first & 0x70 or second & _MASKED or (is_control and (size > 125 or not final)):
                 raise self._broken()
             if size >= 126:
@@ -196,7 +196,7 @@ class ClientSocket:
 
 
 def _xor(data: bytes, mask: bytes) -> bytes:
-    """``data`` masked as RFC 6455 §5.3 asks, as one large number, which takes a fiftieth of the time of a loop."""
+    """``data`` masked as RFC 6455 §5.3 requires. XOR of two large integers takes a fiftieth of a loop's time."""
     size = len(data)
     repeated = (mask * (size // 4 + 1))[:size]
     return (int.from_bytes(data) ^ int.from_bytes(repeated)).to_bytes(size)

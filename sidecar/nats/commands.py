@@ -1,13 +1,14 @@
-"""Takes commands from NATS: a durable pull consumer for each agent of this home, and dead letters for the rest.
+"""Takes commands from NATS: a durable pull consumer for each agent of this home, and dead letters for commands that
+cannot be handled.
 
 A command is acknowledged once its results are durable in the log. A command that can never be handled becomes a dead
 letter: first a record in the log, then a copy in ``MESHFORGE_DLQ``, then the message is ended with ``term``. Each step
 has a key, so nothing is repeated if the process is killed between two steps.
 
-An agent's failure counts as an attempt, and the last one makes a dead letter. While the log cannot be written, a
-command waits and its deadline is extended, because an outage must not turn commands into dead letters. For the same
-reason the server has no delivery limit. With a limit, the server would keep a message forever if making its dead letter
-was interrupted.
+An agent's failure counts as an attempt; after the last attempt, the command becomes a dead letter. While the log cannot
+be written, a command waits and its deadline is extended, because an outage must not turn commands into dead letters.
+For the same reason the server has no delivery limit. With a limit, the server would keep a message forever if writing
+its dead letter was interrupted.
 
 Source: seed 000, "Consumers", "Dead Letter Queue"; DESIGN 9; FEATURES J3-J17.
 """
@@ -50,19 +51,19 @@ GIVE_UP_DELIVERIES: Final = 100
 letter."""
 
 PAUSE_SECONDS: Final = 1.0
-"""How long a command waits before the log is retried."""
+"""How long a command waits before writing to the log is retried."""
 
 CLOSE_SECONDS: Final = 5.0
 """How long ``close`` waits for commands that are being handled."""
 
 KEPT_BODY: Final = 64 * 1024
-"""Maximum bytes of an undecodable message that the log keeps."""
+"""How much of an undecodable message the log keeps, in bytes."""
 
 UNDECODABLE: Final = "command.undecodable"
 """The type of a dead letter that is not a command."""
 
 DEAD_LETTER: Final = "DS-Dead-Letter"
-"""In the copy of a dead letter: the id of its record in the log."""
+"""The header of a dead letter's copy that has the id of its record in the log."""
 
 _UNLIMITED: Final = 2**31
 
@@ -100,8 +101,8 @@ def interests_of(agents: Sequence[str], interests: Mapping[str, Sequence[str]] |
 class CommandConsumers:
     """The consumers of a runtime's agents. Start them after it, and close them before it. Bound to its event loop.
 
-    Only ``agents`` get commands from NATS; ``None``: all do. ``interests`` replaces an agent's patterns. ``stop`` is
-    for tests.
+    Only ``agents`` get commands from NATS; ``None`` means all of them. ``interests`` replaces an agent's patterns.
+    ``stop`` is for tests.
 
     Raises:
         InterestsOverlap: two agents subscribe to the same commands.
@@ -130,7 +131,7 @@ class CommandConsumers:
     async def close(self) -> None:
         """Accept no more commands, and finish those that are being handled. Idempotent.
 
-        After ``CLOSE_SECONDS`` the rest is left to the next delivery.
+        Commands that are not done after ``CLOSE_SECONDS`` are left to their next delivery.
         """
         await asyncio.gather(*(consumer.close() for consumer in self._consumers))
 
@@ -236,7 +237,7 @@ class _AgentConsumer:
             except InputRefused as error:
                 return await self._bury(delivery, arrived, error.reason, error.code)
             except StreamError:
-                await asyncio.sleep(PAUSE_SECONDS)  # the runtime has recorded why
+                await asyncio.sleep(PAUSE_SECONDS)  # the runtime has already recorded the reason
             except AgentFailed as error:
                 return await self._failed(delivery, arrived, error.reason)
             except Exception as error:

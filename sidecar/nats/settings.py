@@ -12,7 +12,7 @@ from sidecar.config import MIB, NatsConfig
 
 SERVER_NAME: Final = "durable-stream"
 MAX_PAYLOAD: Final = 8 * MIB
-"""Size of an embedded server's largest message: the maximum that NATS recommends."""
+"""Maximum size of a message on an embedded server: the largest that NATS recommends."""
 
 LOG_BYTES: Final = MIB
 LOG_FILES: Final = 2

@@ -1,1 +1,1 @@
-"""Recording from OpenCode 2: its background service, found by its registration, read over loopback HTTP."""
+"""Recording from OpenCode 2. Its background service is found by its registration file and read over loopback HTTP."""

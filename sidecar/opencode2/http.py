@@ -22,7 +22,7 @@ SILENCE_SECONDS: Final = 45.0
 """How long an event stream may be silent. The service sends a comment every 15 s."""
 
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Size of the largest answer, and of the largest line of a stream."""
+"""Maximum size of an answer, and of a line of a stream."""
 
 _HEAD_BYTES: Final = 64 * 1024
 
@@ -53,7 +53,7 @@ class ServiceClient:
         )
 
     async def get(self, path: str) -> Any:
-        """The decoded answer to a ``GET``; ``None`` if it is empty.
+        """The decoded answer to a ``GET``; ``None`` if the answer is empty.
 
         Raises:
             ServiceError: the status is not 200.
@@ -76,7 +76,9 @@ class ServiceClient:
             raise ServiceGone("the answer is not JSON") from None
 
     async def send(self, method: str, path: str, body: Any = None) -> Any:
-        """The decoded answer to a request with JSON or without a body; ``None`` if it is empty. Raises as ``get``."""
+        """The decoded answer to a request with a JSON body or no body; ``None`` if the answer is empty. Raises as
+        ``get``.
+        """
         return await self._answer(method, path, b"" if body is None else orjson.dumps(body))
 
     async def stream(self, path: str, silence: float = ANSWER_SECONDS) -> AsyncGenerator[Any, None]:
@@ -160,7 +162,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncI
 
 
 async def _limited(pieces: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
-    """The pieces, as long as each comes within ``seconds``."""
+    """Yield the pieces, as long as each arrives within ``seconds``."""
     while True:
         try:
             async with asyncio.timeout(seconds):

@@ -1,8 +1,8 @@
 """Record the sessions of one process of an OpenCode 2 service.
 
-The live stream reports what happens now; ``session_logs`` takes its events and reads each session's durable log. Here
-is which sessions are read, and when. Asks are not in those logs, so they are taken from the live stream, and listed
-after each connect.
+The live stream reports what happens now; ``session_logs`` takes its events and reads each session's durable log. This
+module decides which sessions are read, and when. Asks are not in those logs, so they are taken from the live stream,
+and listed after each connect.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from sidecar.opencode2.session_logs import Client, Progress, SessionLogs
 log = logging.getLogger("sidecar.opencode2")
 
 POLL_SECONDS: Final = 30.0
-"""How often the newest sessions' logs are read without an announcement, because another server may share the database.
+"""How often the newest sessions' logs are read even if nothing was announced, because another server may share the
+database.
 """
 
 POLLED: Final = 20
-"""How many of them, and how many of the others at each look. The service lists sessions by creation, not by use."""
+"""How many of the newest sessions are read each time, and how many of the others. The service lists sessions by when
+they were created, not by when they were used."""
 
 MAX_WAITING: Final = 20_000
 """Maximum number of live events that may wait. Beyond that, the sessions' logs are read instead."""
@@ -39,12 +41,12 @@ class Reader:
     """Reads one process of a service into the log. Call ``run``; it ends with an error when the service ends.
 
     Args:
-        service: its process, as the events name it.
-        write: appends what the translator has ready, and returns when it is durable.
-        since_ms: an unknown session that has not been touched since then is history, which only ``import`` records.
-        began_ms: now.
+        service: the service's process, as the events name it.
+        write: appends the events that the translator has ready, and returns when they are durable.
+        since_ms: a session that is not in the log and has not been used since then is history, which only ``import``
+        records. began_ms: now.
         excludes: true for a directory that is not recorded.
-        progress: the same for all readers that share the translator.
+        progress: one object for all readers that share the translator.
         has_others: true while a server that no file names may run turns on the same database.
     """
 
@@ -64,7 +66,7 @@ class Reader:
     ) -> None:
         self.caught_up = asyncio.Event()
         self.taken = 0
-        """How many rows of the live stream are done: recorded if they are to be recorded."""
+        """How many rows of the live stream have been handled. If a row is to be recorded, it has been recorded."""
         self._client, self._service, self._translator, self._write = client, service, translator, write
         self._state = translator.state
         self._since_ms, self._began_ms = since_ms, began_ms
@@ -80,7 +82,7 @@ class Reader:
         """Record until the service ends.
 
         Raises:
-            ServiceGone, ServiceError: the service ended, or refuses.
+            ServiceGone, ServiceError: the service ended, or refused a request.
             StreamError: the log cannot be written.
         """
         try:
@@ -116,10 +118,10 @@ class Reader:
                 await self.catch_up(newest=True)
 
     async def import_history(self) -> int:
-        """Record the sessions that are history; return how many there were. ``run`` must be under way.
+        """Record the sessions that are history; return how many there were. ``run`` must be running.
 
         Raises:
-            CancelledError: ``run`` ended before.
+            CancelledError: ``run`` ended before the import was done.
         """
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._live.put_nowait(asked)
@@ -145,18 +147,20 @@ class Reader:
 
     @property
     def excluded(self) -> int:
-        """How many events of excluded sessions were met."""
+        """How many events of excluded sessions were skipped."""
         return self._logs.excluded
 
     @property
     def is_logless(self) -> bool:
-        """True if the service does not keep the log of its sessions, as far as is known."""
+        """True if, as far as is known, the service keeps no log of its sessions."""
         return self._logs.is_logless
 
     async def catch_up(self, *, newest: bool = False) -> None:
-        """Read what is new in every session, then the open asks. End deleted sessions and turns that nobody runs.
+        """Read what is new in every session, then the open asks. Record the end of deleted sessions, and of turns that
+        no process is running.
 
-        With ``newest``, only of the newest sessions and of some others, which are those that were not read for longest.
+        With ``newest``, read only the newest sessions and some of the others: those that were last read the longest
+        ago.
         """
         infos = await self._listed(all_of_them=not newest)
         for session_id, info in infos.items():
@@ -195,7 +199,9 @@ class Reader:
         return session is not None and session.host == self._service.place and session.host_seq >= 0
 
     async def _listed(self, *, all_of_them: bool) -> dict[str, dict[str, Any]]:
-        """The service's sessions by id, oldest first: all of them, or the newest and the next of the others in turn."""
+        """The service's sessions by id, oldest first: all of them, or the newest and the next few of the others, in
+        rotation.
+        """
         found, following = await self._page(_PAGE if all_of_them else POLLED)
         while all_of_them and following is not None:
             more, following = await self._page(_PAGE, following)
@@ -207,14 +213,14 @@ class Reader:
         return {session: info for info in found if (session := text(info.get("id"))) is not None}
 
     async def _page(self, limit: int, cursor: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
-        """A page of the service's sessions, and the cursor of the next one; ``None`` if there is none."""
+        """A page of the service's sessions, and the cursor of the next page; ``None`` if there is no next page."""
         path = f"/api/session?limit={limit}" + (f"&cursor={quote(cursor, safe='')}" if cursor is not None else "")
         page = mapping(await self._client.get(path))
         found = page.get("data")
         infos = [info for info in found if isinstance(info, dict)] if isinstance(found, list) else []
         return infos, text(mapping(page.get("cursor")).get("next")) if infos else None
 
-    # What the log does not say
+    # What the sessions' logs do not say
 
     async def _list_asks(self, session_id: str) -> None:
         for kind, name in (
@@ -235,7 +241,7 @@ class Reader:
             await self._write()
 
     async def _end_missing(self, listed: Collection[str]) -> None:
-        """End the sessions that were deleted while nobody listened."""
+        """Record the end of sessions that were deleted while no reader was connected."""
         for session in list(self._state.sessions.values()):
             if session.id in listed or session.ended or not self._is_mine(session.id):
                 continue
@@ -247,11 +253,13 @@ class Reader:
                     await self._write()
 
     async def _end_dead(self) -> None:
-        """End the turns that no process runs. Their service was killed, and this service does not continue them.
+        """Record the end of turns that no process is running. Their service was killed, and this service does not
+        continue them.
 
-        The service commits a turn's end before it stops counting it as active, so a turn that is not active and has no
-        end in the log afterwards has none. If a turn has had new events since this reader began, another server on the
-        same database is running it; while such a server is linked, it may be running any turn.
+        The service commits a turn's end before it stops counting it as active, so a turn that is not active, and whose
+        end is not in the log when it is read afterwards, has no end. If a turn has had new events since this reader
+        began, another server on the same database is running it; while such a server is linked, it may be running any
+        turn.
         """
         if self._has_others():
             return

@@ -24,7 +24,8 @@ from sidecar.home import is_alive
 MAX_BYTES: Final = 64 * 1024
 
 PLAYED: Final = "recording-"
-"""The file's name begins with this if ``play`` serves a recording. Such a service can only be read."""
+"""The file's name begins with this if the service is a recording that ``play`` serves. Such a service can only be
+read."""
 
 _LISTEN: Final = "0A"
 _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -38,8 +39,8 @@ class UnsafeService(Exception):
 class Registration:
     """Where a service listens, and its login.
 
-    ``id`` names its process. ``written_ms`` is when the service wrote the file, which it does at its start; 0 if
-    unknown.
+    ``id`` names its process. ``written_ms`` is when the service wrote the file, which happens when the service starts;
+    0 if unknown.
     """
 
     id: str
@@ -57,7 +58,7 @@ def place_of(path: Path) -> str:
 
 
 def is_played(path: Path) -> bool:
-    """Whether the file is that of a recording which ``play`` serves."""
+    """Whether the file belongs to a recording that ``play`` serves."""
     return path.name.startswith(PLAYED)
 
 
@@ -69,10 +70,10 @@ def registration_paths(environ: Mapping[str, str]) -> list[Path]:
 
 
 def read_registration(path: Path) -> Registration | None:
-    """Read the file; ``None`` if there is none, or if the service it names is gone.
+    """Read the file; ``None`` if there is no file, or if the service that it names has stopped.
 
     Raises:
-        UnsafeService: somebody else could have read or written it, or it does not name a loopback address.
+        UnsafeService: somebody else could have read or written the file, or it does not name a loopback address.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -124,7 +125,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def check_listener(port: int, tables: tuple[Path, ...] = _TABLES) -> None:
-    """Refuse a port on which a process of another user listens. Accept the port if the system does not say whose it is.
+    """Refuse a port on which a process of another user listens. Accept the port if the system does not show who owns
+    it.
 
     Raises:
         UnsafeService: the process belongs to another user.

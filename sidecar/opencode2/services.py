@@ -1,6 +1,6 @@
-"""The OpenCode 2 services that plugins announce: one reader each, for as long as a plugin in the service is linked.
+"""The OpenCode 2 services that plugins announce: each has one reader, for as long as a plugin in the service is linked.
 
-Only announced services are read. So ``DURABLE_STREAM=off`` and ``uninstall`` end the recording, and a sidecar never
+Only announced services are read. So ``DURABLE_STREAM=off`` and ``uninstall`` stop the recording, and a sidecar never
 looks for a service on its own.
 """
 
@@ -30,7 +30,7 @@ LOOK_SECONDS: Final = 0.5
 RETRY_MAX_SECONDS: Final = 10.0
 
 RETURN_MS: Final = 10_000
-"""How soon after the sidecar's start every plugin that is still running has relinked."""
+"""Within this time after the sidecar's start, every plugin that is still running has relinked."""
 
 _ULID: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -50,8 +50,8 @@ class _Announced:
 class Services:
     """Records every announced service. Call all methods from the event loop.
 
-    ``log_id`` is the log's: sessions that were last used before both the log and the service's process began are
-    history, and left to ``import``.
+    ``log_id`` tells when the log began. Sessions that were last used before both the log and the service's process
+    began are history, and are left to ``import``.
     """
 
     def __init__(
@@ -100,7 +100,9 @@ class Services:
 
     @property
     def registrations(self) -> list[Path]:
-        """The registration files that linked plugins announce, without played recordings: those cannot act."""
+        """The registration files that linked plugins announce, except for played recordings, which cannot act on
+        sessions.
+        """
         return [path for path in self._announced if not is_played(path)]
 
     async def close(self) -> None:
@@ -143,7 +145,7 @@ class Services:
         ]
 
     async def _follow(self, known: _Announced) -> None:
-        """Read one service process after the other, as each writes the registration."""
+        """Read the service's processes one after another, as each of them writes the registration file."""
         wait, has_failed = self._look_seconds, False
         while True:
             try:
@@ -168,7 +170,7 @@ class Services:
             await asyncio.sleep(wait)
 
     async def _read(self, known: _Announced, registration: Registration) -> None:
-        pid = 0 if is_played(known.path) else registration.pid  # of a recorded process nothing is known
+        pid = 0 if is_played(known.path) else registration.pid  # nothing is known about a recorded process
         service = Service(registration.id, registration.version, pid, place_of(known.path))
         known.version = registration.version
         known.reader = Reader(
@@ -201,7 +203,7 @@ class Services:
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
-    """One of the errors, which are all of one kind and say nearly the same."""
+    """One of the errors. They are all of one kind and say nearly the same."""
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]

@@ -1,9 +1,11 @@
-"""Record single sessions of one process of an OpenCode 2 service, each in the order of its numbers.
+"""Record single sessions of one process of an OpenCode 2 service. Each session is recorded in the order of its event
+numbers.
 
-A live event with its session's next number is recorded at once. On any other number the session's durable log is read.
-A number counts as read only when its event was recorded, or when a ``capture.gap`` names it. So what the log does not
-have is taken from the live stream, whatever its number, and what neither has is a gap. In an unbroken stream of a
-service that keeps no log, numbers that are passed over are no gap: the service counts some events that it never sends.
+A live event that has its session's next number is recorded at once. If it has any other number, the session's durable
+log is read. A number counts as read only when its event was recorded, or when a ``capture.gap`` names it. So an event
+that is missing from the log is taken from the live stream, whatever its number; what is missing from both is a gap. If
+a service keeps no log and its stream is unbroken, skipped numbers are not a gap, because the service counts some events
+that it never sends.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from sidecar.opencode2.http import ServiceError
 
 _BATCH: Final = 256
 _MESSAGES: Final = 20
-"""How many of a session's newest messages are looked at for what its log lacks."""
+"""How many of a session's newest messages are searched for what its log lacks."""
 
 
 class Client(Protocol):
@@ -36,7 +38,7 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far each session was read. Shared by all readers, because two services may share one database.
+    """How far each session has been read. Shared by all readers, because two services may share one database.
 
     ``turn`` is held while a session is read, so that each event is translated once and in order.
     """
@@ -48,7 +50,8 @@ class Progress:
 class SessionLogs:
     """Records the sessions of one process of a service, while one connection to its live stream lasts.
 
-    ``service`` may be set to a marked copy while old sessions are imported. The arguments are those of ``Reader``.
+    ``service`` may be replaced by a marked copy while old sessions are being imported. The arguments are those of
+    ``Reader``.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class SessionLogs:
         self._unread: dict[str, int] = {}
 
     def lose_track(self) -> None:
-        """Note that live events were dropped, so that the stream is no longer unbroken."""
+        """Note that live events were dropped, so the stream is no longer unbroken."""
         self._followed.clear()
 
     async def take(self, event: HostEvent) -> None:
@@ -85,7 +88,7 @@ class SessionLogs:
             info = session_info(event.data)
             if text(info.get("parentID")) is None and await self._place(session_id, info, event.t):
                 self._followed.add(session_id)
-            return  # a child is placed with its next event: the call that made it is announced in between
+            return  # a child is placed at its next event, because the call that made it is announced before that
         cursor = self._cursors.get(session_id)
         if cursor is None or event.reach > cursor:
             is_there = (cursor is not None and event.seq == cursor + 1) or await self.read(session_id)
@@ -97,7 +100,9 @@ class SessionLogs:
             await self._feed(session_id, [event])
 
     async def settle(self) -> None:
-        """Record what the logs lack of what happened before this connection. Call it when no live event waits."""
+        """Record what happened before this connection and is missing from the logs. Call it when no live event is
+        waiting.
+        """
         for session_id, until in list(self._unread.items()):
             async with self._turn:
                 if session_id not in self._followed:
@@ -108,7 +113,7 @@ class SessionLogs:
                 del self._unread[session_id]
 
     async def _place(self, session_id: str, info: dict[str, Any] | None, at_ms: int | None = None) -> bool:
-        """Place a session, its parents first. False if it is gone or excluded."""
+        """Place a session in the log, after its parents. False if the session is deleted or excluded."""
         if session_id in self._excluded:
             self.excluded += 1
             return False
@@ -127,7 +132,7 @@ class SessionLogs:
             return False
         parent = text(info.get("parentID"))
         if parent is not None and parent not in self._cursors and parent not in self._reading:
-            # Its log names the call that made this session, and reads this session's log at the call's end.
+            # The parent's log names the call that made this session. Where that call ends, this session's log is read.
             self._reading.discard(session_id)
             await self.read(parent)
             self._reading.add(session_id)
@@ -142,11 +147,11 @@ class SessionLogs:
         False if there is none, because the session is deleted or not recorded.
         """
         if session_id in self._reading:
-            return True  # it waits for a child of its own
+            return True  # it is waiting for its own child
         self._reading.add(session_id)
         try:
             if info is not None and session_id not in self._state.sessions and not await self._has_log(session_id):
-                return False  # nothing happened in it yet, or it is one of OpenCode 1's
+                return False  # nothing has happened in it yet, or it belongs to OpenCode 1
             return await self._place(session_id, info) and await self._read_log(session_id)
         except ServiceError as error:
             if error.status == 404:
@@ -156,7 +161,9 @@ class SessionLogs:
             self._reading.discard(session_id)
 
     async def _has_log(self, session_id: str) -> bool:
-        """True if the service counted events of a session; of one that is imported, if it has them."""
+        """True if the service has counted events of a session; for an imported session, if the service has these
+        events.
+        """
         async with aclosing(self._client.stream(_log_path(session_id))) as rows:
             async for row in rows:
                 event = read_event(row)
@@ -176,7 +183,7 @@ class SessionLogs:
         recorded = max(begin, session.host_seq)
         reached, until, is_empty = max(recorded, 0), 0, True
         path = _log_path(session_id)
-        if begin > 0:  # what a fork's first event says is needed again
+        if begin > 0:  # the content of a fork's first event is needed again
             path += f"?after={begin}"
         batch: list[HostEvent] = []
         async for row in self._client.stream(path):
@@ -191,7 +198,8 @@ class SessionLogs:
                 await self._write()
             reached, is_empty = max(reached, event.reach), False
             batch.append(event)
-            # What is read a second time is written by itself, so that what follows is made from the log's own record.
+            # Events that are read a second time are written separately, so that later events are made from what the log
+            # recorded.
             if len(batch) >= _BATCH or event.seq == recorded:
                 await self._feed(session_id, batch, recorded)
                 batch = []
@@ -220,10 +228,10 @@ class SessionLogs:
     async def _miss(
         self, session_id: str, until: int, *, before_ms: int | None = None, is_deleted: bool = False
     ) -> None:
-        """Record that the numbers up to ``until`` are lost, unless they stand for nothing that is recorded."""
+        """Record that the numbers up to ``until`` are lost, unless they belong to events that are never recorded."""
         session = self._state.sessions.get(session_id)
         if session is None:
-            return  # it was removed from the log, and is gone from the service
+            return  # it was removed from the log, and the service no longer has it
         reached = max(self._cursors[session_id], session.host_seq)
         if until <= reached or (self.is_logless and session_id in self._followed):
             return
@@ -239,7 +247,7 @@ class SessionLogs:
         await self._write()
 
     async def _told(self, session_id: str) -> Told | None:
-        """What the service tells of a session; ``None`` if it is deleted."""
+        """What the service says about a session; ``None`` if the session is deleted."""
         try:
             info = await self._client.get(f"/api/session/{quote(session_id, safe='')}")
         except ServiceError as error:
@@ -263,7 +271,7 @@ class SessionLogs:
 
 
 def _synced(row: Any) -> int:
-    """The number of the session's newest event, as the end of its log says; 0 if it does not."""
+    """The number of the session's newest event, as stated at the end of its log; 0 if it is not stated."""
     synced = mapping(row).get("seq")
     return synced if type(synced) is int else 0
 

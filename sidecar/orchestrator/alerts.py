@@ -36,14 +36,15 @@ KEPT_ENDED: Final = 200
 MAX_TEXT: Final = 500
 
 GATHER_MS: Final = 30_000
-"""Messages on one stage are at least this far apart. Each includes every alert that is due by the time of the next.
+"""The minimum time between two messages on a channel. A message includes every alert that is due before the next
+message.
 A question is never held back, because somebody waits for its answer."""
 
 MOST_JOINED: Final = 20
 """How many alerts one message includes."""
 
 MAX_LINE: Final = 120
-"""Most characters of one alert in a message about several."""
+"""Maximum length of one alert in a message about several, in characters."""
 
 ALERT: Final[dict[str, dict[str, str]]] = {
     "raised": {"alert.toasting": "toasting", "alert.sending": "sending", "alert.seen": "seen"},
@@ -57,7 +58,7 @@ ALERT: Final[dict[str, dict[str, str]]] = {
 """``toasted``, ``sent`` and ``failed`` say how the last stage ended; only ``seen`` is final."""
 
 QuietUntil = Callable[[int], int | None]
-"""For a moment in ms UTC: when the quiet hours around it end, or ``None`` outside of them."""
+"""Takes a time in ms UTC. Returns when the quiet hours that contain it end, or ``None`` outside quiet hours."""
 
 
 @dataclass(slots=True)
@@ -106,8 +107,8 @@ class AlertAgent:
     Args:
         stages: the channels of each stage after the toast.
         quiet_until: the quiet hours, in which no stage but the toast begins.
-        min_ms: background work that was shorter raises no alert.
-        children: whether work that background work started raises alerts.
+        min_ms: background work that took less time raises no alert.
+        children: whether work that was started by background work also raises alerts.
         escalate_ms: how long after one stage the next begins.
     """
 
@@ -263,7 +264,7 @@ class AlertAgent:
         ][: MOST_JOINED - 1]
 
     def _advance(self, alert: Alert, now: int, joined: Sequence[Alert] = ()) -> list[Output]:
-        """Begin the next stage, which must exist."""
+        """Begin the next stage. There must be one."""
         stage = alert.stages[0]
         if stage == ["toast"]:
             args = {"session": alert.session, "title": alert.title, "text": alert.text}
@@ -274,7 +275,7 @@ class AlertAgent:
             return [Output("alert.held", {"alert": alert.id, "due": later})]
         said = _message([alert, *joined])
         if alert.is_question:
-            said["checkpoint"] = alert.about  # the link to it is made as the message is sent: the log never has it
+            said["checkpoint"] = alert.about  # its link is made while sending, so the log never has it
         effects = [
             Output("effect.requested", {"channel": channel, **said}, effect=SEND, node=f"{alert.id} {channel}")
             for channel in stage
@@ -283,7 +284,7 @@ class AlertAgent:
         return [*(Output("alert.sending", {"alert": each.id, **about}) for each in (alert, *joined)), *effects]
 
     def _gathering(self, alert: Alert, now: int) -> int | None:
-        """When the message may be sent, if one was sent just before."""
+        """The earliest time for the message if another was sent just before; ``None`` if it may be sent now."""
         last = max((self.data.sent.get(channel, 0) for channel in alert.stages[0]), default=0)
         return last + GATHER_MS if not alert.is_question and now < last + GATHER_MS else None
 
@@ -301,7 +302,7 @@ class AlertAgent:
         return [output for each in included for output in self._answered(each, channel, event)]
 
     def _answered(self, alert: Alert, channel: str, event: StreamEvent) -> list[Output]:
-        """A channel took the message of an alert, or did not."""
+        """A channel accepted the message of an alert, or failed to."""
         given = event.payload
         how = "sent" if event.type == "effect.completed" else "failed"
         about = {"alert": alert.id, "ts": event.ts}

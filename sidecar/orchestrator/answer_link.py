@@ -1,9 +1,10 @@
 """The link that answers a checkpoint from a phone, and the page behind it. Pure.
 
 A link contains its checkpoint, the second at which the link expires, and a signature of both. The key is derived from
-the home's token, which cannot be computed from it. A checkpoint takes one answer, so its links work once.
+the home's token; the token cannot be computed from the key. A checkpoint takes only one answer, so a link works only
+once.
 
-Only ``POST`` answers. Programs that preview links, or load them ahead, only ever ``GET``.
+Only a ``POST`` request answers. Programs that preview or prefetch links send only ``GET``, so they answer nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PATH: Final = re.compile(r"/answer/(chk_[0-9a-f]{1,64})/([0-9]{1,12})/([A-Za-z0
 
 
 class Link(NamedTuple):
-    """The path of a link, in its parts. ``expires`` is in seconds UTC."""
+    """The parts of a link's path. ``expires`` is in seconds UTC."""
 
     checkpoint: str
     expires: int
@@ -38,7 +39,7 @@ class Link(NamedTuple):
 
 
 def key_of(token: str) -> bytes:
-    """The key of a home's signatures: HMAC-SHA256 of its purpose, keyed with the home's token."""
+    """The key that signs a home's links: HMAC-SHA256 of the key's purpose, keyed with the home's token."""
     return hmac.new(token.encode(), _PURPOSE, hashlib.sha256).digest()
 
 
@@ -49,9 +50,9 @@ def path_of(key: bytes, known: Checkpoint, now_ms: int) -> str:
 
 
 def parse(path: str) -> Link | None:
-    """The parts of a request's path; ``None`` if it is not that of a link.
+    """The parts of a request's path; ``None`` if it is not the path of a link.
 
-    A prefix that the tunnel put before our path is ignored.
+    A prefix that a tunnel added before our path is ignored.
     """
     found = _PATH.search(path)
     if found is None or found.end() != len(path):
@@ -75,7 +76,7 @@ def answers(known: Checkpoint, body: bytes) -> list[str]:
     """The answer in a submitted form; empty if there is none.
 
     Raises:
-        ValueError: it is not a form of ours.
+        ValueError: the body is not one of our forms.
     """
     fields = parse_qs(body.decode("utf-8"), keep_blank_values=True, max_num_fields=MAX_ANSWERS + 1)
     given = [text[:MAX_ANSWER] for text in fields.get("answer", [])]

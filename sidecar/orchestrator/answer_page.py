@@ -1,7 +1,7 @@
 """The opt-in listener behind the links of ``answer_link.py``. It serves nothing without a signed link.
 
-It speaks minimal HTTP/1.1: one request for each connection, a short head, a short form. It logs no paths, because a
-path is a key, and no texts, because texts belong to the user.
+It speaks minimal HTTP/1.1: one request for each connection, a short head, a short form. It logs no paths, because
+whoever has a path can answer, and no texts, because texts belong to the user.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEADERS: Final = (
 
 
 class _Refused(Exception):
-    """No browser sends such a request; answer with this status."""
+    """A request that no browser sends; it is answered with this status."""
 
 
 class _Request(NamedTuple):
@@ -71,7 +71,7 @@ class AnswerPage:
         """Why there is no page; empty while there is one."""
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``. Does nothing without a port; if the port is in use, only the links are missing."""
+        """See ``Component``. Does nothing without a port. If the port is in use, everything but the links works."""
         if not self.port:
             return
         try:
@@ -128,7 +128,7 @@ class AnswerPage:
             async with asyncio.timeout(SECONDS):
                 await writer.drain()
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            writer.transport.abort()  # the browser went away, or it was not a browser
+            writer.transport.abort()  # the browser disconnected, or the client was not a browser
         finally:
             writer.close()
             with suppress(OSError):
@@ -158,7 +158,7 @@ class AnswerPage:
 
 
 async def _read(reader: asyncio.StreamReader) -> _Request:
-    """Read one request. Raises ``_Refused``, and what a stream raises that ends or is too long."""
+    """Read one request. Raises ``_Refused``, or the stream's own error if the request breaks off or is too long."""
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
     first = re.fullmatch(r"(GET|HEAD|POST) (/[!-~]*) HTTP/1\.[01]", lines[0])
     if first is None:

@@ -13,7 +13,7 @@ from sidecar.orchestrator.lifecycle import ENDED
 from sidecar.views.wording import money, one_line, rough_span
 
 COMMAND: Final = "background"
-"""The name of the call that the plugin makes for the command: a tool that no model gets."""
+"""The name of the call that the plugin makes for the command. It is a tool that is offered to no model."""
 
 RECENT_MS: Final = 3_600_000
 MOST: Final = 20
@@ -26,7 +26,7 @@ USAGE: Final = (
 
 
 class Asked(NamedTuple):
-    """What a person wants: the list, or to ``cancel`` or ``answer`` what ``target`` names."""
+    """What a person asked for: the list, or to ``cancel`` or ``answer`` what ``target`` names."""
 
     verb: Literal["list", "cancel", "answer", "help"]
     target: str = ""
@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 
 
 def parse(text: str) -> Asked:
-    """Parse the text after ``/background``; anything unknown asks for help."""
+    """Parse the text after ``/background``; anything unknown counts as a request for help."""
     verb, _, rest = text.strip().partition(" ")
     target, _, answer = rest.strip().partition(" ")
     if not verb or verb == "list":
@@ -47,7 +47,7 @@ def parse(text: str) -> Asked:
 
 
 def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: int) -> str:
-    """The work that has not ended or ended in the last hour, and what is waiting for a person; oldest first."""
+    """List the work that is unfinished or ended in the last hour, and what is waiting for a person; oldest first."""
     shown = [i for i in intents if i.state not in ENDED or now_ms - (i.ended or 0) < RECENT_MS][-MOST:]
     lines = [_line(intent, now_ms) for intent in shown] or [
         "No background work is running, and none ended in the last hour."

@@ -41,7 +41,7 @@ class Board:
 
     @property
     def streams(self) -> tuple[str, str]:
-        """The agents' streams, which ``remember`` needs whole before the first ``apply``."""
+        """The agents' streams. Pass all their records to ``remember`` before the first ``apply``."""
         return agent_stream(NAME), agent_stream(checkpoints.NAME)
 
     def apply(self, record: Record) -> None:
@@ -50,7 +50,9 @@ class Board:
         self.remember(record)
 
     def remember(self, record: Record) -> None:
-        """An older record, which the catalog has already: of an agent's stream, or of one with a session at work."""
+        """An older record, which the catalog already has. It is from an agent's stream, or from a stream whose session
+        is working.
+        """
         event = record.event
         if event.stream_id in self.streams:
             if event.metadata.get("role") in APPLIED:
@@ -65,8 +67,8 @@ class Board:
         """Everything that is shown, as JSON values. Times are ms UTC, spans ms.
 
         ``agents``: background work that has not ended, and what ended in the last hour, oldest first. ``roots``: what
-        each session that started several of them has used. ``waiting``: what waits for a person's answer.
-        ``sessions``: the other sessions with an open turn. ``unseen``: how many messages to sessions were not seen
+        each session that started several agents has used. ``waiting``: what is waiting for a person's answer.
+        ``sessions``: the other sessions with an open turn. ``unseen``: how many messages to sessions have not been seen
         there yet.
         """
         data = self._intents.data

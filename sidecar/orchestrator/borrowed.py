@@ -1,7 +1,7 @@
 """Background sessions in the user's own OpenCode 1: ``[phantom] host = "shim"``. Nothing is started for them.
 
-It saves the memory of a headless OpenCode. In exchange, work stops when that OpenCode is closed and continues when one
-is open again.
+This saves the memory that a headless OpenCode would take. In exchange, work stops when the user closes OpenCode and
+continues when an OpenCode is open again.
 
 Source: DESIGN 11.
 """
@@ -21,10 +21,10 @@ _POLL_SECONDS: Final = 0.05
 
 
 class Borrowed:
-    """The same as ``Headless``, over the ``links`` of the user's OpenCode processes."""
+    """Has the methods of ``Headless``, but uses the ``links`` of the user's OpenCode processes."""
 
     pid: int | None = None
-    """There is no process of ours."""
+    """Always ``None``: the sidecar runs no process here."""
 
     def __init__(self, links: Callable[[], Iterable[Any]]) -> None:
         self._links = links

@@ -17,7 +17,7 @@ WARNING_SHARE: Final = 0.8
 """The share of a budget whose use is recorded as ``budget.warning``."""
 
 MAX_WARNINGS: Final = 10
-"""Most warnings that follow from one input; the next input brings the others."""
+"""Maximum number of warnings for one input; the next input brings the others."""
 
 
 class Doom(NamedTuple):
@@ -63,7 +63,7 @@ def full(state: State, limits: Limits, intent: Intent) -> str:
 
 
 def spend(state: State, event: StreamEvent) -> list[Output]:
-    """A call of the model has ended. It counts at once, so that a budget also stops a long turn."""
+    """A model call has ended. It counts at once, so a budget can also stop a long turn."""
     intent = state.working(str(event.payload.get("session")))
     tokens, cost = _tokens(event.payload.get("tokens")), event.payload.get("cost") or 0.0
     own = event.payload.get("kind") == "inference" and event.payload.get("session") in state.sessions

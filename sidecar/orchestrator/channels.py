@@ -34,7 +34,7 @@ class ChannelError(Exception):
 
 
 class Channels:
-    """Sends to a person. ``names`` are the channels, and ``stages`` in which order they are used."""
+    """Sends messages to a person. ``names`` lists the channels; ``stages`` is the order in which they are used."""
 
     def __init__(self, config: NotifyConfig) -> None:
         self._urls = {channel_name(url): url for url in config.urls}
@@ -81,7 +81,7 @@ def channel_name(url: str) -> str:
 def quiet_until(hours: str, now_ms: int, zone: tzinfo | None = None) -> int | None:
     """When the quiet hours around a moment end, in ms UTC; ``None`` outside of them. ``zone`` defaults to local time.
 
-    ``hours`` is ``22:00-07:00``; empty: there are none.
+    ``hours`` looks like ``22:00-07:00``; if it is empty, there are no quiet hours.
     """
     if not hours:
         return None
@@ -136,7 +136,7 @@ def _to_command(command: list[str], title: str, text: str) -> None:
 
 
 class _Codes(logging.Handler):
-    """Keeps only the HTTP codes of apprise's complaints, because a complaint may show the URL."""
+    """Keeps only the HTTP status codes from apprise's error messages, because such a message may show the URL."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 Three kinds: a ``permission`` and a ``question`` are OpenCode's, captured as ``workflow.checkpoint``; an ``ask`` is the
 tool ``checkpoint_ask``. Asks of background sessions always become checkpoints, because nobody would see them otherwise.
 Asks of the user's own sessions become checkpoints if a channel to a person is configured, or else when somebody answers
-one through us. So a log without background work gets no events of this agent.
+one through the sidecar. So a log without background work gets no events of this agent.
 
 Its inputs are commands (``checkpoint.ask``, ``.answer``, ``.later``, ``.told``, ``tick``), results of its effects,
 and what capture records. The first answer wins: a later one is recorded as ``checkpoint.late``.
@@ -51,8 +51,8 @@ CHECKPOINT: Final[dict[str, dict[str, str]]] = {
 }
 """``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: the asker is no longer waiting.
 
-An answer that arrived although its sidecar died is refused when the next one sends it again. What capture saw then
-says that it was the answer.
+If a sidecar dies after OpenCode has accepted an answer, the next sidecar sends the answer again, and OpenCode refuses
+it. The captured events then show that the answer had arrived.
 """
 
 PERMISSION: Final = ("once", "always", "reject")
@@ -90,7 +90,7 @@ class Checkpoint:
     waiting: bool = False
     """Whether a tool call is waiting for the answer. If not, the answer is sent to the session as a message."""
     returned: str = ""
-    """The tool call that returned the answer. OpenCode may have died before it kept the call's result."""
+    """The tool call that returned the answer. OpenCode may have died before it saved the call's result."""
     told: bool = False
     """Whether the session's history has the answer from that call."""
 
@@ -108,7 +108,7 @@ _STATE: Final = TypeAdapter(State)
 
 
 class CheckpointAgent:
-    """An ``Agent``. With ``everywhere``, it also opens the asks of the user's own sessions."""
+    """An ``Agent``. With ``everywhere``, it also opens checkpoints for the asks of the user's own sessions."""
 
     def __init__(self, everywhere: bool = False) -> None:
         self._everywhere = everywhere
@@ -192,7 +192,7 @@ class CheckpointAgent:
         return []
 
     def _ask(self, given: dict[str, Any], ts: int) -> list[Output]:
-        """The tool asks. If the session's same question is still open, it joins that checkpoint."""
+        """The tool asks a question. If the session's same question is still open, the call joins that checkpoint."""
         known = self.data.checkpoints.get(given["checkpoint"])
         if known is not None:
             return [Output("checkpoint.waiting", {"checkpoint": known.id})]
@@ -204,7 +204,7 @@ class CheckpointAgent:
         outputs: list[Output] = []
         known = self.data.checkpoints.get(given["checkpoint"])
         if known is None:
-            # An ask of the user's own session, which the person who answers found in the log.
+            # An ask of the user's own session; the person who answers it found it in the log.
             payload = {**given["ask"], "ts": given["ask"].get("ts") or ts}
             outputs.append(Output("checkpoint.opened", payload))
             known = _checkpoint(payload)
@@ -273,7 +273,7 @@ class CheckpointAgent:
         if known is None or (known.state in CLOSED and not (known.state == "withdrawn" and known.key)):
             return []
         answer = answer_of(given)
-        # OpenCode reports that our own answer has arrived, but who gave it is known better here.
+        # OpenCode reports that our own answer has arrived. We know better than OpenCode who gave it.
         rejected = answer[:1] == known.answer[:1] == ["reject"]
         ours = known.state in ("answering", "withdrawn") and (answer == known.answer or rejected)
         by = {"by": known.by, "key": known.key} if ours else {"by": "user", "key": ""}
@@ -294,7 +294,7 @@ class CheckpointAgent:
                 continue
             if given.get("outcome") in WHOLE:
                 outputs.append(Output("checkpoint.told", {"checkpoint": known.id}))
-            else:  # OpenCode died, or was stopped, before it kept what the call returned.
+            else:  # OpenCode died, or was stopped, before it saved what the call returned.
                 outputs += [
                     Output("checkpoint.left", {"checkpoint": known.id}),
                     *self._message(known, known.answer, left=True),
@@ -308,7 +308,7 @@ class CheckpointAgent:
         return [Output("checkpoint.told", {"checkpoint": c.id}) for c in mine if not c.told]
 
     def _intent_ended(self, intent: str, type_: str, ts: int) -> list[Output]:
-        """When background work was stopped, its asks are withdrawn; its sessions are forgotten."""
+        """Background work has ended: forget its sessions and, if it was stopped, withdraw its asks."""
         stopped = type_ != "intent.completed"
         outputs = [
             Output("checkpoint.withdrawn", {"checkpoint": c.id, "why": "the background work ended", "ts": ts})
@@ -333,7 +333,7 @@ class CheckpointAgent:
     def _message(
         self, known: Checkpoint, answer: list[str], *, left: bool = False, expired: bool = False
     ) -> list[Output]:
-        """The answer as a message for the session that asked, unless a call waits for it.
+        """The answer as a message for the session that asked, unless a call is waiting for it.
 
         Background work that is still running asks again with ``wait_for``. If that work ended before the answer came,
         its parent session gets the answer.
@@ -391,13 +391,13 @@ def checkpoint_id(session: str, request: str) -> str:
 
 
 def asked(given: dict[str, Any]) -> dict[str, Any]:
-    """What a captured ``workflow.checkpoint`` asks, as ``checkpoint.opened`` keeps it."""
+    """What a captured ``workflow.checkpoint`` asks, in the form that ``checkpoint.opened`` keeps."""
     questions = [each for each in _list(given.get("questions")) if isinstance(each, dict)]
     metadata = given.get("metadata") if isinstance(given.get("metadata"), dict) else {}
     assert isinstance(metadata, dict)
     if questions:
         labels = [_labels(each) for each in questions]
-        # The options of several questions cannot share one list, so that each question names its own.
+        # One list cannot hold the options of several questions, so each question's text names its own.
         lines = [str(each.get("question", "")) for each in questions]
         if len(questions) > 1:
             lines = [f"{line} ({', '.join(own)})" if own else line for line, own in zip(lines, labels, strict=True)]
@@ -430,7 +430,7 @@ def answer_of(given: dict[str, Any]) -> list[str]:
 
 
 def answer_text(answer: list[str], expired: bool) -> str:
-    """The text about an answer for the model; with ``expired``, the answer is the default."""
+    """The text that tells the model about an answer; with ``expired``, the answer is the default."""
     if answer and not expired:
         return f"The user answered: {'; '.join(answer)}"
     if answer:

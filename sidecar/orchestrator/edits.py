@@ -12,7 +12,7 @@ from streams.event import StreamEvent
 
 
 def seen(state: State, event: StreamEvent) -> list[Output]:
-    """What an ``execution.step`` of any session means: an ``intent.edited`` for its own intent,
+    """What follows from an ``execution.step`` of any session: an ``intent.edited`` for its own intent,
     and an ``intent.overlap`` for each running intent that edited the same file."""
     session = str(event.payload.get("session"))
     intent = state.working(session)

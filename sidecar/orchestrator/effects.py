@@ -1,5 +1,5 @@
-"""The effects of the orchestration. Each effect is one act on a host, with a reconciler that asks what has already
-happened.
+"""The effects of the orchestration. Each effect is one act on a host, and has a reconciler that asks the host what has
+already happened.
 
 Every message carries the key of its effect, and every session the id of its intent. So a host does nothing when it is
 asked again after a crash or a lost answer.
@@ -48,8 +48,9 @@ class Create(_Kind):
 
 
 class Prompt(_Kind):
-    """``opencode.prompt``: a prompt for a phantom session. Result: ``held`` if the session had it already, or needs
-    none because OpenCode continues it by itself; ``absent`` if it waits for an OpenCode."""
+    """``opencode.prompt``: a prompt for a phantom session. Result: ``held`` if the session already had the prompt, or
+    needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for an OpenCode.
+    """
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
@@ -122,7 +123,7 @@ class Wake(_Kind):
 
 
 class Check(_Kind):
-    """``opencode.check``: asks what a phantom's session did, if the log does not say it. Result: a ``Look``."""
+    """``opencode.check``: asks what a phantom's session did, if the log does not show it. Result: a ``Look``."""
 
     effect_class: EffectClass = "safe"
 

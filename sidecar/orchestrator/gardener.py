@@ -1,10 +1,10 @@
 """The built-in agent ``gardener``: when a session's steps fail too often, it starts a background agent to find out why.
 Pure.
 
-At the end of each turn it looks at how many steps of the session's last turns failed: tool calls, and calls of the
-model. At ``threshold`` it records ``agent.correction`` and registers one intent, whose result reaches the session as a
-message. The session gets the next agent only after its failure rate has fallen to ``calm``. Steps of the gardener's own
-agents, and of agents that these start, never count.
+At the end of each turn it looks at how many steps of the session's last turns failed: tool calls and model calls. At
+``threshold`` it records ``agent.correction`` and registers one intent, whose result reaches the session as a message.
+The session gets the next agent only after its failure rate has fallen to ``calm``. Steps of the gardener's own agents,
+and of agents that these start, never count.
 
 Off by default: ``[gardener] enabled = true``.
 
@@ -45,7 +45,8 @@ Change no files."""
 @dataclass(slots=True)
 class Watched:
     """One session: its last turns, each ``[steps, failed]``, what failed in the open turn, and whether an agent was
-    started since it was well."""
+    started since it last worked well.
+    """
 
     directory: str
     turns: list[list[int]] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """The sidecar's own headless OpenCode 1, in which phantoms run: ``opencode serve`` on loopback, behind a password.
 
-It is started on first need and outlives the sidecar: its plugin links back, and the next sidecar finds it by
-``headless.json``. It has the environment of the OpenCode that asked, else of the one that linked last, else the
-sidecar's own, as always where the system does not show another process's environment (macOS).
+It is started when it is first needed, and it outlives the sidecar: its plugin links back, and the next sidecar finds it
+by ``headless.json``. Its environment is that of the OpenCode that asked, or else of the OpenCode that linked last. If
+neither can be read, as on macOS, its environment is the sidecar's own.
 It is stopped when no intent is left.
 """
 
@@ -177,7 +177,9 @@ class Headless:
         return info
 
     def know(self, pid: int) -> None:
-        """Remember an OpenCode 1 that linked, because it may be gone when its work begins. It stays in memory only."""
+        """Remember an OpenCode 1 that linked, because its process may have ended when its background work begins. This
+        is kept only in memory.
+        """
         found = _known(pid)
         if found.environment and "DURABLE_STREAM_HEADLESS" not in found.environment:
             self._known.pop(pid, None)
@@ -186,7 +188,7 @@ class Headless:
                 del self._known[next(iter(self._known))]
 
     def _asking(self, pid: int | None) -> Known:
-        """The OpenCode that asked, else the one that linked last."""
+        """The OpenCode that asked, or else the one that linked last."""
         if pid in self._known:
             return self._known[pid]
         found = _known(pid) if pid else Known(None, {})
@@ -209,7 +211,7 @@ def _answers(info: dict[str, Any]) -> bool:
 
 
 def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
-    """One request; a request that comes too early may never be answered, so it has a time limit."""
+    """Send one request. It has a time limit, because OpenCode may never answer a request that comes too early."""
     login = base64.b64encode(f"opencode:{info['password']}".encode()).decode()
     headers = {"Authorization": f"Basic {login}"}
     if directory is not None:

@@ -13,7 +13,7 @@ Status = Literal["idle", "busy", "absent"]
 
 
 class HostError(Exception):
-    """A host could not do what it was asked to do; ``permanent`` if trying again cannot help."""
+    """A host could not do what it was asked to do. ``permanent`` is true if trying again cannot help."""
 
     def __init__(self, reason: str, *, permanent: bool = False) -> None:
         super().__init__(reason)
@@ -21,7 +21,7 @@ class HostError(Exception):
 
 
 class HostAbsent(HostError):
-    """No OpenCode is open that could do it; the work waits for one."""
+    """No OpenCode is open that could do this; the work waits until one is."""
 
 
 class Part(NamedTuple):
@@ -36,7 +36,7 @@ class Look(NamedTuple):
 
     ``busy``: it is working, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
     ``unanswered``: it is idle in the middle of a turn, or before it. ``unprompted``: it is idle and has no prompt,
-    because its OpenCode took the prompt and ended before it kept it. ``gone``: there is no such session.
+    because its OpenCode accepted the prompt and ended before it saved the prompt. ``gone``: there is no such session.
     """
 
     state: Literal["busy", "answered", "unanswered", "unprompted", "gone"]
@@ -54,7 +54,9 @@ class Host(Protocol):
         ...
 
     async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
-        """The phantom session that carries the intent's id, created if there is none. Return the session's id."""
+        """Create the phantom session that carries the intent's id, unless there is one already. Return the session's
+        id.
+        """
         ...
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
@@ -83,16 +85,17 @@ class Host(Protocol):
         ...
 
     async def abort(self, session: str, *, directory: str) -> None:
-        """Stop what a session does. If nothing runs, this is not an error.
+        """Stop what a session is doing. It is not an error if nothing is running.
 
-        If a phantom's process runs and cannot be reached, this fails, so that it is tried again.
+        This fails if a phantom's process is running but cannot be reached, so that the caller tries again.
         """
         ...
 
     async def status(self, session: str) -> Status:
-        """What a session does in the process that hosts it.
+        """What a session is doing in the process that hosts it.
 
-        A phantom is ``absent`` only if its process has ended. If that runs and cannot be reached, this fails.
+        A phantom is ``absent`` only if its process has ended. This fails if the process is running but cannot be
+        reached.
         """
         ...
 

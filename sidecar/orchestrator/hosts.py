@@ -93,8 +93,8 @@ class Hosts:
         return self.one.waiting_for(link)
 
     def knows(self, link: Any, session: str) -> bool:
-        """Whether it is known where a session lives whose tool call came through a link.
+        """Whether it is known which OpenCode the session belongs to. A tool call of the session came through ``link``.
 
-        OpenCode 2 calls as soon as it starts, and its log is read a moment later.
+        OpenCode 2 makes tool calls as soon as it starts, but its log is read only a moment later.
         """
         return not link.identity.service or self.two.knows(session)

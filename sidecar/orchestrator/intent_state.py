@@ -16,10 +16,10 @@ KEPT_ENDED: Final = 200
 
 
 KEPT_ROOTS: Final = 1000
-"""How many roots stay in the state after their intents have left it, with what they have spent."""
+"""How many roots stay in the state, with what they have spent, after their intents have left it."""
 
 LONGEST_MS: Final = 120_000
-"""A running intent is looked at more often than this. If more time has passed, the machine slept meanwhile."""
+"""A running intent is checked more often than this, so a longer gap means that the machine was asleep."""
 
 MOST_EDITED: Final = 200
 """How many edited files of an intent are remembered."""
@@ -27,7 +27,7 @@ MOST_EDITED: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What background work may use. Every field of a root counts everything that one session started, at any depth.
+    """What background work may use. A limit on a root counts everything that one session started, at any depth.
 
     0 means no limit, except for ``running``.
     """
@@ -46,10 +46,10 @@ class Limits:
     cost: float = 0.0
     """In the currency of OpenCode's prices, US dollars."""
     ran_ms: int = 0
-    """How long the intents of a root may work, added up."""
+    """How long the intents of a root may work in total."""
     steps: int = 0
-    """How often a phantom may call the model for one prompt. More is an endless loop, as with a stream of the provider
-    that has no finish reason."""
+    """How often a phantom may call the model for one prompt. More calls mean an endless loop, which happens when the
+    provider's stream has no finish reason."""
     silence_ms: int = 0
     """How long a phantom may show no activity."""
     readers: frozenset[str] = frozenset()
@@ -82,9 +82,9 @@ class Spent:
     cost: float = 0.0
     ran_ms: int = 0
     warnings: list[str] = field(default_factory=list)
-    """The budgets of which it has nearly used up its share, and which were warned of."""
+    """The budgets that it has nearly used up, and for which a warning was recorded."""
     closed: bool = False
-    """Whether its session was deleted, so that it starts nothing more."""
+    """Whether its session was deleted; it can then start nothing more."""
 
 
 @dataclass(slots=True)
@@ -100,9 +100,10 @@ class Intent:
     state: str = "queued"
     agent: str | None = None
     models: list[str] = field(default_factory=list)
-    """What to run it with, ``provider/model``, the next one after a provider's error; empty: OpenCode's default."""
+    """The models to run it with, as ``provider/model``. After a provider's error, the next one takes over. Empty:
+    OpenCode's default."""
     model: str = ""
-    """The model that answers it, as soon as its session shows that."""
+    """The model that is answering, as soon as its session shows which one that is."""
     session: str | None = None
     started: int | None = None
     ended: int | None = None
@@ -121,9 +122,9 @@ class Intent:
     ran_ms: int = 0
     """How long it has worked, until ``since``."""
     since: int | None = None
-    """From when on its time counts; ``None`` while it stands still."""
+    """The time up to which ``ran_ms`` is counted; ``None`` while its time does not count."""
     asks: list[str] = field(default_factory=list)
-    """The open checkpoints of it, and of what it started."""
+    """Its open checkpoints, and those of everything that it started."""
     tokens: int = 0
     cost: float = 0.0
     max_tokens: int = 0
@@ -132,9 +133,10 @@ class Intent:
     steps: int = 0
     """How often its own session has called the model for the last prompt."""
     pid: int | None = None
-    """The OpenCode that asked; its environment is the phantom's."""
+    """The OpenCode process that asked for it; the phantom gets the environment of this process."""
     prompting: bool = False
-    """True while a prompt is on its way to its session, so that an idle session is not taken for an answer."""
+    """True while a prompt is on its way to its session. Then an idle session does not mean that the model has
+    answered."""
     fell_back: int | None = None
     """When the next model took over."""
     checked: int | None = None
@@ -169,7 +171,7 @@ class Intent:
 
     @property
     def works(self) -> bool:
-        """Whether its session is at work, and waits neither for an OpenCode nor for a person."""
+        """Whether its session is working, and not waiting for an OpenCode or for a person."""
         return self.state == "running" and not self.prompting and not self.asks
 
     def ran(self, now: int) -> int:
@@ -193,7 +195,7 @@ class Notice:
     due: int | None = None
     """When it is sent again after a failure, in ms UTC."""
     call: str = ""
-    """The tool call that returned what it says."""
+    """The tool call that returned the notice's content."""
     wake: bool = True
     """Whether the model should answer it."""
 
@@ -228,7 +230,7 @@ class State:
         return [intent for intent in self.unfinished() if file in intent.edited]
 
     def line(self, intent: Intent) -> list[Intent]:
-        """An intent, and those by which it was started, nearest first."""
+        """An intent, the intent that started it, and so on up to the first."""
         found: list[Intent] = []
         above: Intent | None = intent
         while above is not None and above not in found:
@@ -273,7 +275,7 @@ class State:
         self._tidy()
 
     def _resume(self, payload: Mapping[str, Any]) -> None:
-        """No sidecar ran before: that time does not count."""
+        """A sidecar has started. The time before that does not count, because no sidecar was running."""
         for intent in self.unfinished():
             intent.since = payload.get("ts") if intent.since is not None else None
 

@@ -14,9 +14,10 @@ MEANINGS: Final = {
 
 ONE: Final[frozenset[str]] = frozenset()
 TWO: Final = frozenset({"children", "reasons", "toasts"})
-"""Measured on preview next-16350, by ``tests/real/host_contract.py``."""
+"""What preview next-16350 lacks. Measured by ``tests/real/host_contract.py``."""
 RELEASED: Final = frozenset({"toasts", "worktree_children"})
-"""Of the released versions of OpenCode 2: only read in their source, because no program was available to try."""
+"""What the released versions of OpenCode 2 lack. This was read in their source, because no program was available to
+try."""
 
 
 def lacks_of(version: str) -> frozenset[str]:
@@ -27,5 +28,5 @@ def lacks_of(version: str) -> frozenset[str]:
 
 
 def is_only_read(version: str) -> bool:
-    """Whether what an OpenCode lacks was never tried on it."""
+    """Whether the entry for a version comes only from its source and was never tried."""
     return lacks_of(version) is RELEASED

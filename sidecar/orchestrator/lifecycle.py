@@ -50,8 +50,8 @@ INTENT: Final[dict[str, dict[str, str]]] = {
     "cancelled": {},
     "refused": {},
 }
-"""``queued`` waits for a free place. ``resuming``: its OpenCode ended, and the session is prompted again in place.
-``finishing``: the changes in its worktree are kept. ``refused``: a limit forbade it."""
+"""``queued``: waiting for a free place. ``resuming``: its OpenCode ended, and the same session is prompted again.
+``finishing``: the changes in its worktree are being saved. ``refused``: a limit forbade it."""
 
 NOTICE: Final[dict[str, dict[str, str]]] = {
     "queued": {"notice.sending": "sending", "notice.returned": "returned", "notice.observed": "observed"},
@@ -65,9 +65,10 @@ NOTICE: Final[dict[str, dict[str, str]]] = {
     "returned": {"notice.observed": "observed", "notice.held": "queued"},
     "observed": {},
 }
-"""A notice is ``observed`` when its own message is seen in the parent's history; before that nothing counts.
+"""A notice is ``observed`` when its own message is seen in the parent's history; nothing before that counts as proof.
 
-``returned``: a tool call of the parent returned what it says. If OpenCode keeps that, it is ``observed``.
+``returned``: a tool call of the parent returned the notice's content. Once OpenCode has saved that result, the notice
+is ``observed``.
 """
 
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "refused"})
@@ -77,5 +78,5 @@ WORKING: Final = frozenset({"running", "resuming"})
 
 
 def after(table: dict[str, dict[str, str]], state: str, event: str) -> str:
-    """The state after an event; unchanged if the table does not have it."""
+    """The state after an event; unchanged if the table has no entry for this state and event."""
     return table[state].get(event, state)

@@ -80,7 +80,7 @@ def woken(state: State, event: StreamEvent, session: str, result: dict[str, Any]
         return [Output("notice.sent", {"notice": n.id, "ts": event.ts}) for n in sending]
     why = str(result.get("status") or event.payload.get("error", ""))
     about = {"why": why, "again": bool(state.nudged.get(session))}
-    # A busy session and an absent OpenCode give a sign when they are ready. After an error nothing does.
+    # A busy session or an absent OpenCode gives a sign when it is ready. After an error there is no sign.
     failed = not result.get("status")
     return [
         Output("notice.held", {"notice": n.id, **about, "due": event.ts + _pause(n.failures) if failed else None})
@@ -107,7 +107,7 @@ def seen(state: State, event: StreamEvent) -> list[Output]:
 
 
 def returned(state: State, event: StreamEvent) -> list[Output]:
-    """The command ``notice.told``: a tool call of the notice's session returned what it says."""
+    """The command ``notice.told``: a tool call of the notice's session returned the notice's content."""
     given = event.payload
     notice = state.notices.get(given["notice"])
     if notice is None or notice.session != given["session"] or notice.state not in ("queued", "sending"):
@@ -116,7 +116,7 @@ def returned(state: State, event: StreamEvent) -> list[Output]:
 
 
 def kept(state: State, event: StreamEvent) -> list[Output]:
-    """OpenCode has the result of a tool call. It may have returned what a notice says."""
+    """OpenCode has saved the result of a tool call, and that result may be a notice's content."""
     session, call = str(event.payload.get("session")), event.payload.get("call")
     if not keeps_result(event):
         return []
@@ -125,7 +125,7 @@ def kept(state: State, event: StreamEvent) -> list[Output]:
 
 
 def over(state: State, event: StreamEvent) -> list[Output]:
-    """A turn ended. What its calls returned is known there, unless OpenCode ended before it kept that."""
+    """A turn ended. The session's history has what its calls returned, unless OpenCode ended before it saved that."""
     session, outcome = str(event.payload.get("session")), event.payload.get("outcome")
     if outcome == "continued":
         return []

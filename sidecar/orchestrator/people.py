@@ -101,7 +101,7 @@ class People:
         return waits or self.alerts.deadline() is not None
 
     async def keep_time(self) -> None:
-        """Send a tick to the agents whose deadline has passed, and note which calls no longer wait."""
+        """Send a tick to the agents whose deadline has passed, and note which calls are no longer waiting."""
         for agent in (self.checkpoints, self.alerts):
             deadline = agent.deadline()
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
@@ -138,7 +138,7 @@ class People:
         identifier, number = "", 0
         known: Checkpoint | None = None
         while not identifier or (known is not None and known.told):
-            # A question whose answer was received may be asked anew; otherwise the same question is the same
+            # Once its answer was received, a question may be asked again. Until then, the same question is the same
             # checkpoint.
             identifier, number = checkpoint_id(session, f"{args.question}#{number}"), number + 1
             known = self.checkpoints.data.checkpoints.get(identifier)
@@ -181,7 +181,7 @@ class People:
             await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
 
             def is_over() -> bool:
-                # The call no longer waits if its turn was stopped; then the answer is sent another way.
+                # If its turn was stopped, the call is no longer waiting; the answer is then sent another way.
                 now = self.checkpoints.data.checkpoints.get(identifier)
                 return now is not None and (now.state in CLOSED or not now.waiting)
 
@@ -241,7 +241,8 @@ class People:
         """Answer a checkpoint as a person; returns when OpenCode has accepted the answer.
 
         Raises:
-            RequestError: there is none, it has an answer, the answer is not acceptable, or OpenCode cannot be reached.
+            RequestError: there is no such checkpoint, it already has an answer, the answer is not acceptable, or
+                OpenCode cannot be reached.
         """
         listed = await read_checkpoints(open_reader(self._home.store_path))
         found = [c for c in listed if c.id.startswith(args.checkpoint) or c.request == args.checkpoint]
@@ -273,7 +274,7 @@ class People:
         return as_row(known)
 
     async def signal(self, args: SignalArgs) -> dict[str, Any]:
-        """Raise a signal; durable when it returns."""
+        """Raise a signal. It is durable when this returns."""
         key = args.key or self._identity.ulid()
         await self._command(signals.NAME, f"signal:{key}", "signal", {"name": args.name, "payload": args.payload})
         return {"name": args.name, "count": self.signals.data.signals[args.name].count}
@@ -308,7 +309,7 @@ def _late(known: Checkpoint) -> RequestError:
 
 
 def _check_answer(known: Checkpoint, answer: list[str]) -> None:
-    """Refuse an answer that OpenCode would not understand."""
+    """Reject an answer that OpenCode would not understand."""
     if known.kind == "permission":
         if answer[0] not in checkpoints.PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
             raise RequestError(

@@ -25,7 +25,7 @@ async def read_intents(reader: StreamReader) -> State:
 
 
 async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
-    """One intent, also if the agent's state has forgotten it because many others ended since."""
+    """One intent, even if the agent's state has dropped it because many others have ended since."""
     state = State()
     async for event in _outputs(reader, NAME):
         if event.payload.get("intent") == intent:
@@ -34,7 +34,7 @@ async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
 
 
 async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
-    """Every checkpoint, oldest first: what the agent ``checkpoints`` knows, and what waits in any other session."""
+    """Every checkpoint, oldest first: those that the agent ``checkpoints`` knows, and those of all other sessions."""
     agent = CheckpointAgent()
     async for event in _outputs(reader, checkpoints.NAME):
         agent.apply(event)
@@ -67,7 +67,7 @@ async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
 
 
 async def read_failing(reader: StreamReader) -> dict[str, str]:
-    """The channels that did not take the newest message sent on them, each with the error."""
+    """The channels that did not accept the newest message sent on them, each with the error."""
     newest: dict[str, str | None] = {}
     async for event in _outputs(reader, alerts.NAME):
         if event.type in ("alert.sent_to", "alert.failed_to"):

@@ -25,7 +25,7 @@ KEPT: Final = 500
 """How many signals are remembered, the latest of each name; the log has them all."""
 
 MAX_PAYLOAD: Final = 4000
-"""Most characters of a payload that a model reads."""
+"""Maximum length of a payload as a model reads it, in characters."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class SignalAgent:
         given = event.payload
         if event.type == "signal.await":
             came = self.data.signals.get(given["name"])
-            if came is not None:  # just as the call ended
+            if came is not None:  # the signal came just as the call ended
                 return [_message(given["name"], came.payload, given["session"], event.id)]
             known = given["session"] in self.data.awaited.get(given["name"], ())
             return [] if known else [Output("signal.awaited", {**given, "ts": event.ts})]

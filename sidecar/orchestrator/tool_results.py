@@ -1,4 +1,4 @@
-"""When OpenCode has kept what a tool call returned. Pure."""
+"""Tells when OpenCode has saved what a tool call returned. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Final
 from streams.event import StreamEvent
 
 WHOLE: Final = ("completed", "failed", "stopped")
-"""Outcomes of turns in which OpenCode kept the result of every call that returned."""
+"""Outcomes of turns in which OpenCode saved the result of every call that returned."""
 
 _BEFORE_KEPT: Final = "tool.execute.after"
-"""The hook that OpenCode 1 calls after a tool and before it keeps the result."""
+"""The hook that OpenCode 1 calls after a tool and before it saves the result."""
 
 
 def keeps_result(step: StreamEvent) -> bool:
     """Whether an ``execution.step`` says that OpenCode has the result of a tool call.
 
-    A step that capture had to make from the hook alone does not say so: OpenCode calls the hook first, and it
-    died before it reported that the result is kept.
+    A step that capture had to make from the hook alone is not enough: OpenCode calls the hook first, and it
+    died before it reported that the result was saved.
     """
     is_done = bool(step.payload.get("call")) and step.payload.get("status") == "completed"
     return is_done and step.metadata.get("hook") != _BEFORE_KEPT

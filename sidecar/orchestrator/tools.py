@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class ToolArgs(BaseModel):
-    """The base of every tool's arguments; unknown ones are refused."""
+    """Base class of all tool arguments. Unknown arguments are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

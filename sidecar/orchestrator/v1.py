@@ -1,4 +1,5 @@
-"""``Host`` on OpenCode 1: through the links of its plugin, each to the one process that hosts the session.
+"""``Host`` on OpenCode 1: through the links of its plugin. A session is reached through the link to the process that
+hosts it.
 
 A user's session is touched only through the OpenCode that hosts it, because OpenCode processes share no lock, and a
 message from another process would not be shown. A phantom is hosted by the sidecar's own headless OpenCode.
@@ -22,10 +23,10 @@ from sidecar.processes import still_runs
 
 CALL_SECONDS: Final = 20.0
 SETTLE_MS: Final = 30_000
-"""A prompt younger than this may not have begun its turn."""
+"""A prompt younger than this may not have started its turn yet."""
 
 _KEPT_SECONDS: Final = 3.0
-"""How long OpenCode may take to keep a prompt that it accepted."""
+"""How long OpenCode may take to save a prompt that it accepted."""
 
 _CUT_OFF: Final = "the OpenCode that runs this work is not linked now"
 
@@ -123,7 +124,8 @@ class V1Host:
         wanted = [part for part in parts if part.key not in held]
         if not wanted:
             return False
-        # OpenCode may take seconds until it keeps what it took. With the same ids, a second prompt changes nothing.
+        # OpenCode may take seconds to save a prompt that it accepted. A second prompt with the same ids changes
+        # nothing.
         known = [str((message.get("info") or {}).get("id")) for message in history]
         message = message_id(session, known, wanted[-1].key)
         ids = dict(zip(parts, part_ids(message, [part.key for part in parts]), strict=True)) if message else {}
@@ -165,7 +167,7 @@ class V1Host:
         """See ``Host``."""
         link = self._hosting(session)
         if link is None and self._is_phantom(session) and self._headless.pid is not None:
-            link = await self._phantoms(directory, None)  # after the start of a sidecar it links back
+            link = await self._phantoms(directory, None)  # OpenCode links back after a sidecar starts
         if link is not None:
             await _call(link, "session.abort", {"path": {"id": session}})
         elif self._is_cut_off(session):
@@ -174,7 +176,7 @@ class V1Host:
     async def look(self, session: str, *, directory: str) -> Look:
         """See ``Host``."""
         look = await self._look(session, directory=directory)
-        if look.state == "unprompted":  # OpenCode takes a prompt a moment before it keeps it.
+        if look.state == "unprompted":  # OpenCode accepts a prompt a moment before it saves it.
             await asyncio.sleep(_KEPT_SECONDS)
             look = await self._look(session, directory=directory)
         return look
@@ -287,9 +289,9 @@ class V1Host:
     def _hosting(self, session: str) -> Link | None:
         """The link to the process that hosts a session; ``None`` while no process may act on it.
 
-        The process that last ran a turn of it, or sent its first hook. If that one has ended, the user's newest
-        OpenCode in the same directory, because no other process can host the session. One that still runs only
-        reconnects.
+        That is the process that last ran a turn of the session, or sent its first hook. If this process has ended, it
+        is the user's newest OpenCode in the same directory, because no other process can host the session. A process
+        that is still running is only reconnecting.
         """
         known = self._state.sessions.get(session)
         if known is None:
@@ -309,7 +311,9 @@ class V1Host:
         return near[-1] if near and not _still_runs(turn) else None
 
     def _is_cut_off(self, session: str) -> bool:
-        """Whether background work may run in a process that is not linked now. Asked if no link hosts the session."""
+        """Whether background work may run in a process that is not linked now. Called only if no link hosts the
+        session.
+        """
         if not self._is_phantom(session):
             return False
         known = self._state.sessions.get(session)
@@ -334,7 +338,7 @@ class V1Host:
 
 
 def _still_runs(turn: Turn | None) -> bool:
-    """Whether the process that ran a turn still runs; false if it is unknown."""
+    """Whether the process that ran a turn is still running; false if the process is unknown."""
     return turn is not None and turn.pid is not None and still_runs(turn.pid, turn.started_ms)
 
 
@@ -349,7 +353,7 @@ def _keys(history: list[dict[str, Any]]) -> set[str]:
 
 
 def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:
-    """How long ago the newest thing in a session's history began or ended; 0 while a tool runs."""
+    """How long ago the newest thing in a session's history began or ended; 0 while a tool is running."""
     newest = 0
     for message in messages[-2:]:
         times = [(message.get("info") or {}).get("time")]

@@ -1,4 +1,5 @@
-"""Ids for messages and parts that OpenCode 1 takes once, so that sending the same again changes nothing. Pure.
+"""Ids for messages and parts that OpenCode 1 accepts only once, so sending the same message again changes nothing.
+Pure.
 
 OpenCode's ids ascend: after the prefix come 12 hexadecimal digits, the lowest 48 bits of the time in ms * 4096 + a
 counter, and then 14 characters. In a session's id the digits are inverted, so that new sessions come first.
@@ -18,9 +19,9 @@ _OF_SESSION: Final = re.compile(r"ses_([0-9a-f]{12})")
 
 
 def message_id(session: str, messages: Iterable[str], key: str) -> str | None:
-    """The id of the message that carries a key: its own if it is one of ``messages``, else the next one after them.
+    """The id of the message that carries a key: its own id if it is one of ``messages``, else the next id after them.
 
-    So it is the same until the session has another new message. ``None`` if the ids are not OpenCode's.
+    So the id stays the same until the session gets another new message. ``None`` if the ids are not OpenCode's.
     """
     known, tail = list(messages), _tail(key)
     found = next((each for each in known if _OF_MESSAGE.match(each) and each.endswith(tail)), None)

@@ -1,13 +1,14 @@
 """``Host`` on OpenCode 2: through the HTTP API of the user's own service, which keeps sessions alive by itself.
 
 Sessions and messages have ids of our own, made from the intent and from the effect's key. The service accepts each id
-only once, so that a retry changes nothing.
+only once, so a retry changes nothing.
 
-Measured on preview next-16350. It drops a session's parent, title and metadata when it creates one, and has no toasts:
-see ``lacks.py``. When it starts again, it continues a turn that SIGTERM interrupted, but not one that was killed.
+Measured on preview next-16350. This version drops the parent, title and metadata of a session that it creates, and it
+has no toasts: see ``lacks.py``. When the service starts again, it continues a turn that SIGTERM interrupted, but not
+one that SIGKILL ended.
 
-The released versions were only read. They take all of that, and have other names for some requests: see
-``v2_routes.py``.
+The released versions were not run; only their source was read. They keep all of those fields, and have other names for
+some requests: see ``v2_routes.py``.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ PHANTOM: Final = "ses_ds2"
 
 SETTLE_SECONDS: Final = 1.0
 SETTLE_LOOKS: Final = 5
-"""How long a prompt, or a turn that the service continues by itself, may take to begin."""
+"""How often to look, ``SETTLE_SECONDS`` apart, whether a prompt, or a turn that the service continues by itself, has
+begun."""
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
 
 
 def session_id(intent: str) -> str:
-    """The session of an intent."""
+    """The id of an intent's session."""
     return PHANTOM + sha256(intent.encode()).hexdigest()[:20]
 
 
 def message_id(key: str) -> str:
-    """The message that carries a key."""
+    """The id of the message that carries a key."""
     return f"msg_{sha256(key.encode()).hexdigest()[:26]}"
 
 
@@ -70,7 +72,7 @@ class V2Host:
         return session.startswith(PHANTOM) or (known is not None and bool(known.host))
 
     def knows(self, session: str) -> bool:
-        """Whether a session is recorded, so that it is known where it lives."""
+        """Whether a session is recorded, so that its service is known."""
         return session in self._state.sessions
 
     # --- phantoms ---
@@ -78,7 +80,9 @@ class V2Host:
     async def create(
         self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None, model: str | None = None
     ) -> str:
-        """See ``Host``. The service takes the id once; a title that it drops then, it takes afterwards."""
+        """See ``Host``. The service accepts each id only once. If it drops the title of a new session, the title is set
+        afterwards.
+        """
         session, client = session_id(intent), await self._client(parent or "")
         about = self.about(parent) if parent is not None else {}
         body: dict[str, Any] = {
@@ -88,7 +92,7 @@ class V2Host:
             "location": {"directory": directory},
         }
         if parent is not None and about.get("directory") == directory:
-            body["parentID"] = parent  # a child works where its parent does, whatever its location says
+            body["parentID"] = parent  # a child works in its parent's directory, whatever its location says
         if chosen := _model(model or about.get("model")):
             body["model"] = chosen
         made = mapping(mapping(await _post(client, "/api/session", body)).get("data"))
@@ -120,7 +124,7 @@ class V2Host:
                 await _post(client, f"{_path(session)}/agent", {"agent": agent})
             if chosen := _model(model):
                 await _post(client, f"{_path(session)}/model", {"model": chosen})
-        # Queued messages get a turn each. A note must have none, and several are to be answered in one.
+        # Each queued message gets its own turn. But a note must start no turn, and several messages must share one.
         # The session is idle now, so the pending messages in it are notes.
         is_alone = reply and len(parts) == 1 and not await self._pending(client, session)
         for count, part in enumerate(parts, 1):
@@ -137,7 +141,8 @@ class V2Host:
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""
         client, message = await self._client(session), message_id(key)
-        # Look in this order, so that the second look finds a message that is promoted between the two.
+        # Check the pending list first: a message that becomes part of the history between the two requests is then
+        # found by the second.
         if message in await self._pending(client, session):
             return True
         return await _get(client, f"{_path(session)}/message/{message}") is not None
@@ -167,14 +172,16 @@ class V2Host:
         else:
             return Look("unanswered" if last else "unprompted")
         if not _is_over(last):
-            # Whether a person stopped it is in the service's log, which may not be read so far.
+            # Only the service's log says whether a person stopped it, and the log may not have been read that far yet.
             is_told = known is None or known.turn is None
             return Look("busy" if _is_cut_short(last) and not is_told else "unanswered")
         said = [text(each.get("text")) or "" for each in map(mapping, _list(last.get("content")))]
         return Look("answered", "\n".join(filter(None, said)))
 
     async def goes_on(self, session: str) -> bool:
-        """See ``Host``. A service that is ending gets the time to end, and one that has started, to continue."""
+        """See ``Host``. Gives a service that is ending time to end, and a service that has just started time to
+        continue.
+        """
         for _ in range(SETTLE_LOOKS):
             await asyncio.sleep(SETTLE_SECONDS)
             client = await self._client(session)
@@ -250,7 +257,9 @@ class V2Host:
         body: dict[str, Any] | None,
         about: str = "",
     ) -> Any:
-        """The answer to a request that has several names; ``ServiceError`` 404 if the service has nothing there."""
+        """The answer to a request that has several names; ``ServiceError`` 404 if the service answers 404 to all of
+        them.
+        """
         for route in self._answered.of(client.process, names):
             path = _path(session) + route.path.format(quote(about, safe=""))
             try:
@@ -264,7 +273,7 @@ class V2Host:
         raise ServiceError(_NOT_FOUND)
 
     async def _pending(self, client: ServiceClient, session: str) -> list[Any]:
-        """The ids of messages in no turn yet, such as notes, which wait for a message that wakes the model."""
+        """The ids of messages that are in no turn yet, such as notes that wait for a message that wakes the model."""
         try:
             found = mapping(await self._by_name(client, session, PENDING, None)).get("data")
         except ServiceError as error:
@@ -277,7 +286,9 @@ class V2Host:
         return session in mapping(mapping(await _get(client, "/api/session/active")).get("data"))
 
     async def _client(self, session: str) -> ServiceClient:
-        """The service that hosts a session; for a new one, of its parent, or the only one."""
+        """The service that hosts a session. For a new session, it is the service of the parent, or else the only
+        service.
+        """
         known = self._state.sessions.get(session)
         wanted = known.host if known is not None else ""
         for path in self._registrations():
@@ -293,7 +304,7 @@ class V2Host:
 
 
 async def _get(client: ServiceClient, path: str) -> Any:
-    """The answer; ``None`` if there is no such thing."""
+    """The answer; ``None`` if the service answers 404."""
     try:
         return await client.get(path)
     except ServiceError as error:
@@ -340,9 +351,10 @@ def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:
 
 
 def _quiet_ms(last: dict[str, Any], recorded_ms: int, now: int) -> int:
-    """How long ago the newest thing in a session's last message began or ended; 0 while a tool runs.
+    """How long ago the newest thing in a session's last message began or ended; 0 while a tool is running.
 
-    ``recorded_ms``: the time of the newest record. A provider that is tried again is silent from that moment on.
+    ``recorded_ms``: the time of the newest record. While a provider is being retried, the silence is counted from that
+    time.
     """
     times: list[Any] = [recorded_ms, *mapping(last.get("time")).values(), mapping(last.get("retry")).get("at")]
     for part in map(mapping, _list(last.get("content"))):
@@ -367,7 +379,9 @@ def _is_over(message: dict[str, Any] | None) -> bool:
 
 
 def _is_cut_short(message: dict[str, Any]) -> bool:
-    """Whether an answer was interrupted: by a person, or by the end of its service if that could still write it."""
+    """Whether an answer was interrupted: by a person, or by the end of its service, if the service could still record
+    that.
+    """
     return mapping(message.get("error")).get("type") == "aborted"
 
 

@@ -1,7 +1,7 @@
-"""Requests to which versions of OpenCode 2 give different names, and which name each service answers. Pure.
+"""Requests whose names differ between versions of OpenCode 2, and which name each service answers to. Pure.
 
-The first name of each is that of the released versions, read in their source; the second one is measured on preview
-next-16350. A service has one of them, and answers 404 to the other.
+The first name of a request is that of the released versions, read in their source; the second was measured on preview
+next-16350. A service knows one of the two names, and answers 404 to the other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class Route(NamedTuple):
-    """A method, and a path below a session's. ``{}`` stands for the id of what is asked about."""
+    """A method, and a path below a session's. ``{}`` stands for the id that the request is about."""
 
     method: str
     path: str
@@ -22,7 +22,7 @@ CANCEL_FORM: Final = (Route("DELETE", "/form/{}"), Route("POST", "/form/{}/cance
 
 
 class Answered:
-    """Which name each process of a service answered, so that the other one is not tried again."""
+    """Which name each process of a service answered to, so that the other name is not tried again."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, tuple[Route, ...]], Route] = {}
@@ -33,5 +33,5 @@ class Answered:
         return names if known is None else (known,)
 
     def note(self, service: str, names: tuple[Route, ...], answered: Route) -> None:
-        """Remember that a service answered this one."""
+        """Remember that a service answered to this name."""
         self._known[service, names] = answered

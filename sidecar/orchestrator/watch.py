@@ -1,7 +1,8 @@
-"""Watches over background work: how long it may run, when its session is looked at, and what it waits for. Pure.
+"""Watches over background work: how long it may run, when its session is checked, and what it is waiting for. Pure.
 
-The time of an intent counts only while its session works: not while it, or something that it started, waits for a
-person; not while a prompt is on its way to it, or no OpenCode is open that could run it; and not while no sidecar runs.
+The time of an intent counts only while its session is working. It does not count while the intent, or something that it
+started, is waiting for a person; while a prompt is on its way to it; while no OpenCode is open that could run it; or
+while no sidecar is running.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ silent."""
 
 
 def deadlines(state: State, check_ms: int) -> list[int]:
-    """When ``late`` or ``due`` may have something to say, in ms UTC."""
+    """The times, in ms UTC, at which ``late`` or ``due`` may return something."""
     timed = [i for i in state.unfinished() if i.wall_ms and i.since is not None]
     ends = [i.since + i.wall_ms - i.ran_ms for i in timed if i.since is not None]
     return ends + [(i.checked or i.started) + check_ms for i in checkable(state) if i.started]
@@ -43,12 +44,12 @@ def checkable(state: State) -> list[Intent]:
 
 
 def due(state: State, now: int, check_ms: int) -> list[Intent]:
-    """The intents whose session was not looked at for ``check_ms``."""
+    """The intents whose session was not checked for ``check_ms``."""
     return [i for i in checkable(state) if (i.checked or i.started or 0) + check_ms <= now]
 
 
 def check(intent: Intent, ts: int) -> list[Output]:
-    """Look at an intent's session. The result comes back with ``resumes``, so that an old one is recognised."""
+    """Check an intent's session. The result comes back with ``resumes``, so that an outdated result is recognised."""
     args = {
         "session": intent.session,
         "directory": intent.place,
@@ -59,7 +60,7 @@ def check(intent: Intent, ts: int) -> list[Output]:
 
 
 def alarm(intent: Intent, found: Mapping[str, Any], silence_ms: int) -> Doom | None:
-    """Why an intent must stop, after a look at its session; ``None`` if it may go on."""
+    """Why an intent must stop, after a check of its session; ``None`` if it may continue."""
     quiet = int(found.get("quiet_ms") or 0)
     if found.get("state") == "busy" and silence_ms and quiet >= silence_ms and not intent.asks:
         return Doom("intent.failed", f"silence: it did nothing for {quiet // 60_000} minutes", "silence")
@@ -67,7 +68,7 @@ def alarm(intent: Intent, found: Mapping[str, Any], silence_ms: int) -> Doom | N
 
 
 def asked(state: State, event: StreamEvent) -> list[Output]:
-    """Something in an intent's session, or below it, waits for a person."""
+    """Something in an intent's session, or in one that it started, is waiting for a person."""
     intent = state.intents.get(str(event.payload.get("intent")))
     if intent is None or intent.state in ENDED:
         return []
@@ -76,7 +77,7 @@ def asked(state: State, event: StreamEvent) -> list[Output]:
 
 
 def answered(state: State, event: StreamEvent) -> list[Output]:
-    """A checkpoint is closed; the time of the intents that waited for it goes on."""
+    """A checkpoint is closed; the time of the intents that waited for it counts again."""
     checkpoint = event.payload["checkpoint"]
     if not any(checkpoint in intent.asks for intent in state.unfinished()):
         return []

@@ -35,7 +35,7 @@ class Isolate:
         return {} if found is None else found._asdict()
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``: nobody uses the worktree before this ends, so it can be created again."""
+        """See ``EffectKind``: nobody uses the worktree before this effect has ended, so it can be created again."""
         return NotDone()
 
 
@@ -61,7 +61,7 @@ class Collect:
         """Stop the session, so that it makes no more changes.
 
         Raises:
-            HostError: it may still work.
+            HostError: the session may still be working.
         """
         try:
             await self._host.abort(session, directory=directory)

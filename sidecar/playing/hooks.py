@@ -33,7 +33,7 @@ class RecordingError(Exception):
 
 @dataclass(slots=True)
 class Recording:
-    """A parsed recording: items with their line numbers, and what was left out."""
+    """A parsed recording: items with their line numbers, and how many lines were left out."""
 
     boot_id: str
     items: list[tuple[int, HookItem]]
@@ -81,7 +81,7 @@ def _item(line: bytes, where: str) -> HookItem:
 
 
 class HookPlayer:
-    """The position in a recording; the next link continues there."""
+    """Sends a recording and keeps the position in it; the next link continues there."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class HookPlayer:
             self._note(client)
 
     def _chunk(self, place: int) -> tuple[int, list[HookItem]]:
-        """Return the next items with consecutive line numbers; only one if the pace is kept."""
+        """Return the next items with consecutive line numbers; only one if the recorded pace is kept."""
         first = self._items[place][0]
         items: list[HookItem] = []
         for seq, item in self._items[place : place + (_CHUNK if self._pace.speed is None else 1)]:

@@ -30,7 +30,7 @@ _MAX_PAUSE_SECONDS: Final = 1.0
 
 MAX_EXPLAINED: Final = 2
 """Play gives up after this many sidecars exit with a reason and without an ack between
-them, because the second one then met the same problem as the first, such as a full
+them, because the second one probably met the same problem as the first, such as a full
 disk."""
 
 _END_SECONDS: Final = 5.0
@@ -63,18 +63,18 @@ async def play(
     start_seconds: float = START_SECONDS,
     give_up_seconds: float = GIVE_UP_SECONDS,
 ) -> PlayResult:
-    """Send a recording to the home's sidecar, which is started if none runs; return when all of it is durable.
+    """Send a recording to the home's sidecar, which is started if none is running; return when all of it is durable.
 
-    ``speed`` is a factor on the recorded pace; ``None``: as fast as acks allow.
+    ``speed`` multiplies the recorded pace; ``None`` means as fast as acks allow.
     ``instance`` is the plugin instance that the items come from.
     If the sidecar dies, play restarts it and resends what it had
-    not acknowledged, until nothing was acknowledged for ``give_up_seconds``.
+    not acknowledged, until nothing has been acknowledged for ``give_up_seconds``.
     ``nonce`` is the method of an identity. The sidecar's calls are answered with ``unavailable``.
     Cancelling leaves the first part recorded; playing again completes it.
 
     Raises:
         RecordingError, OSError: the file cannot be used; nothing was sent.
-        LinkUnavailable, HomeError: no sidecar could be reached or accepted anything, or another process plays
+        LinkUnavailable, HomeError: no sidecar could be reached or accepted anything, or another process is playing
             the same recording.
     """
     progress = Progress(0)
@@ -96,7 +96,7 @@ async def play(
 
 
 class Player(Protocol):
-    """What plays one kind of recording, over one link after the other."""
+    """Plays one kind of recording, over one link after another."""
 
     progress: Progress
 
@@ -105,10 +105,10 @@ class Player(Protocol):
         ...
 
     async def run(self, client: ShimClient) -> None:
-        """Go on where the last link ended; return when everything is durable.
+        """Continue where the last link ended; return when everything is durable.
 
         Raises:
-            LinkClosed, LinkUnavailable: the link ended before.
+            LinkClosed, LinkUnavailable: the link ended before that.
         """
         ...
 
@@ -141,7 +141,7 @@ async def _played(
                 break
         except LinkClosed as error:
             if error.reason == "replaced":
-                # Do not reconnect: that would end the other process's link, which would end ours, and so on.
+                # Do not reconnect: that would end the other process's link; it would reconnect and end ours, and so on.
                 hint = "wait for it to finish, then play again: no event is recorded twice"
                 raise LinkUnavailable(f"another process is playing {path}", hint) from None
             progress.relinked += 1
@@ -152,7 +152,7 @@ async def _played(
             # The sidecar may have died between the check and the connection, or while it started.
             failure = error
             if starting and words.size > heard:
-                raise  # it gave the reason why it cannot start
+                raise  # the sidecar gave the reason why it cannot start
         if progress.acked > acked:
             failures = explained = 0
             give_up_at = loop.time() + give_up_seconds

@@ -1,4 +1,4 @@
-"""How far a play has got, and at which pace it goes on."""
+"""How far a play has got, and at which pace it continues."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """``speed`` is a factor on the recorded pace; ``None``: as fast as possible. ``note`` is called on progress."""
+    """``speed`` multiplies the recorded pace; ``None`` means as fast as possible. ``note`` is called on progress."""
 
     speed: float | None
     note: Callable[[], None]
 
     async def keep(self, gap_ms: float) -> None:
-        """Wait as long as the recording did between two of its lines."""
+        """Wait for the time that passed between two lines of the recording."""
         if self.speed is not None:
             await asyncio.sleep(max(gap_ms, 0) / 1000 / self.speed)

@@ -1,8 +1,8 @@
-"""A recording of OpenCode 2, served as its service served it: a sidecar reads it over the same routes.
+"""Serves a recording of OpenCode 2 on the routes of the original service, so that a sidecar reads it in the same way.
 
-A recording is JSON lines. A line has a live event: as the service sent it, or in the line's field ``data`` or ``ev``.
-``{"session": …}`` is what the service's API said of a session at the end, and ``{"of": ID, "log": […]}`` is a session's
-durable log. Both may be missing: a service may keep no log. Other lines are skipped.
+A recording is JSON lines. A line may be a live event as the service sent it, or have one in its field ``data`` or
+``ev``. ``{"session": …}`` is what the service's API said about a session at the end, and ``{"of": ID, "log": […]}`` is
+a session's durable log. Both may be missing: a service may keep no log. Other lines are skipped.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ Row = dict[str, Any]
 
 HEARTBEAT_SECONDS: Final = 15.0
 _CLOSE_SECONDS: Final = 0.02
-"""How long closing takes at most."""
+"""The longest time that closing may take."""
 
 ASKS: Final = ("permission", "form", "question")
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceRecording:
-    """``rows``: the live events, then those that only the durable logs have. ``skipped``: lines without any of it."""
+    """``rows``: the live events, then those that are only in the durable logs. ``skipped``: the number of lines that
+    have none of this.
+    """
 
     digest: str
     version: str
@@ -43,7 +45,8 @@ class ServiceRecording:
     def is_in_order(self, place: int) -> bool:
         """Whether a reader must have read everything up to this row before the next one happens.
 
-        An ask is in no log, so that only its place tells when it was. A deleted session can no longer be read.
+        An ask is in no log, so only its place in the stream tells when it was. And a deleted session can no longer be
+        read.
         """
         event = self.rows[place][1]
         following = self.rows[place + 1][1].name if place + 1 < len(self.rows) else "deleted"
@@ -51,7 +54,7 @@ class ServiceRecording:
 
 
 def read_service_recording(content: bytes) -> ServiceRecording | None:
-    """Parse a recording of a service; ``None`` if it is none, because a line has a hook or no line has an event."""
+    """Parse a recording of a service; ``None`` if it is not one, because a line has a hook or no line has an event."""
     live: dict[str, tuple[Row, HostEvent]] = {}
     logged: dict[str, tuple[Row, HostEvent]] = {}
     infos: dict[str, Row] = {}
@@ -92,9 +95,9 @@ def _event(row: Any) -> tuple[Row, HostEvent] | None:
 
 
 class RecordedService:
-    """Serves a recording on loopback, up to where ``show`` has got. Use it as a context manager.
+    """Serves the events of a recording on loopback, as far as ``show`` has allowed. Use it as a context manager.
 
-    It knows what a reader asks for, and answers everything else with 404.
+    It answers the requests that a reader makes, and all others with 404.
     """
 
     def __init__(self, recording: ServiceRecording, password: str) -> None:
@@ -128,11 +131,11 @@ class RecordedService:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         return int(self._server.server_address[1])
 
     def show(self, count: int) -> None:
-        """Let the events happen up to this number of rows."""
+        """Make the events happen, up to this number of rows."""
         with self._news:
             for _, event in self.recording.rows[self.shown : count]:
                 session = event.session or ""
@@ -145,14 +148,14 @@ class RecordedService:
             self.shown = max(self.shown, count)
             self._news.notify_all()
 
-    # What a request is answered with; called in the threads of the server
+    # Answers to requests; called in the server's threads
 
     def is_known(self, login: str) -> bool:
         """Whether a request has the password."""
         return hmac.compare_digest(login.encode(), self._login.encode())
 
     def answer(self, path: str) -> Any:
-        """The JSON answer to a ``GET``; ``None`` if there is no such thing."""
+        """The JSON answer to a ``GET``; ``None`` if nothing has this path."""
         with self._news:
             infos = dict(self._infos)
             listed = [info for session, info in infos.items() if session in self._listed]
@@ -189,13 +192,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: the reader has gone, and comes back if it wants to."""
+        """Print nothing: the reader has disconnected, and may connect again."""
 
 
 def _handler(service: RecordedService) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
-            """Say nothing: the terminal is the command's."""
+            """Print nothing, because the terminal shows the command's output."""
 
         def do_GET(self) -> None:
             address = urlsplit(self.path)

@@ -19,7 +19,8 @@ from sidecar.playing.recorded_service import RecordedService, ServiceRecording
 from sidecar.version import VERSION
 
 AHEAD: Final = 1000
-"""The sidecar is at most this many events behind. It stops following a live stream that is far ahead of it."""
+"""The sidecar is never more than this many events behind, because it stops following a live stream that is far ahead of
+it."""
 
 _LOOK_SECONDS: Final = 0.01
 
@@ -95,7 +96,9 @@ class ServicePlayer:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _register(self) -> None:
-        """Write the file in which a service says where it listens. Its time is that of the recorded service's start."""
+        """Write the file in which a service says where it listens. The file's time is that of the recorded service's
+        start.
+        """
         told = {
             "id": self.registration.stem,
             "version": self._recording.version,
@@ -112,7 +115,7 @@ class ServicePlayer:
         draft.replace(self.registration)
 
     def _unregister(self) -> None:
-        """Remove the file, unless another process plays the recording by now."""
+        """Remove the file, unless another process is now playing the recording."""
         if self._password in _content(self.registration):
             self.registration.unlink()
 

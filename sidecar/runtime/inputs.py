@@ -33,7 +33,7 @@ MAX_DEPTH: Final = 20
 """The default of ``[worker] max_recursion_depth``: an event this many steps away from a user reaches no agent."""
 
 APPLIED: Final = frozenset({"output", "command", "effect"})
-"""The roles of events that ``receive`` returned, and ``apply`` folds."""
+"""The roles of events that ``receive`` returns and ``apply`` folds into the state."""
 
 PLACED: Final = frozenset({"input", "dead", "installed"})
 """The roles of events that show how far the agent has read the log."""
@@ -69,10 +69,10 @@ class Command:
     metadata: dict[str, Any] = field(default_factory=dict)
     """More metadata to record, such as ``tracestate`` or the subject."""
     refusal: Refusal | None = None
-    """Set if the command broke a rule on its way. It is then recorded as refused, and its depth is ignored."""
+    """Set if the command broke a rule before it arrived. It is then recorded as refused, and its depth is ignored."""
 
 
-@dataclass  # not frozen: one is made for every event that an agent lists, and a frozen one takes longer
+@dataclass  # not frozen: an Input is made for every event that an agent lists, and making a frozen one takes longer
 class Input:
     """An input for an agent: ``event`` is passed to ``receive``, and ``record`` begins the group in the agent's stream.
 
@@ -88,7 +88,7 @@ class Input:
 
     @cached_property
     def record(self) -> StreamEvent:
-        """Made on first use, because an agent ignores most events of the log."""
+        """Created on first use, because an agent ignores most events of the log."""
         return self.make()
 
 
@@ -109,7 +109,7 @@ def scoped(scope: str, agent: str, key: str) -> str:
 
 
 def digest(data: bytes) -> str:
-    """32 hex digits of a SHA-256."""
+    """The first 32 hex digits of the SHA-256 of ``data``."""
     return sha256(data).hexdigest()[:32]
 
 
@@ -230,7 +230,7 @@ class Outbox:
         return self._stamp(cause, number, identity, type_, payload, metadata, correlation)
 
     def effect(self, cause: Input, number: int, output: Output) -> Effect:
-        """The effect that an output asks for, as on its first visit."""
+        """The effect that an output asks for, with its visit set to 1."""
         assert output.effect is not None
         args, run = self._clean(output.payload), self._run_of(cause)
         return Effect(output.effect, args, run, output.node, agent=self._agent)
@@ -256,7 +256,7 @@ class Outbox:
         return f"effect-request:{self._agent}:{effect.base}:{visit}"
 
     def refused(self, cause: Input, code: str, number: int = -1, *, reason: str = "", **about: str) -> StreamEvent:
-        """The event that records a refusal: of an output, or with ``number`` -1 of the input itself."""
+        """The event that records the refusal of an output or, if ``number`` is -1, of the input itself."""
         payload = {"error_code": code, "reason": reason, "type": cause.event.type, **about}
         metadata = {"role": "refused", "depth": cause.depth}
         return self._stamp(
@@ -266,8 +266,8 @@ class Outbox:
     def dead(self, cause: Input, reason: str, about: dict[str, Any], key: str = "") -> StreamEvent:
         """The dead letter of an input that cannot be handled. It contains what a redrive needs.
 
-        ``about`` with a ``body`` is a message that is not a command, so it cannot be redriven. ``key`` identifies the
-        message, if the same command may come in several messages.
+        If ``about`` has a ``body``, the message is not a command and cannot be redriven. ``key`` identifies the
+        message, in case the same command comes in several messages.
         """
         event = cause.event
         payload: dict[str, Any] = {"reason": reason, "type": event.type, **about}

@@ -2,8 +2,8 @@
 contract.
 
 A user's agent is a class without arguments, or a function that returns an object. The object needs ``receive(event)``
-and need not import anything of ours, because events are plain dictionaries. ``apply``, ``health``, ``state``, ``load``,
-``name`` and ``events`` are optional.
+and need not import anything from this package, because events are plain dictionaries. ``apply``, ``health``, ``state``,
+``load``, ``name`` and ``events`` are optional.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class UserAgent:
 class UserEffect:
     """Wraps a user's coroutine ``run(args, key)`` as an ``EffectKind``.
 
-    Its attribute ``effect_class`` is ``safe``, ``idempotent`` or ``unsafe`` (the default). Its attribute
-    ``reconcile``, a coroutine of the same arguments, returns ``{"done": true, "result": …}``,
+    Its attribute ``effect_class`` is ``safe``, ``idempotent`` or ``unsafe`` (the default). Its attribute ``reconcile``,
+    a coroutine with the same arguments, returns ``{"done": true, "result": …}``,
     ``{"done": false}``, or ``None`` if it cannot tell.
     """
 
@@ -208,7 +208,7 @@ def load_agents(specs: Sequence[str], base: Path) -> list[UserAgent]:
     """Load every configured agent.
 
     Raises:
-        LoadError: one cannot be used, or two have the same name.
+        LoadError: an agent cannot be used, or two agents have the same name.
     """
     agents: dict[str, UserAgent] = {}
     for spec in specs:
@@ -223,7 +223,7 @@ def load_agents(specs: Sequence[str], base: Path) -> list[UserAgent]:
 
 
 def _plain(event: StreamEvent) -> dict[str, Any]:
-    """An event as a separate dictionary, so that an agent that changes it changes nothing else."""
+    """Copy an event into a dictionary, so that an agent can change the copy without changing anything else."""
     plain: dict[str, Any] = json.loads(canonical(event.fields()))
     return plain
 

@@ -12,7 +12,7 @@ class Metrics(Protocol):
     """
 
     def received(self, agent: str) -> None:
-        """A command or event was pulled for this agent, duplicates included."""
+        """A command or event was pulled for this agent. Duplicates are counted too."""
         ...
 
     def processed(self, agent: str, seconds: float) -> None:
@@ -20,7 +20,7 @@ class Metrics(Protocol):
         ...
 
     def emitted(self, agent: str, count: int) -> None:
-        """The agent emitted ``count`` events, which are durable."""
+        """The agent emitted ``count`` events, and they are now durable."""
         ...
 
     def duplicate(self, agent: str) -> None:

@@ -2,8 +2,8 @@
 
 None of the three checks proves purity, but together they catch accidents:
 
-* its source must not name a clock, randomness, a socket, a process, a file or an event loop;
-* while ``receive`` and ``apply`` run, all of these raise;
+* its source must not refer to a clock, randomness, a socket, a process, a file or an event loop;
+* while ``receive`` and ``apply`` are running, using any of these raises an error;
 * two fresh agents that get the same events must return the same outputs and end in the same state, ``receive`` must not
   change the state, and the state must survive a snapshot.
 
@@ -89,7 +89,7 @@ def check_agent(
     ``wrap`` turns what ``make`` returns into an ``Agent``.
 
     Raises:
-        LoadError: it is not an agent.
+        LoadError: ``make`` does not return an agent.
     """
     findings = check_source(type(make()))
     try:
@@ -108,7 +108,7 @@ def check_agent(
 
 
 class _Run:
-    """One agent that takes events under guard."""
+    """One agent, to which events are given under guard."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._identity = agent, seeded_identity(1)
@@ -169,7 +169,9 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def _guarded(where: str, findings: list[Finding]) -> Iterator[None]:
-    """Make clock, randomness, sockets, processes and files raise, and note every use, even if the error was caught."""
+    """Make every use of a clock, randomness, sockets, processes and files raise an error, and note it even if the error
+    is caught.
+    """
     global _is_hooked
     if not _is_hooked:
         sys.addaudithook(_audit)
@@ -263,7 +265,7 @@ class _Names:
                     yield node.id
             elif not isinstance(found, ModuleType) and callable(found):
                 module = getattr(found, "__module__", None) or ""
-                owner = getattr(found, "__self__", None)  # random.random belongs to a hidden Random
+                owner = getattr(found, "__self__", None)  # random.random is a method of a hidden Random instance
                 module = type(owner).__module__ if owner is not None and not module else module
                 if _is_impure(module) or f"{module}.{getattr(found, '__name__', '')}" in IMPURE_CALLS:
                     yield node.id

@@ -1,10 +1,10 @@
 """Replays an agent: gives its recorded inputs to a new agent, and compares the results with the log.
 
-Nothing is written and no effect is run. It works with any reader, and so even on the log of a stopped sidecar.
+Nothing is written and no effect is run. It works with any reader, so it can also read the log of a stopped sidecar.
 
 For each input, the replay compares what ``receive`` returns (type and payload of each event, command and effect) and
 the hash of the state after it. It also compares the stored snapshot with the state at the snapshot's place. A replay
-ends at the first difference, because everything after it depends on it.
+ends at the first difference, because everything later depends on what differs.
 
 Source: seed 003, "Replay Determinism"; FEATURES R15.
 """
@@ -56,7 +56,7 @@ class ReplayResult(NamedTuple):
     offset: int
     """The last offset that was replayed; -1 if there is none."""
     state: str
-    """The hash of the state there."""
+    """The hash of the state after that offset."""
     snapshot: SnapshotCheck
     difference: Difference | None
 
@@ -66,7 +66,7 @@ class ReplayResult(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """An input and what is recorded for it. Without an input, the record does not change the state."""
+    """An input and the records that it led to. A group without an input does not change the state."""
 
     input: Record | None
     rest: list[Record]
@@ -77,7 +77,7 @@ class _Group(NamedTuple):
 
 
 async def replay(reader: Reader, agent: Agent, *, clean: Callable[[Any], Any] = lambda value: value) -> ReplayResult:
-    """Replay an agent's stream from its beginning. ``clean`` redacts as the runtime does.
+    """Replay an agent's stream from its beginning. ``clean`` must redact in the same way as the runtime.
 
     Raises:
         StreamError: the log cannot be read.
@@ -191,7 +191,7 @@ class _Replay:
             kept = json.loads(snapshot.state)
             return int(kept["next"]), canonical(kept["state"])
         except (ValueError, KeyError, TypeError):
-            return None  # the engine ignores it, too
+            return None  # the engine ignores this snapshot, too
 
 
 def _is_refused(group: _Group) -> bool:

@@ -1,6 +1,6 @@
 """All agents of a home: one reader of the log hands each event to the engines that want it.
 
-Commands from agents of this home are taken from the log too, so agents work together
+Commands from agents of this home are also read from the log, so agents work together
 without a NATS server. Effects are handed to the effect runner.
 """
 
@@ -41,7 +41,7 @@ from streams.store import NOTHING, Record, Snapshot, StreamStore
 log = logging.getLogger("sidecar.runtime")
 
 KEEP_EVERY: Final = 5000
-"""Hints are kept after this many records of the log."""
+"""Hints are saved each time this many records of the log have passed."""
 
 LOOK_SECONDS: Final = 0.01
 LEVEL_SECONDS: Final = 5.0
@@ -133,7 +133,7 @@ class Runtime:
         """Hand a command to an agent; returns when its results are durable.
 
         Raises:
-            UnknownAgent: there is none of this name.
+            UnknownAgent: no agent has this name.
             InputRefused, AgentFailed, StreamError: see ``Engine.command``.
         """
         engine = self.engines.get(agent)
@@ -149,7 +149,7 @@ class Runtime:
         return await engine.bury(command, reason, about, key=key)
 
     def owes(self) -> bool:
-        """Whether work is left that only this process will do."""
+        """Whether there is unfinished work that only this process will do."""
         if not self._is_level and self._reading is not None and not self._reading.done():
             return True
         return self.effects.is_busy or any(not engine.is_idle for engine in self.engines.values())
@@ -201,7 +201,7 @@ class Runtime:
 
         Raises:
             LookupError: no open dead letter has this id.
-            UnknownAgent, InputRefused, AgentFailed, StreamError: it stays a dead letter.
+            UnknownAgent, InputRefused, AgentFailed, StreamError: the input stays a dead letter.
         """
         letter = self.view.dead.get(letter_id)
         if letter is None:
@@ -226,7 +226,9 @@ class Runtime:
         return handled.outcome
 
     async def drop(self, letter_id: str) -> None:
-        """Mark a dead letter as dropped; its record stays. Raises ``LookupError`` if no open one has this id."""
+        """Mark a dead letter as dropped; its record stays. Raises ``LookupError`` if there is no open letter with this
+        id.
+        """
         if letter_id not in self.view.dead:
             raise LookupError(letter_id)
         await self._settle(DROPPED, letter_id)

@@ -17,8 +17,8 @@ VIEW: Final = "runtime"
 VIEW_VERSION: Final = 1
 
 MAX_CHAINS: Final = 20_000
-"""Maximum number of chains whose depth is remembered; the oldest is dropped, and its next message is judged by its
-header."""
+"""Maximum number of chains whose depth is remembered; beyond that, the oldest chain is dropped. The depth of its next
+message is then taken from the message's header."""
 
 REDRIVEN, DROPPED = "dlq.redriven", "dlq.dropped"
 REQUESTED, COMPLETED, FAILED, IN_DOUBT = "effect.requested", "effect.completed", "effect.failed", "effect.in_doubt"

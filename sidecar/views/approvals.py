@@ -17,7 +17,8 @@ from streams.query import describe_span
 from streams.store import Record
 
 LEAST_PERSON_MS = 100
-"""A person cannot read and reject an ask in less time, so ``opencode run`` rejected it; OpenCode reports both alike."""
+"""A person needs longer to read and reject an ask. If it took less time, ``opencode run`` rejected it; OpenCode reports
+both in the same way."""
 
 AskState = Literal["waiting", "replied", "rejected", "over"]
 """``over``: the turn or the process ended before anybody answered."""
@@ -106,7 +107,7 @@ class Approval:
         return f"{did} {who_text(self.ask)}{said}"
 
     def is_about(self, step: dict[str, Any]) -> bool:
-        """False if the call of ``step`` has another command, path or address than the ask names.
+        """False if the call of ``step`` has a different command, path or address from the one in the ask.
 
         Parallel calls in one turn may have the same call id.
         """
@@ -150,7 +151,7 @@ class Approvals:
         return iter(self._requests.values())
 
     def apply(self, record: Record) -> Approval | None:
-        """Apply one record. Returns the ask that it makes or answers, or ``None``.
+        """Apply one record. Returns the ask that the record makes or answers, or ``None``.
 
         Only the first answer counts. An answer to an unknown ask is dropped.
         """
@@ -183,7 +184,7 @@ class Approvals:
         return next((each for each in self if each.answer is not None and each.answer.event.id == event_id), None)
 
     def waited_ms(self, payload: dict[str, Any]) -> int:
-        """How long a step's call waited for answers; 0 if it asked nothing."""
+        """How long a step's call waited for answers; 0 if the call asked nothing."""
         return sum(each.ask.waited_ms or 0 for each in self.of_step(payload))
 
 

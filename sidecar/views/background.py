@@ -9,7 +9,8 @@ from sidecar.views.fields import as_list
 from sidecar.views.wording import one_line
 
 Tone = Literal["input", "output", "good", "bad", "asks", "quiet", "plain"]
-"""The kind of a line: a person's words, the model's words, success, failure, a question, or of little interest."""
+"""The kind of a line: a person's words, the model's words, success, failure, a question, or something of little
+interest."""
 
 Told = tuple[str, str, Tone]
 """Label, text and tone, as in ``describe.Line``."""

@@ -57,7 +57,7 @@ class SessionView(msgspec.Struct):
 
     @property
     def is_active(self) -> bool:
-        """Whether a turn is open. Turns follow one another, so only the last one can be."""
+        """Whether a turn is open. Turns follow one another, so only the last one can be open."""
         return self.is_turn_open and self.ended is None
 
 
@@ -92,7 +92,7 @@ class Catalog:
         self.gaps = 0
         self.records = 0
         self.position = NOTHING
-        """Of the last record that was applied."""
+        """The position of the last record that was applied."""
         self._below: dict[str, list[SessionView]] | None = None
 
     def dump(self) -> bytes:
@@ -191,8 +191,8 @@ class Catalog:
     def end_dead(self, still_runs: Callable[[int, int], bool]) -> None:
         """Close the open turns, with their asks, whose OpenCode process has ended.
 
-        The sidecar records their end. Until it does so, or if no sidecar is running, readers must not show the turns as
-        active.
+        The sidecar will record that they ended. Until then, or if no sidecar is running, readers must not show these
+        turns as active.
         """
         for session in self.sessions.values():
             if session.is_turn_open and session.pid and not still_runs(session.pid, session.turn_ms):

@@ -84,7 +84,7 @@ class TurnChanges:
 
     @property
     def first_ts(self) -> int:
-        """When the first of it happened, in ms since 1970."""
+        """When the first edit or decision happened, in ms since 1970."""
         return min([edit.ts for edit in self.edits] + [decision.ts for decision in self.decisions])
 
     def files(self) -> dict[str, list[Edit]]:

@@ -23,7 +23,7 @@ class Conversation:
 
     @property
     def roots(self) -> list[Session]:
-        """The sessions that no ``task`` call holds, in the order they appeared."""
+        """The sessions that are below no ``task`` call, in the order they appeared."""
         return [fold.session for fold in self._folds.values() if fold.branch is None]
 
     def apply(self, record: Record) -> None:
@@ -61,7 +61,7 @@ class Conversation:
             self._put_below(above, child, call)
 
     def _finished(self, above: SessionFold, payload: dict[str, Any]) -> None:
-        """A ``task`` call ended. The call holds its child session, even if no event announced the child."""
+        """A ``task`` call ended. Put the child session below the call, even if no event announced the child."""
         child = self._folds.get(as_text(payload.get("child")))
         if child is not None and child.branch is None:
             last = next(reversed(above.turn_of(payload).items), None)
@@ -77,7 +77,7 @@ class Conversation:
                 above.turn("").items.append(call)
 
     def _put_below(self, above: SessionFold, fold: SessionFold, call: Call) -> bool:
-        """Let ``call`` hold the session's later turns, and also its earlier ones if it was a root."""
+        """Put the session's later turns below ``call``, and also its earlier turns if the session was a root."""
         session = fold.session
         is_again = fold.branch is not None and fold.parent == above.session.id
         if not is_again and (fold.branch is not None or not self._fits(above, fold)):
@@ -100,7 +100,7 @@ class Conversation:
         return name not in chain and len(chain) + height < MOST_DEPTH
 
     def _chain(self, fold: SessionFold) -> list[str]:
-        """The session and those above it, itself first."""
+        """The session and its ancestors, nearest first."""
         chain = [fold.session.id]
         while fold.parent:
             fold = self._folds[fold.parent]

@@ -17,7 +17,8 @@ EDITORS = frozenset({"edit", "write", "multiedit", "patch", "apply_patch"})
 """The tools that change files. The files that a command changes are not known."""
 
 MOST_COMPARED = 1_000_000
-"""Maximum number of line pairs for which two texts are compared. Larger texts are shown one after the other."""
+"""Maximum number of line pairs for which two texts are compared. For larger texts, the diff shows the whole old text
+and then the whole new text."""
 
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _NAME = re.compile(r"(?:\+\+\+ (?:b/)?|Index: )([^\t]+)")
@@ -101,7 +102,9 @@ class _Part:
 
 
 def _reported(outer: dict[str, Any], named: str) -> list[Diff]:
-    """The diffs in ``{file, patch, additions, deletions}``, which may be below ``filediff``, or in a ``diff``."""
+    """The diffs that OpenCode reports: ``{file, patch, additions, deletions}``, perhaps below ``filediff``, or a
+    ``diff``.
+    """
     inner = as_mapping(outer.get("filediff")) or outer
     file = first_text(inner, "movePath", "filePath", "file", "path", "relativePath") or named
     patch = first_text(inner, "patch", "diff") or first_text(outer, "diff")

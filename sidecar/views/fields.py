@@ -1,4 +1,4 @@
-"""Fields of a payload that may be missing or of another type. Pure."""
+"""Reads fields of a payload that may be missing or have another type. Pure."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def find_stream(reader: LogReader, given: str) -> str:
     """The stream that ``given`` names.
 
     Raises:
-        SelectError: there is none, or several.
+        SelectError: there is no match, or more than one.
         CorruptLog: no match comes before the fault.
     """
     stream, session = await find_session(reader, given)
@@ -130,10 +130,10 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     A stream wins over a session. In a damaged log, only the records before the fault are searched.
 
     Raises:
-        SelectError: there is none, or several.
+        SelectError: there is no match, or more than one.
         CorruptLog: no match comes before the fault.
     """
-    given = given.lstrip("…")  # as a narrow terminal shows a stream
+    given = given.lstrip("…")  # a narrow terminal shows a stream with it
     with suppress(CorruptLog):  # reading the whole log hits the same fault
         known = await first(reader.read(given))
         if known is not None:
@@ -182,7 +182,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
     """The record whose event id is ``given``, or begins or ends with it; case does not matter.
 
     Raises:
-        SelectError: there is none, or several.
+        SelectError: there is no match, or more than one.
     """
     wanted = given.upper()
     if ULID_TEXT.fullmatch(wanted):
@@ -213,7 +213,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
 
 
 async def first(records: AsyncIterator[Record]) -> Record | None:
-    """The first record, or ``None``. Closes at once the files that were opened for the others."""
+    """The first record, or ``None``. Closes the files that were opened for the other records."""
     async with aclosing(cast("AsyncGenerator[Record, None]", records)) as source:
         async for record in source:
             return record

@@ -81,7 +81,7 @@ class Call:
 class Notice:
     """Something that is not an agent's action: an error, a gap, a compaction, an end.
 
-    ``count`` is the number of its records. The kind ``other`` is shown only with ``full``.
+    ``count`` is how many records it stands for. The kind ``other`` is shown only with ``full``.
     """
 
     event: str
@@ -97,7 +97,9 @@ Item = Prompt | Said | Ask | Call | Notice
 
 @dataclass(slots=True)
 class Turn:
-    """The answer to one message. ``outcome`` is empty while the turn is open, ``started_ms`` null before it began."""
+    """The answer to one message. ``outcome`` is empty while the turn is open, ``started_ms`` is ``None`` before the
+    turn began.
+    """
 
     message: str
     agent: str = ""
@@ -130,7 +132,9 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How much is shown: ``full`` shortens nothing, ``children`` unfolds child sessions where they happened."""
+    """How much is shown: ``full`` shortens nothing, ``children`` shows child sessions inline, at the point where they
+    ran.
+    """
 
     full: bool = False
     children: bool = False
@@ -154,7 +158,7 @@ def asks_below(turns: list[Turn]) -> list[Ask]:
 
 
 def branches_below(turns: list[Turn]) -> list[Branch]:
-    """Every child session below ``turns``, in order. A session that was continued later occurs once for each part."""
+    """Every child session below ``turns``, in order. A session that was continued later appears once for each part."""
     found: list[Branch] = []
     for turn in turns:
         for item in turn.items:

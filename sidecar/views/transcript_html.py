@@ -63,7 +63,7 @@ def _link_open(renderer: RendererHTML, tokens: Sequence[Token], number: int, opt
 
 
 def _image(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
-    """Replace an image, which would be fetched, with its text and address."""
+    """Replace an image with its text and address, because a browser would fetch it."""
     return escape(f"[image: {tokens[number].content} {tokens[number].attrGet('src') or ''}]")
 
 
@@ -94,7 +94,7 @@ def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
 
 
 def markdown_html(text: str) -> str:
-    """Markdown as harmless HTML, also where it writes characters as entities."""
+    """Markdown as harmless HTML, even where characters are written as entities."""
     tokens = _MARKDOWN.parse(text := printable(text))
     if not is_whole(tokens):
         return f"<pre>{escape(text)}</pre>"

@@ -1,7 +1,7 @@
 """A transcript as Markdown. Pure.
 
 Words of users and tools are quoted or fenced, so that they cannot pass for the transcript's own
-words. Answers stay Markdown, except where they would swallow what follows.
+words. Answers stay Markdown, except where they would also format the text after them.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _OUTCOMES = {
 
 def shortened(lines: list[T], most: int, *, full: bool = False) -> tuple[list[T], int, list[T]]:
     """The beginning of ``lines``, how many are left out, and the end, which often shows how a command went."""
-    if full or len(lines) <= most + 1:  # a line that says so would be as long as the omitted line
+    if full or len(lines) <= most + 1:  # a line about one omitted line would save nothing
         return lines, 0, []
     tail = most // 3
     return lines[: most - tail], len(lines) - most, lines[len(lines) - tail :]
@@ -138,7 +138,7 @@ def call_output(call: Call, *, full: bool = False) -> str:
 
 
 def call_input(call: Call) -> str:
-    """The whole input of a call; empty if ``call_text`` already says it all."""
+    """The whole input of a call; empty if ``call_text`` already shows all of it."""
     if call.tool in {"bash", "question", "todowrite"} or call.diffs or len(call.input) <= 1:
         return ""
     return json.dumps(call.input, ensure_ascii=False, indent=2, default=str)

@@ -1,4 +1,4 @@
-"""Values in the form for people: one line of text, moments, counts, sizes, money. Pure."""
+"""Formats values for people: one line of text, moments, counts, sizes, money. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def local_time(ts: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     try:
         return datetime.fromtimestamp(ts / 1000, UTC).astimezone().strftime(form)
     except (OverflowError, ValueError, OSError):
-        return f"{ts}ms"  # a badly wrong clock: beyond the year 9999
+        return f"{ts}ms"  # beyond the year 9999, from a badly wrong clock
 
 
 def iso_time(ts: int) -> str:

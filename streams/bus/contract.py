@@ -2,10 +2,10 @@
 
 What every bus does (``tests/streams/bus_contract.py``):
 
-* A message is kept before ``publish`` returns; the same message id is kept once.
+* A message is stored before ``publish`` returns; a message id is stored only once.
 * The first token of a subject is its mode. ``cmd`` is a work queue: the patterns of two durables must not overlap,
-  ``start`` is ignored, and a handled message is removed. ``str`` is never kept; a bus on a server refuses it. All
-  others are kept.
+  ``start`` is ignored, and a handled message is removed. ``str`` messages are never stored; a bus on a server refuses
+  them. All others are stored.
 * Subscribers with different durables each get every message (multicast). Subscribers
   that share a durable compete: each message goes to one of them. A durable keeps its
   place while it has no subscriber.
@@ -15,7 +15,7 @@ What every bus does (``tests/streams/bus_contract.py``):
 * A handler that raises gets the message again after its back-off, without holding
   up others; after the last attempt the message becomes a dead letter.
 
-So delivery is at least once, and a handler records its work by key.
+So delivery is at least once, and a handler should record its work under a key.
 
 Source: seed 003, "Bus Specification"; seed 002, 6; DESIGN 10.
 """
@@ -45,7 +45,7 @@ class BusError(Exception):
     BusError
     ├── BusClosed         the owner closed the bus
     ├── BusUnavailable    the message may not be kept; safe to publish again under the same message id
-    └── DurableConflict   the durable has another pattern or redelivery, or another one handles these commands
+    └── DurableConflict   the durable has another pattern or redelivery, or another durable handles these commands
     """
 
 
@@ -85,7 +85,7 @@ class Retry(Exception):
 
 
 class Poison(Exception):
-    """Raised by a handler to give the message up. The message becomes a dead letter at once; ``reason`` says why."""
+    """Raised by a handler to give up on a message, which becomes a dead letter at once; ``reason`` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -241,7 +241,7 @@ def check_shared(durable: str, *, current: object, pattern: str, is_same_redeliv
 
 
 def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | None]:
-    """Why an attempt failed, and the seconds until the next one; ``None`` if there is none."""
+    """Why an attempt failed, and the seconds until the next attempt; ``None`` if there will be none."""
     reason = str(error.reason) if isinstance(error, Poison | Retry) else type(error).__name__
     if isinstance(error, Poison) or delivery.backoff_s is None:
         return reason, None
@@ -249,9 +249,9 @@ def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | N
 
 
 def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dict[str, str]]:
-    """(subject, headers) of the dead letter for a message that ``durable`` gives up; the body stays the same.
+    """(subject, headers) of the dead letter for a message on which ``durable`` gives up; the body stays the same.
 
-    The headers stay, except the message id, which belongs to the message's old place. The reason is percent-encoded.
+    The headers stay, except for the message id, which belongs to the original message. The reason is percent-encoded.
     """
     added = {
         DEAD_SUBJECT: _told(delivery.subject),

@@ -1,7 +1,7 @@
 """The headers of a message on a bus: unambiguous names and values. Pure.
 
 On the wire a header is a line ``name: value``. So a name holds only letters, digits,
-``-`` and ``_``, and a value printable ASCII: nothing can end a line or
+``-`` and ``_``, and a value only printable ASCII: nothing can end a line or
 begin another. Free text is escaped before it becomes a value.
 """
 

@@ -28,7 +28,7 @@ from streams.bus.headers import check_headers
 from streams.bus.subjects import DEAD_LETTERS, check_subject, covers, matches, overlap
 
 _COMMANDS = "cmd.>"
-"""A work queue: one group per subject, and a handled message is gone."""
+"""A work queue: one group per subject, and a handled message is removed."""
 
 _LOSSY = "str."
 """Prefix of subjects whose messages are not kept."""
@@ -66,12 +66,12 @@ class _Group:
 
 
 class MemoryEventBus:
-    """``EventBus`` in memory: its messages are gone with the process.
+    """``EventBus`` in memory: its messages are lost when the process ends.
 
     ``publish`` waits until every matching subscription has tried the message once (seed 003), successfully or not. A
-    handler that publishes does not wait, because it might be waiting for itself. ``waits=False`` returns at once, as a
-    server does. The oldest messages and message ids beyond ``keep`` are forgotten, handled or not. ``sleep`` waits for
-    a back-off.
+    handler that publishes does not wait, because it could wait for itself forever. ``waits=False`` returns at once, as
+    a server does. The oldest messages and message ids beyond ``keep`` are forgotten, handled or not. ``sleep`` waits
+    for a back-off.
 
     ``counts``: published, duplicates, handled, failed, dead, given_up (without a durable, so without a dead letter),
     forgotten.
@@ -246,7 +246,7 @@ class MemoryEventBus:
 
     def _give_up(self, group: _Group, delivery: Delivery, reason: str) -> None:
         if group.durable is None or self._closed or delivery.subject.startswith(f"{DEAD_LETTERS}."):
-            # A dead letter that fails makes no second dead letter, which would only hide the first.
+            # A dead letter that fails does not become another dead letter, which would only hide the first.
             self.counts["given_up"] += 1
             return
         subject, headers = dead_letter(delivery, group.durable, reason)
@@ -319,7 +319,7 @@ class MemorySubscription:
             await self._handler(delivery)
         except asyncio.CancelledError as error:
             if not self._task.cancelling():
-                # What the handler awaited was cancelled, not the handler.
+                # Something that the handler awaited was cancelled, not the handler itself.
                 self._bus.failed(self.group, delivery, error)
                 return
             self.group.again.appendleft(_Pending(delivery.sequence, delivery.attempt))

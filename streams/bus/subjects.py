@@ -1,7 +1,7 @@
-"""Subjects and patterns: a message's address on a bus, and the subscribers that receive it. Pure.
+"""Subjects and patterns: the address of a message on a bus, and which messages a subscriber receives. Pure.
 
 A subject is tokens joined by dots. In a pattern the token ``*`` stands for any
-one token, and ``>``, at the end only, for one or more. Nothing else is special,
+one token, and ``>``, allowed only at the end, stands for one or more. Nothing else is special,
 and a ``*`` inside a longer token is refused rather than taken literally.
 
 Source: seed 002, 1 and 2.1; seed 003, "InMemoryBus Operation".

@@ -1,4 +1,4 @@
-"""Verify the files next to the records: ``store.json``, and hints made when the log held more."""
+"""Verify the files next to the records: ``store.json``, and hints that were made when the log had more records."""
 
 from __future__ import annotations
 

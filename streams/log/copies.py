@@ -1,4 +1,4 @@
-"""The files of a store that is not the log, which a migration began or left behind. Measures and deletes them."""
+"""Measures and deletes the files of a store that does not hold the log: one that a migration began or left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS_TO_LINES: Final = 2
 """For events of ordinary size, a log of rows with keys is at most this many times larger than a log of lines."""
 
 WAL_BYTES: Final = 16 * MIB
-"""About the largest that SQLite's write-ahead file gets while records are copied."""
+"""The approximate maximum size of SQLite's write-ahead file while records are copied."""
 
 
 def missing_for_copy(store: Path, to: Backend) -> int:

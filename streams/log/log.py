@@ -2,7 +2,7 @@
 
 ``Log`` owns the store's directory: it takes the lock, opens the backend that
 ``store.json`` names, and can migrate to another one while appends continue.
-``streams/log/reader.py`` reads the log at the same time, also from another process.
+``streams/log/reader.py`` can read the log at the same time, even from another process.
 
 Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
 """
@@ -45,7 +45,7 @@ from streams.stores.sqlite.store import SqliteStore
 
 SLOWED_SECONDS: Final = 0.002
 MOST_SLOWED_SECONDS: Final = 0.05
-"""The first and the longest pause between two appends while a migration falls behind."""
+"""The initial and the maximum pause between two appends while a migration falls behind."""
 
 Result = TypeVar("Result")
 
@@ -68,7 +68,7 @@ class Log(KeepsHints):
         self._pace = 0.0
         """Minimum seconds between two appends; 0: no limit."""
         self._waiting = 0
-        """Waiting appends, which a later append must not overtake."""
+        """How many appends are waiting. A later append must not overtake them."""
         self._gate = asyncio.Lock()
         self._to_sqlite_turn = asyncio.Lock()
         self._moving = self._removals = 0
@@ -77,7 +77,7 @@ class Log(KeepsHints):
         self._still.set()
         self._closed = False
         self.lost: list[Lost] = []
-        """Records that the log once held and has lost, as cursors and snapshots show."""
+        """Records that the log has lost. Cursors and snapshots show that it once held them."""
         self._differences = 0
         self._live = LiveTail(lambda after: self.read_all(after=after), lambda after: self._backend.recent.after(after))
 
@@ -197,7 +197,7 @@ class Log(KeepsHints):
         """See ``StreamStore.append``.
 
         Waits for less than a second while the backend is being exchanged, and for its turn while a migration cannot
-        keep up.
+        keep up with the appends.
         """
         if self._pace or self._waiting or not self._admitted.is_set():
             await self._wait_for_turn()
@@ -370,7 +370,7 @@ class Log(KeepsHints):
         self._admitted.set()
 
     def slow_down(self) -> None:
-        """Slow appends down further, because a migration that copies slower than they arrive never ends."""
+        """Slow down appends further, because a migration that copies more slowly than they arrive would never end."""
         self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
 
     def full_speed(self) -> None:

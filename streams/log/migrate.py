@@ -190,7 +190,7 @@ class Migration:
             if log.source is not copy:
                 await copy.close()
                 if isinstance(error, Exception):
-                    # ValueError: store.json names it, so it stays.
+                    # ValueError: store.json names the copy, so it stays.
                     with suppress(OSError, ValueError):
                         await in_thread(discard, log.store, self.to)
             raise
@@ -198,7 +198,7 @@ class Migration:
         return self.progress
 
     async def _catch_up(self, copy: DiskStore) -> None:
-        """Copy until little is left. Slow appends down if they arrive nearly as fast."""
+        """Copy until little is left. If appends arrive nearly as fast as they are copied, slow them down."""
         before = None
         while (left := self.log.head - copy.head) > CLOSE_ENOUGH:
             if before is not None and left > before / 2:
@@ -212,7 +212,7 @@ class Migration:
         A store that once held the log is never continued. It may have been damaged since, so it is deleted.
         """
         if self.log.manifest.kept is not None:
-            await discard_old(self.log.store)  # it verifies the log first: the old store may be the only good copy
+            await discard_old(self.log.store)  # verifies the log first: the old store may be the only good copy
             self.log.reread_manifest()
         with suppress(BadStore):
             copy = await self._open()
@@ -241,7 +241,7 @@ class Migration:
                 await in_thread(self._check, records)
 
     def _check(self, records: list[Stored]) -> None:
-        """Compute the copy's tails from its own bytes."""
+        """Check records of the copy, and compute its tails from its own bytes."""
         for record in records:
             try:
                 stream = parse_event_keys(record.event).stream_id

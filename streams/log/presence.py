@@ -44,7 +44,7 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
             raise MissingLog(str(store), lost.reason, lost.hint)
         return None
     if manifest.backend == "jsonl":
-        # Either file shows that the log was here; reading reports which file is missing.
+        # Either file shows that the log was here. Reading will report which file is missing.
         if not (store / "head").exists() and not list_segments(store / "log"):
             raise _gone(store, manifest, alone, "log/ and head are missing")
     elif not holds_known_log(store, alone=alone):
@@ -79,7 +79,7 @@ def left_alone(store: Path) -> LeftAlone | None:
 
 
 def with_records(store: Path, *, alone: bool = False) -> list[Backend]:
-    """The backends with records, or an unreadable file, in the directory, whatever ``store.json`` says.
+    """The backends that have records, or an unreadable file, in the directory, whatever ``store.json`` says.
 
     Raises:
         ForeignStore: a file is a symbolic link.

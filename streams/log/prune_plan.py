@@ -19,7 +19,7 @@ RECENT_MS: Final = 24 * HOUR_MS
 """A size cap spares streams written to within this time, because they may still be in use."""
 
 CAP_SHARE: Final = 0.9
-"""A log over its cap is pruned to this share of the cap, so that not every check prunes a little."""
+"""A log over its cap is pruned to this share of the cap. Otherwise, every check might prune a little."""
 
 Why = Literal["age", "size", "named"]
 
@@ -66,12 +66,12 @@ class PrunePlan:
 
     @property
     def records(self) -> int:
-        """Records that go."""
+        """How many records are removed."""
         return sum(item.records for item in self.cuts)
 
     @property
     def bytes(self) -> int:
-        """The bytes of the events that are removed."""
+        """How many bytes the removed events have."""
         return sum(item.bytes for item in self.cuts)
 
     def as_json(self) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def make_plan(
 
     Args:
         needed: streams that must stay, with the reason in words.
-        disk_bytes: the log's size on disk, if known, because a cap is about the disk, where
-        indexes need space too. uncapped: streams that a size cap spares.
+        disk_bytes: the log's size on disk, if known, because a cap limits the space on the disk, where
+        indexes count too. uncapped: streams that a size cap spares.
     """
     plan = PrunePlan()
     by_id = {size.stream_id: size for size in sizes if size.records}

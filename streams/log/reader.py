@@ -65,7 +65,7 @@ class LogReader:
                 if self._backend() is backend:
                     raise
                 continue
-            # The log may have migrated meanwhile, and the store that was just read may be deleted.
+            # The log may have migrated in the meantime, and the store that was just read may be deleted.
             if self._backend() is backend:
                 return head
 
@@ -115,7 +115,7 @@ class LogReader:
         """Check that every file of the log exists and is long enough. Quick for a log of any size.
 
         Raises:
-            CorruptLog: one is missing or was cut short.
+            CorruptLog: a file is missing or was cut short.
         """
         # ``located`` already compares a sqlite log with its head file.
         if self._backend() is self._jsonl:
@@ -144,7 +144,7 @@ class LogReader:
                     return
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``: the one the log's writer kept last. ``None`` during a removal."""
+        """See ``StreamStore.snapshot``. Returns the last one that the writer stored; ``None`` during a removal."""
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
         if found is None or found.position > self.head:
             return None
@@ -160,7 +160,7 @@ class LogReader:
         return (await self._backend().removal()).pending
 
     async def cut_off(self) -> str | None:
-        """The message about a prune or forget that was cut off, as by a kill; ``None`` if none was."""
+        """The message about a prune or forget that was cut off, for example by a kill; ``None`` if there was none."""
         if not await self.is_removing() or await asyncio.to_thread(is_being_written, self.store):
             return None
         return (
@@ -181,9 +181,9 @@ class LogReader:
 async def read_wherever(
     now: Callable[[], Backend], read: Callable[[Backend, int], AsyncIterator[Record]]
 ) -> AsyncIterator[Record]:
-    """Yield what ``read`` yields; continue in the other backend if the log moved there meanwhile.
+    """Yield what ``read`` yields; continue in the other backend if the log has migrated there in the meantime.
 
-    ``now`` says where the log is. Reading a deleted file finds damage, or nothing. Either counts only if
+    ``now`` says where the log is. Reading a deleted file finds damage, or nothing. Either result counts only if
     the log is still there. ``read`` also gets the position to continue after; earlier records are
     skipped.
     """

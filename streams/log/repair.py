@@ -102,11 +102,11 @@ class Facts:
     hints_ahead: tuple[str, ...] = ()
     furthest_hint: int = NOTHING
     left_alone: LeftAlone | None = None
-    """The head file of a log that is gone, as is ``store.json``."""
+    """The head file of a log whose other files are gone, ``store.json`` included."""
     has_wal: bool = False
     """True if sqlite's write-ahead file exists."""
     search_fault: Literal["damaged", "ahead"] | None = None
-    """``ahead``: it indexes records that the log does not hold."""
+    """The search index's fault. ``ahead``: the index has records that the log does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +363,7 @@ class Repairing:
         """Carry out ``item``; repeating it changes nothing.
 
         Raises:
-            StreamError, OSError: it failed; the fault remains.
+            StreamError, OSError: the repair failed; the fault remains.
         """
         match item.action:
             case "write manifest":

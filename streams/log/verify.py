@@ -25,10 +25,10 @@ def is_of_records(finding: Finding) -> bool:
 class Verification:
     """One pass over the log in ``store``. ``run`` yields the findings; then ``summary`` has the counts.
 
-    It changes nothing and takes no lock. While a writer runs, it verifies the log up to the head at the start of the
-    pass. ``backend`` is the one to verify, whatever ``store.json`` says. ``alone``: the caller holds the writer's lock
-    itself. ``quick`` checks only the end of the log: for jsonl the last segments; for sqlite the last records, and as
-    much of the file as about a second allows.
+    It changes nothing and takes no lock. While a writer is running, it verifies the log up to the head at the start of
+    the pass. ``backend`` is the one to verify, whatever ``store.json`` says. ``alone``: the caller holds the writer's
+    lock itself. ``quick`` checks only the end of the log: for jsonl the last segments; for sqlite the last records, and
+    as much of the file as about a second allows.
     """
 
     def __init__(

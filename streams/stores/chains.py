@@ -1,8 +1,8 @@
 """Verify that each record continues its stream. Pure.
 
 Offsets are dense in a stream, and each record's hash continues the one before it. Two things explain a gap in a stream:
-pruned records, and lost ones, which are already findings. A lost record may have been of any stream, so it explains one
-skipped offset in each. After a gap there is nothing to check the hash against.
+pruned records, and lost ones, which are already findings. A lost record may have belonged to any stream, so it explains
+one skipped offset in each stream. After a gap there is nothing to check the hash against.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streams.retention import Base
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """Where a stream's next record goes. ``lost`` counts the log's lost records before the stream's last one.
+    """Where a stream's next record goes. ``lost`` counts the log's lost records before the last record of this stream.
 
     ``kept``: the stream has records, so it was not fully pruned.
     """
@@ -44,7 +44,7 @@ class Chains:
         return sum(tail.kept for tail in self._tails.values())
 
     def take(self, stream_id: str, offset: int, hash_: bytes, event: dict[str, Any], lost: int) -> str | None:
-        """Return how the stream's next record contradicts those before it; ``None`` if it does not.
+        """Return how the stream's next record contradicts the records before it; ``None`` if it does not.
 
         ``lost`` counts the lost records of the whole log so far. After any fault, the stream continues
         after this record, so that one fault is one finding.

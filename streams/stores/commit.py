@@ -1,6 +1,6 @@
 """Group commit: many appends, one sync.
 
-There is no timer: appends that arrive while a commit runs wait, and together form
+There is no timer: appends that arrive during a commit wait, and together form
 the next one, up to ``MAX_COMMIT_BYTES``. A lone append is committed at once.
 
 A slow disk must not block the event loop, so commits run on a writer thread. But
@@ -30,7 +30,8 @@ from streams.store import Record
 from streams.stores.plan import Request
 
 MAX_COMMIT_BYTES = 4 * 1024 * 1024
-"""The most one commit writes, so that a burst does not delay every ack; a larger append goes alone."""
+"""Maximum number of bytes that one commit writes, so that a burst does not delay every ack. A larger append goes
+alone."""
 
 Result = TypeVar("Result")
 
@@ -52,7 +53,7 @@ class Pending:
     outcome: list[Record] | BaseException | None = None
 
     def settle(self) -> None:
-        """Give the outcome to the waiting caller, which may have been cancelled meanwhile."""
+        """Give the outcome to the waiting caller, which may have been cancelled in the meantime."""
         if self.future.done():
             return
         if isinstance(self.outcome, BaseException):
@@ -68,7 +69,9 @@ class WouldStall(Exception):
 
 
 class Trust:
-    """Decides whether the disk is fast enough for the loop to wait for it, using a leaky count of slow syncs."""
+    """Decides whether the disk is fast enough for the loop to wait for it, using a count of slow syncs that decays over
+    time.
+    """
 
     LIMIT = 16
     SLOW, STALL = 8, 48
@@ -77,7 +80,7 @@ class Trust:
         self._doubt = 2 * self.LIMIT
 
     def note(self, seconds: float) -> None:
-        """Count a sync's time."""
+        """Note how long a sync took."""
         if seconds <= FAST_SECONDS:
             self._doubt = max(0, self._doubt - 1)
         else:
@@ -121,7 +124,8 @@ class GroupCommit:
         self._committing = Lock()
         """Held from taking a group until it is written, so that writes keep the order of submission."""
         self._turnstile = Lock()
-        """Held while waiting for ``_committing`` between two commits, so that commits do not always win it."""
+        """Held while waiting for ``_committing`` between two commits. Without it, the commits might always get that
+        lock first."""
         self._stop: StoreUnavailable | None = None
         self._trust = Trust()
         self.on_loop = False
@@ -211,7 +215,7 @@ class GroupCommit:
             self._wake.notify()
 
     async def drained(self) -> None:
-        """Return when every submitted append is written, even those whose caller no longer waits."""
+        """Return when every submitted append is written, even those whose caller is no longer waiting."""
         with self._lock:
             if not self._unwritten:
                 return
@@ -220,7 +224,7 @@ class GroupCommit:
         await waiter
 
     def exclusively(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` on the calling thread, not the loop's, while no commit runs; appends wait for it.
+        """Run ``work`` on the calling thread, not the loop's, while no commit is running; appends wait for it.
 
         Raises:
             StoreFailed, StoreClosed: the writer has stopped; ``work`` was not run.
@@ -284,7 +288,7 @@ class GroupCommit:
     def _fail(self, group: list[Pending], error: Exception) -> None:
         hint = "free disk space or repair the disk, then start again"
         if isinstance(error, StoreUnavailable) and error.hint:
-            reason, hint = error.reason, error.hint  # its own hint fits, because the disk is not full
+            reason, hint = error.reason, error.hint  # the error's own hint fits, because the disk is not full
         elif isinstance(error, StreamError):
             reason = str(error)
         else:
@@ -337,7 +341,7 @@ class GroupCommit:
             if waiters:
                 self._drained = []
         for waiter in waiters:
-            with suppress(RuntimeError):  # its loop was closed
+            with suppress(RuntimeError):  # the caller's loop was closed
                 waiter.get_loop().call_soon_threadsafe(_wake_up, waiter)
 
     def _settle(self, pendings: list[Pending]) -> None:

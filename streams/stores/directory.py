@@ -1,7 +1,7 @@
 """The store's directory: its manifest, which names the backend, and the writer's lock.
 
 ``store.json`` is the one pointer to the log. A rename replaces it, so a
-reader or the next writer sees the old backend or the new one, never half of either.
+reader or the next writer sees the old backend or the new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def read_manifest(store: Path) -> Manifest | None:
 def refuse_links(store: Path) -> None:
     """Raise ``ForeignStore`` if the store's directory or its lock is a symbolic link, because no writer follows links.
 
-    Also if a file is in the place of the directory or of its home.
+    Also raised if a file is in the place of the directory or of its home.
     """
-    with suppress(OSError):  # no permission: reading it says so
+    with suppress(OSError):  # no permission: reading it will report that
         file = next((path for path in (store, store.parent) if path.exists() and not path.is_dir()), None)
         if file is not None:
             hint = "choose another home with --home, or move this file away"
@@ -224,7 +224,7 @@ def _locked(store: Path) -> StoreLocked:
 
 
 def refuse_writer(store: Path) -> None:
-    """Raise ``StoreLocked``, as ``take_lock`` does, if a writer holds the lock now; take and make nothing.
+    """Raise ``StoreLocked``, as ``take_lock`` does, if a writer holds the lock now. Takes no lock and creates no file.
 
     Raises:
         ForeignStore: the lock is a symbolic link.
@@ -235,7 +235,7 @@ def refuse_writer(store: Path) -> None:
 
 @contextmanager
 def _locks_no_directory() -> Iterator[None]:
-    """Do without the lock on the directory where the file system has none."""
+    """Ignore the error if the file system cannot lock directories."""
     try:
         yield
     except BlockingIOError:

@@ -23,10 +23,10 @@ from streams.store import NOTHING, Snapshot
 from streams.stores.disk import Disk
 
 TORN: Final = "torn"
-"""Where openings keep the torn tails they cut off."""
+"""The directory for the torn tails that are cut off when a log is opened."""
 
 REPAIRED: Final = "repaired"
-"""Where repairs keep what they remove: ``repaired/1/``, ``repaired/2/``, …"""
+"""The directory for what repairs remove: ``repaired/1/``, ``repaired/2/``, …"""
 
 _LOST: Final = ".lost-after-"
 
@@ -40,7 +40,7 @@ class _Header(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A whole hint: its file's name, and the position it was made at."""
+    """A whole hint: its file's name, and the position at which it was made."""
 
     name: str
     position: int
@@ -157,7 +157,7 @@ class KeepsHints:
     """``StreamStore``'s hint methods over files, for a store that has a ``head`` and sets ``_hints``."""
 
     _hints: Hints
-    head: Any  # an int in every store; a property there
+    head: Any  # an int; every store defines it as a property
 
     async def cursor(self, name: str) -> int:
         """See ``StreamStore.cursor``."""
@@ -192,7 +192,7 @@ def checked_name(name: str) -> str:
 
 
 def remove_kept_aside(store: Path, disk: Disk) -> None:
-    """Delete what recovery and repairs set aside, because it may contain payloads to forget."""
+    """Delete what recovery and repairs set aside, because that may contain payloads to forget."""
     for name in (TORN, REPAIRED):
         directory = store / name
         if directory.is_dir() and not directory.is_symlink():

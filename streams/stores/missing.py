@@ -15,6 +15,6 @@ def missing_before(first: int, end: int, pruned: Ranges = NOTHING_PRUNED) -> str
 
 
 def missing_at_end(first: int, end: int, pruned: Ranges = NOTHING_PRUNED) -> str:
-    """The same, at the end of the log."""
+    """The sentence for unpruned records that are missing at the end of the log."""
     verbs = "was written and is" if pruned.kept(first, end) == 1 else "were written and are"
     return f"{pruned.told(first, end)} {verbs} missing"

@@ -1,8 +1,8 @@
 """Decide what an append writes: keys, expected offsets, places and hashes. Pure.
 
 Every backend plans with this, so all give the same records, errors and hashes.
-A plan sees the tails as they will be after all plans before it, because the appends of
-one group commit are planned one after the other.
+Each plan sees the tails as they will be after all earlier plans, because the appends of
+one group commit are planned one after another.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Removed:
 
 
 def _body_of(first: Placed | Record) -> tuple[str, str, str, str]:
-    """Type, stream, actor and payload digest of a stored event, also of one whose payload was forgotten."""
+    """Type, stream, actor and payload digest of a stored event, even of one whose payload was forgotten."""
     if isinstance(first, Placed):
         return first.encoded.body()
     event = first.event
@@ -136,7 +136,7 @@ def plan(request: Request, tails: Tails) -> Plan:
         IdempotencyConflict, OffsetConflict: as ``StreamStore.append`` says.
     """
     known = [tails.known(encoded.event.idempotency_key) for encoded in request.batch]
-    if known == [None] and not request.expected:  # nearly always; same as below, but faster
+    if known == [None] and not request.expected:  # nearly always true; does the same as the code below, but faster
         encoded = request.batch[0]
         offset, previous = tails.tail(encoded.event.stream_id)
         placed = Placed(encoded, offset, tails.next_position(), chain(previous, encoded.digest_form))
@@ -198,7 +198,7 @@ def _check_expected(request: Request, known: Sequence[Known | None], tails: Tail
 
 
 def as_record(placed: Placed | Record, duplicate: bool = False) -> Record:
-    """A placed event as the record callers get."""
+    """Turn a placed event into the record that callers get."""
     if isinstance(placed, Record):
         return placed
     return Record(placed.encoded.event, placed.offset, placed.position, placed.hash.hex(), duplicate)

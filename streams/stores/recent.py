@@ -14,7 +14,7 @@ from streams.store import Record
 from streams.stores.plan import Placed
 
 RECENT_BYTES: Final = 1024 * 1024
-"""How much is kept. A follower that is further behind reads the log itself."""
+"""How many bytes of records are kept. A follower that is further behind reads the log itself."""
 
 AT_ONCE: Final = 64
 """The most records that ``after`` returns, so that a follower lets others run in between."""
@@ -63,6 +63,7 @@ class Recent:
 
 
 def _as_read(placed: Placed) -> Record:
-    # Made from the stored form: the appended event may hold values that read back differently, and belongs to others.
+    # Build the event from its stored form: the appended object may hold values that read back differently, and its
+    # caller may still use it.
     event = StreamEvent.trusted(orjson.loads(placed.encoded.canonical))
     return Record(event, placed.offset, placed.position, placed.hash.hex())

@@ -1,4 +1,4 @@
-"""How much a store takes on its disk, and how much to free there to open it."""
+"""The disk space that a store uses, and the space that must be freed before it can be opened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def store_bytes(store: Path) -> int:
     """The bytes that the store takes on the disk, indexes included."""
     total = 0
     for path in store.rglob("*"):
-        with suppress(FileNotFoundError):  # its owner has removed it
+        with suppress(FileNotFoundError):  # the file was removed in the meantime
             total += path.stat().st_size if path.is_file() else 0
     return total
 

@@ -47,7 +47,7 @@ from streams.bus.subjects import DEAD_LETTERS, SubjectError, check_subject, cove
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
-"""Idle seconds after which the server removes the consumer of a dead process that had no durable."""
+"""After this many idle seconds, the server removes the consumer of a dead process that had no durable."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _REDELIVERY: Final = "ds-redelivery"
@@ -61,8 +61,8 @@ class JetStreamEventBus:
     A failed message waits on the server, so it outlives this process. ``pull`` sets how messages are requested, except
     that a subscription always handles one message at a time.
 
-    ``counts``: published, duplicates, handled, failed, dead, and given_up (a failed message that does not become a dead
-    letter, because it already is one or its subscription has no durable).
+    ``counts``: published, duplicates, handled, failed, dead, and given_up (failed messages that do not become dead
+    letters, because they already are dead letters or because their subscription has no durable).
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class JetStreamEventBus:
         for each in running:
             each.stop()
         for each in running:
-            # Cancel them one by one and in this task, so that a handler that closes the bus does not wait for itself.
+            # Cancel them one by one and in this task, because a handler that closes the bus must not wait for itself.
             await each.cancel()
 
     # --- inside ---
@@ -155,7 +155,7 @@ class JetStreamEventBus:
             raise BusClosed
 
     async def _session(self) -> JetStream:
-        """A connection to a server that has the streams. Callers get it in call order."""
+        """A connection to a server on which the streams exist. Waiting callers get it in the order of their calls."""
         async with self._readying:
             session = await self._sessions.get()
             if session is not self._ready_for:
@@ -216,7 +216,7 @@ class JetStreamEventBus:
             NatsError: storing failed.
         """
         if durable is None or delivery.subject.startswith(f"{DEAD_LETTERS}."):
-            # A failed dead letter creates no second one, which would only hide the first.
+            # A dead letter that fails does not become another dead letter, which would only hide the first.
             self.counts["given_up"] += 1
             return
         subject, headers = dead_letter(delivery, durable, reason)

@@ -133,7 +133,9 @@ class GuardedClient(Client):
         return super()._connect_command()
 
     async def subscribe_directly(self, pattern: str, on_message: Callable[[Received], None]) -> Subscription:
-        """Call ``on_message`` as messages come off the socket: in order, with no queue and no task in between."""
+        """Call ``on_message`` directly when a message is read from the socket: in order, with no queue and no task in
+        between.
+        """
         callback = _callback(on_message)  # the library requires one; ``_process_msg`` does not call it
         self._direct[callback] = on_message
         return await self.subscribe(pattern, cb=callback)

@@ -33,7 +33,7 @@ class OtherServer(nats.errors.Error):
 
 
 def not_connected(options: ConnectOptions, error: Exception, problems: list[Exception]) -> NatsError:
-    """Why ``connect`` failed: the last problem that says more than "no server"."""
+    """Why ``connect`` failed: the last problem that is more specific than "no server"."""
     causes = [error, *reversed(problems)]
     cause = next((each for each in causes if not isinstance(each, nats.errors.NoServersError | TimeoutError)), error)
     return translated(cause, options)

@@ -199,12 +199,12 @@ class JetStream:
             raise translated(error, self._options) from None
 
     def new_inbox(self) -> str:
-        """A subject that nobody else uses."""
+        """A new, unique subject for replies."""
         return self._client.new_inbox()
 
     @asynccontextmanager
     async def hearing(self, pattern: str, on_message: Callable[[Received], None]) -> AsyncIterator[None]:
-        """Subscribe to ``pattern`` for the length of the block; ``on_message`` is called in order and must not block.
+        """Subscribe to ``pattern`` for the duration of the block; ``on_message`` is called in order and must not block.
 
         Messages that the server sent before it saw the unsubscribe are still delivered before the block ends.
 

@@ -49,7 +49,7 @@ class ConsumerDefinition:
     inactive_s: float = 0.0
     """Idle seconds after which the server removes the consumer and its progress; 0: never."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Stored by the server with the consumer."""
+    """The server stores this with the consumer."""
 
     def config(self) -> dict[str, Any]:
         """The consumer's configuration in the server's JSON."""
@@ -140,7 +140,7 @@ async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerD
 
 
 def _is_kept(found: Any, wanted: Any) -> bool:
-    """Whether a setting is as required; a server may add its own metadata."""
+    """Whether a setting is as required. The server may have added its own metadata."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and wanted.items() <= found.items()
     return bool(found == wanted)

@@ -22,7 +22,7 @@ class Sessions:
 
     Calls ``options`` before every attempt, because a restarted embedded server has
     a different port and token. ``options`` raises ``NatsUnavailable`` while no
-    server runs.
+    server is running.
     """
 
     def __init__(self, options: Callable[[], Awaitable[ConnectOptions]]) -> None:

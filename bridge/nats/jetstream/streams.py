@@ -119,7 +119,7 @@ async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinit
 
 
 _OPTIONAL: Final = frozenset({"allow_atomic", "allow_direct", "description"})
-"""Settings that a stream can do without: it only works more slowly."""
+"""Optional settings: without them, a stream only works more slowly."""
 
 
 async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:
@@ -163,7 +163,7 @@ async def message_at(session: JetStream, stream: str, sequence: int) -> StreamMe
 
 
 async def last_message(session: JetStream, stream: str, subject: str) -> StreamMessage | None:
-    """The newest message on a subject or pattern; None when there is none.
+    """The newest message on a subject or pattern; None if there is none.
 
     Raises:
         NatsUnavailable: no answer.
@@ -177,7 +177,7 @@ async def last_message(session: JetStream, stream: str, subject: str) -> StreamM
 async def next_message(
     session: JetStream, stream: str, subject: str, *, from_sequence: int = 1
 ) -> StreamMessage | None:
-    """The oldest message on a subject or pattern from ``from_sequence`` on; None when there is none.
+    """The oldest message on a subject or pattern, starting with ``from_sequence``; None if there is none.
 
     Raises:
         NatsUnavailable: no answer.

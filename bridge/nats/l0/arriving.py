@@ -16,7 +16,7 @@ body's ``idempotency_key``, else ``Nats-Msg-Id``, else its place in the stream.
 
 Headers win over the body. A missing or invalid ``traceparent`` is replaced by one that is marked as
 generated. The depth rules are those of ``recursion.py``; without a depth, only a command without a
-cause is accepted, which begins a chain.
+cause is accepted; it begins a chain.
 
 Source: seed 000, "Reliability & Idempotency Protocol"; seed 002, 3; FEATURES C12-C28, J16, J17.
 """
@@ -202,7 +202,7 @@ def _judged(given: Mapping[str, str], recorded: int | None, causation: str | Non
 def _trace_of(
     given: Mapping[str, str], fields: Mapping[str, Any], key: str, metadata: dict[str, Any], notes: list[str]
 ) -> str:
-    """The trace to continue. Adds everything else to record to ``metadata``."""
+    """The trace to continue. Everything else that must be recorded is added to ``metadata``."""
     came = given.get(h.TRACEPARENT) or fields.get("traceparent")
     trace = parse_traceparent(came) if came else None
     state = given.get(h.TRACESTATE)

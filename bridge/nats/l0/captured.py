@@ -11,8 +11,8 @@ record              published as                        payload
 ==================  ==================================  =====================================
 
 The agent is the session, the turn its user message, the step the part, and the turn epoch the number of the turn in its
-session. Only the record of a refused chain belongs to an agent of the runtime. The turn is then the chain. Payloads
-describe the record but never contain its inputs or outputs.
+session. The exception is the record of a refused chain: it belongs to an agent of the runtime, and its turn is the
+chain. Payloads describe the record but never contain its inputs or outputs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An event names its session, not its project. The project is in the record that
 announced the session. Folding the log up to a record gives that record's
-context, and folding it again gives the same one.
+context, and folding it again gives the same context.
 
 Apply a record before you ask for its context.
 """

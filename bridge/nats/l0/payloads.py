@@ -89,7 +89,7 @@ class L0Payload(BaseModel):
         """Validate ``fields``.
 
         Raises:
-            PayloadError: some fields are invalid; it names them all.
+            PayloadError: some fields are invalid; the error names all of them.
         """
         try:
             return cls.model_validate(fields)
@@ -108,7 +108,7 @@ class L0Payload(BaseModel):
             raise PayloadError(cls.what(), (f"the body has {len(body)} bytes; the limit is {MAX_BODY}",))
         try:
             fields = orjson.loads(body)
-        except ValueError:  # the base of orjson's error
+        except ValueError:  # the base class of orjson's error
             raise PayloadError(cls.what(), ("the body is not JSON",)) from None
         if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
             repairs = Repairs()
@@ -285,8 +285,9 @@ def effective_after_execution(
 ) -> AfterExecution:
     """What happens after a tool.
 
-    The result's ``__cg_control.after_execution`` if the tool is trusted and it says ``suspend`` or ``terminate``;
-    otherwise the report's. If every result counted, any tool's output could end a turn. ``content`` is the content
+    It is the result's ``__cg_control.after_execution`` if the tool is trusted and the value is ``suspend`` or
+    ``terminate``; otherwise, it is the value in the report. If the results of all tools counted, any tool's output
+    could end a turn. ``content`` is the content
     of the result card.
     """
     if tool_name is None or tool_name not in trusted_tools or not isinstance(content, dict):

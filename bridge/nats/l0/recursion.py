@@ -1,9 +1,9 @@
-"""Limits how deep a chain of calls may go: one decision table, no I/O.
+"""Limits how deep a chain of calls may be: one decision table, no I/O.
 
-A user's task has depth 0, and each spawned task is one deeper. Only the spawner computes the depth (``next_depth``),
-and both sides of every hop verify it. A message without a depth is a violation, not depth 0. A chain's depth is
-recorded under its ``correlation_id``; a message with another depth is refused. Depth alone does not limit cost; budgets
-do.
+A user's task has depth 0, and each spawned task is one level deeper than its spawner. Only the spawner computes the
+depth (``next_depth``), and both sides of every hop verify it. A message without a depth is a violation, not depth 0. A
+chain's depth is recorded under its ``correlation_id``; a message with a different depth is refused. Depth alone does
+not limit cost; budgets do.
 
 ===============  ==================  ====================  =======================
 operation        header              recorded              then

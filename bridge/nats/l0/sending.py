@@ -116,7 +116,7 @@ class Sender:
         headers: Mapping[str, str] | None = None,
         correlation_id: str | None = None,
     ) -> Published:
-        """Publish a payload with complete headers. The same ``message_id`` is kept once, with the same trace.
+        """Publish a payload with complete headers. A ``message_id`` is stored only once, and always has the same trace.
 
         Raises:
             SubjectError: the subject is not a command or event subject.

@@ -69,7 +69,7 @@ class Coalescer:
 
     @property
     def deadline(self) -> float | None:
-        """When ``due`` next returns something; ``None`` if no text waits."""
+        """When ``due`` next returns something; ``None`` if no text is waiting."""
         return next(iter(self._open.values())).deadline if self._open else None
 
     def add(self, delta: Delta, now: float) -> list[Ready]:
@@ -118,7 +118,7 @@ class Coalescer:
         return ready
 
     def flush(self) -> list[Ready]:
-        """Return everything that waits, oldest first."""
+        """Return everything that is waiting, oldest first."""
         return [ready for session in list(self._open) for ready in self._send(session)]
 
     def _send(self, session: str) -> list[Ready]:

@@ -178,7 +178,7 @@ class Comparer:
         self.result = Comparison(stream)
         self._family, self._mirror, self._head = family, mirror, head
         self._removed, self._limits = removed, limits
-        skew = SKEW_MS if family == "records" else 0  # the publisher's clock decides for the others
+        skew = SKEW_MS if family == "records" else 0  # for L0 messages, the publisher's clock decides
         self._old_before = now_ms - limits.max_age_ms - skew if limits.max_age_ms else None
         self._wanted, self._seen = bytearray(head + 1), bytearray(head + 1)
         self._current: _Held | None = None
@@ -237,7 +237,7 @@ class Comparer:
         return True
 
     def is_due(self, message: KeptMessage) -> bool:
-        """Whether ``take`` should get this message before the next record."""
+        """Whether this message must be passed to ``take`` before the next record."""
         position = self.position_of(message)
         return position is None or position <= self._last or position > self._head
 
@@ -349,7 +349,7 @@ class Comparer:
         return gone is not None and record.offset < gone.forgotten_to and is_forgotten(record.event)
 
     def _of_no_record(self, position: int, message: KeptMessage) -> list[Difference]:
-        """Judge a message whose position the log does not have: it was pruned, or never existed."""
+        """Judge a message whose position is not in the log: the record was pruned, or never existed."""
         stream, offset = _stream_and_offset(message)
         if self._family == "meanings" and self._removed:
             pruned = any(gone.first_offset for gone in self._removed.values())
@@ -369,12 +369,12 @@ class Comparer:
                 self._difference("unforgotten", position, message, "it contains a payload that the log has forgotten")
             ]
         if held is not None and self._fitting(message, held, part, rebuild) is not None:
-            return []  # published when the server had a larger limit
+            return []  # it was published when the server had a larger limit
         return [self._difference("extra", position, message, "the record has no such message")]
 
     def _content(self, message: KeptMessage, held: _Held | None, part: str, rebuild: int) -> list[Difference]:
         if held is None or part not in held.open:
-            return []  # no longer held; the late message is reported as out of order
+            return []  # the record is no longer held; the late message is reported as out of order
         self.result.compared += 1
         record, expected = held.record, held.open[part]
         if self._is_forgotten(record) and message.headers.get(h.FORM) in ("whole", None):
@@ -392,7 +392,7 @@ class Comparer:
         return [self._difference("changed", record.position, message, f"not as published: {', '.join(different)}")]
 
     def _fitting(self, message: KeptMessage, held: _Held, part: str, rebuild: int) -> Message | None:
-        """The message that would be published to a server whose limit is exactly this message's size."""
+        """The message that the mirror would publish to a server whose limit is exactly this message's size."""
         sent = {name: value for name, value in message.headers.items() if _is_ours(name) or name == h.MESSAGE_ID}
         if h.FORM in sent:
             sent[h.FORM] = "forgotten"  # headers are measured with this form, before the form is known

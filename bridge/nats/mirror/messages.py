@@ -191,7 +191,8 @@ def _own_message(
     subject = _record_subject(context.project, mirror.log, event.stream_id, event.type)
     if isinstance(event.metadata.get(h.TRACESTATE), str):
         return _own_message_by_name(record, context, mirror, subject)
-    # Nearly every message comes here: look up what it shares with many others, and write the rest as text.
+    # Nearly every message is built here: look up the header lines that it shares with many others, and write the rest
+    # as text.
     # A test checks that both ways agree.
     shared = _shared_lines(
         event.stream_id, event.traceparent, context.depth, mirror.log, mirror.version, event.type, event.source.agent
@@ -252,7 +253,7 @@ def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
 
 
 def _l0_message(record: Record, meaning: L0Message, context: RecordContext, mirror: Mirror) -> Message | None:
-    """``None`` if even the required fields exceed the server's limit."""
+    """An L0 message of a record; ``None`` if even its required fields exceed the server's limit."""
     target = meaning.target or context.session
     assert target is not None
     event = record.event
@@ -332,7 +333,7 @@ def _noted(notes: tuple[str, ...], found: tuple[str, ...]) -> tuple[tuple[str, .
 
 @lru_cache(maxsize=1024)
 def _trace_of(stream: str, traceparent: str | None) -> tuple[TraceContext, tuple[str, ...]]:
-    """The trace of an event. If it was generated here, also the note that says why."""
+    """The trace of an event. If the trace was generated here, also returns the note that says why."""
     trace = parse_traceparent(traceparent) if traceparent is not None else None
     if trace is not None:
         return trace, ()

@@ -2,8 +2,8 @@
 
 A run first publishes the L0 messages of its records. When all of those are
 stored, it publishes the commands for agents elsewhere with their wakeups, and then the records' own
-messages, so a consumer that sees a record can find its L0 messages, and a stored record
-means a sent command. Messages leave in atomic batches if the stream accepts
+messages. So a consumer that sees a record can find its L0 messages, and a stored record
+means that its command was sent. Messages are sent in atomic batches if the stream accepts
 them and enough are pending, otherwise in a window.
 """
 
@@ -103,7 +103,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunStored:
-    """Result of a run: how many messages were stored now, and how many were stored before."""
+    """Result of a run: how many messages were stored now, and how many had been stored before."""
 
     published: int
     duplicates: int
@@ -271,7 +271,7 @@ async def _publish(session: JetStream, parts: Sequence[_Part]) -> list[Stored]:
                 stored.append(await part.staged.commit())
                 continue
             except BatchRefused:
-                pass  # nothing of the batch is stored; publishing one by one finds the duplicates
+                pass  # nothing of the batch was stored; publishing one by one finds the duplicates
         try:
             stored += await publish_all(session, part.messages)
         except PublishStopped as stopped:

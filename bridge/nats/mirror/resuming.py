@@ -1,7 +1,7 @@
 """Decides where a mirror resumes, from the stream and the log, even if its own state is lost. Pure.
 
 A mirror resumes after the last record that the stream has of the log only if that record equals the log's, no earlier
-record is missing, and none is there twice. Otherwise the mirror purges the log's part of the stream and publishes it
+record is missing, and none occurs twice. Otherwise the mirror purges the log's part of the stream and publishes it
 again under new message ids, so that the mirror equals the log again without human intervention.
 
 Records that the stream's limits (age, size, count) removed at its beginning are not missing.
@@ -17,7 +17,7 @@ from bridge.nats.mirror.state import MirrorState
 from streams.store import NOTHING, Record
 
 FULL_FROM: Final = 0.5
-"""The share of a size or count limit from which that limit may have removed messages."""
+"""At this share of a size or count limit, the limit may have removed messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ class StreamSurvey:
 
 @dataclass(frozen=True, slots=True)
 class LogSurvey:
-    """The log's first position, its head, its record at the stream's last position (``None`` if pruned), and the
-    number of pruned records."""
+    """The log's first position, its head, its record at the position of the stream's last message (``None`` if pruned),
+    and the number of pruned records.
+    """
 
     first: int
     head: int

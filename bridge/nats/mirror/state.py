@@ -27,9 +27,9 @@ MIRROR_VERSION: Final = 1000 * CONTEXT_VERSION + 1
 class MirrorState:
     """The progress of a mirror.
 
-    ``position``: of the last record whose messages are all acknowledged; ``NOTHING`` before the first.
+    ``position``: the position of the last record whose messages are all acknowledged; ``NOTHING`` before the first.
     ``rebuild``: the number in message ids; grows each time records are published again.
-    ``sequence``: of that record's message in ``MESHFORGE_EVENTS``; 0 while unknown.
+    ``sequence``: the sequence of that record's message in ``MESHFORGE_EVENTS``; 0 while unknown.
     ``created``: the server's creation time of that stream; a different time means a different stream.
     ``forgotten``: by stream, the offset below which the server's copies of forgotten payloads are erased.
     ``contexts``: the context projection over the records up to ``position``.

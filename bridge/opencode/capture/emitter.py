@@ -62,7 +62,9 @@ class Entry:
 
 @dataclass(slots=True)
 class Late:
-    """An item held for one that follows at once: an abort waits for idle, and idle waits for unfinished tools."""
+    """An item that is held because another one follows immediately: an abort waits for idle, and idle waits for
+    unfinished tools.
+    """
 
     entry: Entry
     deadline: float
@@ -70,7 +72,7 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a part belongs: the payload fields for that, its cause, agent, user message and model."""
+    """Where a part belongs: the payload fields that say so, and its cause, agent, user message and model."""
 
     payload: dict[str, Any]
     cause: str | None
@@ -100,7 +102,7 @@ class Emitter:
         self._out.done.append(token)
 
     def ask(self, session_id: str, origin: Origin) -> None:
-        """Request that OpenCode be asked about this session, preferably through ``origin``."""
+        """Note that OpenCode must be asked about this session, preferably through ``origin``."""
         self._out.asks.append((session_id, origin))
 
     def late(self, entry: Entry) -> Late:
@@ -137,7 +139,7 @@ class Emitter:
         correlation: str | None = None,
         at_ms: int | None = None,
     ) -> StreamEvent:
-        """Make one event and apply it to the state, as a replay of the log would.
+        """Make one event and apply it to the state, as a replay of the log would do.
 
         Its time is the item's; without an item it is ``at_ms``, or now.
         """

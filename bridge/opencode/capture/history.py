@@ -27,7 +27,7 @@ def session_items(info: dict[str, Any], messages: list[dict[str, Any]]) -> Itera
 
 
 def turns_of(messages: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The messages of a session by the user message that they answer, which is the first of each list."""
+    """The messages of a session, by the user message that they answer. That message is the first in its list."""
     turns: dict[str, list[dict[str, Any]]] = {}
     for message in messages:
         about = mapping(message.get("info"))

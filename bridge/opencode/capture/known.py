@@ -23,7 +23,7 @@ list whose items share one shape, or a predicate."""
 
 
 def _check_of(shape: Shape) -> Check:
-    """The test for a shape. Made once, because it runs for every hook."""
+    """The test for a shape. It is built once, because it runs for every hook."""
     if isinstance(shape, dict):
         return _object_check(
             [(name.removesuffix("?"), name.endswith("?"), _check_of(one)) for name, one in shape.items()]

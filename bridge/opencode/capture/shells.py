@@ -40,7 +40,7 @@ class Shells(Emitter):
     def start_turn(
         self, entry: Entry, session: SessionState, user: str, message: str, info: dict[str, Any], trigger: str | None
     ) -> None:
-        """Write ``turn.started``; ``Turns`` does it."""
+        """Write ``turn.started``; implemented in ``Turns``."""
 
     def shell_note(self, entry: Entry, session: SessionState, part: dict[str, Any]) -> bool:
         """Hold the note of a command until the command is known. False if its turn has begun already."""

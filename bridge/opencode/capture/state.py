@@ -36,14 +36,14 @@ REMEMBERED = 256
 log has their keys."""
 
 BUSY_SESSIONS = 64
-"""How many sessions remember this much: those that most recently began a turn or appeared. This keeps the state of any
-log small, and with it the snapshot, the start-up time and the memory use."""
+"""How many sessions remember ``REMEMBERED`` entries: those that most recently began a turn or appeared. This keeps the
+state of any log small, and with it the snapshot, the start-up time and the memory use."""
 
 PROMPTS = 16
 """How many prompts a session remembers with their first words, to name the one that is undone."""
 
 PROMPT_LENGTH = 80
-"""How many characters of those words are kept."""
+"""How many characters of a prompt's first words are kept."""
 
 UNDONE = "opencode.message.removed"
 RENAMED = "opencode.session.renamed"
@@ -98,7 +98,7 @@ class SessionState:
     directory: str | None = None
     boots: Names = field(default_factory=set)
     born: bool = False
-    """True if its creation is in the log, so that none of its earlier turns can be missing."""
+    """True if its creation is in the log. Then none of its earlier turns can be missing."""
     first_message: str | None = None
     """The user message of its first input or turn. OpenCode's ids ascend, so lower ones come from another session."""
     misread: bool = False
@@ -140,7 +140,7 @@ class SessionState:
 
 
 def answers(agent: str, trigger: str) -> bool:
-    """Whether a turn is an agent's, and not a compaction or a person's ``!`` command."""
+    """Whether an agent answers in a turn, so that the turn is neither a compaction nor a person's ``!`` command."""
     return trigger not in ("compaction", SHELL) and agent not in ("", "compaction", "opencode")
 
 

@@ -168,7 +168,7 @@ class Translator(Parts):
             return False
         del self._waiting[session_id]
         if not waiting.entries and info is None:
-            return True  # only its children were seen, and OpenCode did not describe it
+            return True  # only hooks of its children came, and OpenCode did not describe the session
         is_root = info is not None and info.get("parentID") is None
         lineage = "child" if parent is not None else "root" if is_root else "unknown"
         if lineage == "unknown":

@@ -42,13 +42,13 @@ class Turns(Shells):
         self._errors: dict[str, Late] = {}
 
     def open_tools(self, session_id: str) -> list[str]:
-        """Tool parts of a session that have begun but not ended; ``Parts`` knows them."""
+        """Tool parts of a session that have begun but not ended; implemented in ``Parts``."""
         return []
 
     def forget_tools(self, session_id: str) -> None:
         """Forget the session's open tools, because its turn is over."""
 
-    # Small things
+    # Unknown items
 
     def nothing(self, entry: Entry, session: SessionState | None) -> bool:
         return False
@@ -230,7 +230,7 @@ class Turns(Shells):
         return False
 
     def is_unsettled(self, session: SessionState) -> bool:
-        """True if more of the session's turn follows, although OpenCode says idle."""
+        """True if more of the session's turn will follow, although OpenCode reports the session as idle."""
         turn = session.turn
         failed = turn is not None and (turn.error is not None or turn.user_message in self._aborted)
         return failed or bool(self.open_tools(session.id))
@@ -304,7 +304,7 @@ class Turns(Shells):
         return "stopped" if turn.finish == "tool-calls" else "completed"
 
     def place_of(self, session: SessionState, part: dict[str, Any]) -> Place:
-        """The turn that a part belongs to. If a crash lost the message, its id decides, because a session's
+        """The turn that a part belongs to. If a crash lost the message, the message's id decides, because a session's
         turns follow one another and OpenCode's ids ascend."""
         message = text(part.get("messageID"))
         known = self._messages.get(message or "")
@@ -344,7 +344,7 @@ class Turns(Shells):
         message = self._current.get(session.id) if session is not None and (is_open or turn is None) else None
         if message is None and session is not None and turn is not None:
             if is_open and turn.finish is not None:
-                # A crash lost the information which answer failed; that answer's own update comes next and says so.
+                # A crash lost the information which answer failed. The answer's own update comes next and has it.
                 self._errors[session.id] = self.late(entry)
                 return True
             message = turn.assistant_message if turn.finish is None else None

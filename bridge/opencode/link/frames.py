@@ -236,7 +236,7 @@ class Welcome(_Frame, frozen=True, tag="welcome"):
 
 
 class Ack(_Frame, frozen=True, tag="ack"):
-    """Everything up to ``seq`` is durable, or known to make no event. Cumulative."""
+    """Everything up to ``seq`` is durable, or known to produce no event. Cumulative."""
 
     type: ClassVar[str] = "ack"
 

@@ -98,7 +98,7 @@ def _loads(text: str) -> Any:
     except ValueError:  # an integer with more digits than Python converts
         try:
             return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 20 else float(digits))
-        except json.JSONDecodeError:  # after that integer
+        except json.JSONDecodeError:  # other faults in a text that also has such an integer
             raise FrameError("not JSON") from None
 
 
@@ -151,7 +151,7 @@ class _Repairs:
                 return {"$deep": True}
             if isinstance(value, dict):
                 return {self.tree(str(key)): self.tree(entry, depth + 1) for key, entry in value.items()}
-            # Do not visit small integers, because a call for each of millions would stall the event loop.
+            # Skip integers that fit 64 bits, because a call for each of millions would stall the event loop.
             return [
                 entry if type(entry) is int and -(2**63) <= entry < 2**63 else self.tree(entry, depth + 1)
                 for entry in value

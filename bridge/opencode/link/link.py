@@ -1,6 +1,6 @@
 """Link protocol 1 without I/O: data in, events out, messages to send.
 
-``SidecarLink`` is the sidecar's end of one connection, ``ClientLink`` the other end in either role: ``shim``
+``SidecarLink`` is the sidecar's side of one connection, ``ClientLink`` the other side in either role: ``shim``
 (``durable-stream play``, in place of the plugin) or ``control`` (the command line). Neither uses a clock, a socket or
 randomness. The caller supplies nonces and the token, and delivers what ``data_to_send`` returns, in order. After the
 event ``Closed``, the caller sends the remaining messages and closes the connection.
@@ -157,7 +157,7 @@ class _Link:
         self.state = State.CLOSED
 
     def result(self, call_id: str | int, value: Any = None, error: RemoteError | None = None) -> None:
-        """Answer a call, request or tool. A no-op on a closed link, where nobody waits for it."""
+        """Answer a call, request or tool. A no-op on a closed link, where nobody is waiting for it."""
         if self.is_open:
             body = None if error is None else error.body()
             self._send(Result(id=call_id, value=value if error is None else None, error=body))
@@ -166,7 +166,7 @@ class _Link:
         text = encode(frame)
         if (
             len(text) > MAX_FRAME_BYTES
-        ):  # in characters, and there are at least as many bytes: the peer would close with 1009
+        ):  # counts characters; there are at least as many bytes, and the peer would close with 1009
             raise LocalProtocolError(f"a {frame.type} frame of {len(text)} characters exceeds the limit")
         self._out.append(text)
 
@@ -187,7 +187,7 @@ class _Link:
 
 
 class SidecarLink(_Link):
-    """The sidecar's end of one connection.
+    """The sidecar's side of one connection.
 
     ``nonce`` is 64 hex characters, fresh for each connection; ``boot`` identifies
     this run of the sidecar.
@@ -238,7 +238,7 @@ class SidecarLink(_Link):
         """Mark items as finished; return true if ``acks.acked`` moved. Allowed even after the link has closed.
 
         Raises:
-            ValueError: one was never received.
+            ValueError: an item was never received.
         """
         before = self.acks.acked
         for seq in seqs:
@@ -255,8 +255,8 @@ class SidecarLink(_Link):
         super().bye(reason, detail)
 
     def leave(self, reason: ByeReason) -> None:
-        """Send ``bye`` to a shim, but still take the hooks already on their way, without acks. For other peers, the
-        same as ``bye``.
+        """Send ``bye`` to a shim, but still accept the hooks that are already on their way, without acks. For other
+        peers, this is the same as ``bye``.
 
         The link is closed once the peer closes it, or by ``bye``, which then sends nothing.
         """
@@ -359,7 +359,7 @@ class SidecarLink(_Link):
 
 
 class ClientLink(_Link):
-    """The client's end: ``shim`` with an identity, ``control`` without. Queues ``hello`` at once."""
+    """The client's side: role ``shim`` with an identity, ``control`` without one. Queues ``hello`` at once."""
 
     table = CLIENT
 

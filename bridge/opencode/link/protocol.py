@@ -125,8 +125,8 @@ class RequestError(RemoteError):
 
 
 class Identified(Struct, frozen=True):
-    """Emitted by the sidecar's end: the peer proved itself. Call ``welcome`` when ready. For control, ``shim`` is
-    ``None``.
+    """Emitted on the sidecar's side once the peer has proved its identity. Call ``welcome`` when ready. For control,
+    ``shim`` is ``None``.
     """
 
     role: Role
@@ -136,7 +136,9 @@ class Identified(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """Emitted by the sidecar's end: the peer proved itself but uses an unsupported ``protocol``. ``Closed`` follows."""
+    """Emitted on the sidecar's side: the peer has proved its identity but uses an unsupported ``protocol``. ``Closed``
+    follows.
+    """
 
     role: Role
     version: str
@@ -210,7 +212,7 @@ class ContextReceived(Struct, frozen=True):
 
 
 class Closed(Struct, frozen=True):
-    """The link is closed. ``impostor``: the other end could not prove itself; no user data was sent to it.
+    """The link is closed. ``impostor``: the other side could not prove its identity; no user data was sent to it.
 
     ``by_peer``: the peer said bye. Otherwise it broke the rule that ``detail`` describes.
     """
@@ -259,7 +261,7 @@ Table: TypeAlias = Mapping[State, Mapping[type[Frame], State]]
 SIDECAR: Final[Table] = {
     State.AWAIT_HELLO: {Hello: State.AWAIT_IDENTIFY, Bye: State.CLOSED},
     State.AWAIT_IDENTIFY: {Identify: State.AWAIT_WELCOME, Bye: State.CLOSED},
-    State.AWAIT_WELCOME: {Bye: State.CLOSED},  # left by our own welcome
+    State.AWAIT_WELCOME: {Bye: State.CLOSED},  # our own welcome ends this state
     State.OPEN_SHIM: {
         Hooks: State.OPEN_SHIM,
         Lossy: State.OPEN_SHIM,
@@ -282,7 +284,7 @@ SIDECAR: Final[Table] = {
 
 CLIENT: Final[Table] = {
     State.AWAIT_CHALLENGE: {Challenge: State.AWAIT_WELCOME, Bye: State.CLOSED},
-    State.AWAIT_WELCOME: {Welcome: State.AWAIT_WELCOME, Bye: State.CLOSED},  # left for its role's state
+    State.AWAIT_WELCOME: {Welcome: State.AWAIT_WELCOME, Bye: State.CLOSED},  # the state after that depends on the role
     State.OPEN_SHIM: {
         Ack: State.OPEN_SHIM,
         Call: State.OPEN_SHIM,

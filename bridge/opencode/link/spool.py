@@ -71,7 +71,7 @@ def read_items(lines: Iterable[bytes]) -> Iterator[tuple[int, HookItem]]:
         if seq <= last:
             continue  # a copy of an earlier line
         t = item.t
-        # Everything before the first line was acknowledged, except for damaged lines there.
+        # Everything before the first line was acknowledged, except for damaged lines.
         first = last + 1 if last else max(1, seq - damaged)
         if first < seq:
             yield seq - 1, _gap(first, seq - 1, t)

@@ -23,8 +23,8 @@ class AckWindow:
         self.acked = acked
         self.received = acked
         self.window = window
-        self._order: deque[int] = deque()  # received above acked, ascending
-        self._done: set[int] = set()  # those of them that are finished
+        self._order: deque[int] = deque()  # received seqs above ``acked``, ascending
+        self._done: set[int] = set()  # those in ``_order`` that are finished
 
     @property
     def unacked(self) -> int:
@@ -35,7 +35,7 @@ class AckWindow:
         """Take ``count`` items, starting at ``seq``; return how many leading ones were already finished.
 
         Raises:
-            SeqWentBack: one of them is neither new nor finished. Nothing was taken.
+            SeqWentBack: a seq is neither new nor finished. Nothing was taken.
             WindowOverrun: more than twice the window would be unacknowledged. Nothing was taken.
         """
         known = min(count, max(0, self.received - seq + 1))
@@ -51,7 +51,7 @@ class AckWindow:
         return known
 
     def finish(self, seq: int) -> None:
-        """Mark ``seq`` as durable or as making no event. Idempotent.
+        """Mark ``seq`` as durable or as producing no event. Idempotent.
 
         Raises:
             ValueError: ``seq`` was never begun.

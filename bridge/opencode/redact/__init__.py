@@ -48,7 +48,7 @@ _SECRET_ENDINGS: Final = (
     "clientsecret",
     "password",
 )
-"""Endings of secret key names, which find ``openaiApiKey`` and ``x-api-key``."""
+"""Endings of secret key names; they match names such as ``openaiApiKey`` and ``x-api-key``."""
 
 _KEY_ENDS: Final = (
     *("authorization", "passwd", "passphrase", "passcode", "password", "secret", "token", "key", "cookie"),
@@ -56,7 +56,8 @@ _KEY_ENDS: Final = (
     *("base", "value", "val", "prod", "production", "dev", "test", "staging", "live", "old", "new", "primary"),
     *("secondary", "admin", "access", *"0123456789"),
 )
-"""Every secret key name has one of these endings, in lower case. Other names with such an ending only cost time."""
+"""Every secret key name has one of these endings, in lower case. Other names with such an ending are only checked in
+vain."""
 
 _PAIR_NAMES: Final = ("name", "key", "Name", "Key")
 _PAIR_VALUES: Final = ("value", "Value", "val")
@@ -179,7 +180,7 @@ class Redactor:
                 new = self._under_key(key, old, depth + 1)
             name = self._name(key)
             while name != key and (name in cleaned or name in value):
-                name += "'"  # two key names are secrets: keep both values
+                name += "'"  # two key names may become the same placeholder: keep both values
             changed = changed or new is not old or name != key
             cleaned[name] = new
         return cleaned if changed else value

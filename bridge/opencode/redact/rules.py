@@ -74,8 +74,8 @@ class Rule:
     secret without a fixed word has a ``shape`` instead: a pattern for a part of
     it, which must begin with a literal, for speed. ``regex`` matches from the
     beginning; its only matched group, or else the whole match, is replaced.
-    ``word`` requires the match to begin a word, ``base64 = false`` that it is
-    not inside base64 text, ``entropy`` that many bits per byte of the secret.
+    ``word`` requires that the match begins a word, ``base64 = false`` that it is
+    not inside base64 text, ``entropy`` that the secret has at least that many bits per byte.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The progress bar for long work: shown on a terminal only."""
+"""The progress bar for long work. It is shown only on a terminal."""
 
 from __future__ import annotations
 

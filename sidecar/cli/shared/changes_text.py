@@ -1,4 +1,6 @@
-"""Print the result of ``changes``: grouped on a terminal, a line for each edit and decision in a pipe, or diffs."""
+"""Print the result of ``changes``: grouped on a terminal; in a pipe, one line for each edit and decision; or only
+diffs.
+"""
 
 from __future__ import annotations
 

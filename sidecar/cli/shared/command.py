@@ -43,7 +43,7 @@ _OUR_ERRORS = (
 )
 
 UNEXPECTED = "unexpected"
-"""The code of an unforeseen error, which is a bug of ours."""
+"""The code of an unforeseen error, which is a bug in this program."""
 
 SYSTEM = "system"
 """The code of an error of the operating system that ``_SYSTEM_CODES`` does not list."""
@@ -124,14 +124,14 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
                 result = asyncio.run(_to_its_end(result))
             sys.stdout.flush()
         except (typer.Exit, typer.Abort, typer.BadParameter):
-            raise  # typer ends these itself; a bad parameter with 2
+            raise  # typer handles these itself; a bad parameter exits with 2
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # Python flushes stdout once more when it exits, and that must not report an error either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
-        except Exception as error:  # the edge of the program: only the user is beyond it
+        except Exception as error:  # the outermost handler: nothing above it can report the error
             if os.environ.get("DURABLE_STREAM_DEBUG"):
                 raise
             fail(explain(error), code_of(error))
@@ -147,7 +147,7 @@ async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:
 
     asyncio.get_running_loop().call_later(UNCOLLECTED_SECONDS, gc.enable)
     result = await command
-    for _ in range(3):  # one closes the next: reader, scan, file
+    for _ in range(3):  # each closes the next: reader, scan, file
         await asyncio.sleep(0)
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if left:
@@ -215,7 +215,7 @@ def code_of(error: Exception) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    # A module that is not imported cannot have raised its exceptions, so do not import it to check.
+    # A module that is not yet imported cannot have raised its exceptions, so do not import it just to check.
     for module, name in _OUR_ERRORS:
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(error, getattr(loaded, name)):

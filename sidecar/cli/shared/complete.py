@@ -1,6 +1,6 @@
 """Shell completion of streams, sessions, events, types and actors.
 
-Completion runs at every press of the Tab key, so it reads the sidecar's last catalog and a
+Completion runs each time the Tab key is pressed, so it reads the sidecar's last catalog and a
 bounded part of the log, and ignores whatever cannot be read. The command itself
 reports such errors.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streams.event import StreamEvent
 
 NEWEST = 3000
-"""Maximum number of records to read, the newest ones: about a twentieth of a second."""
+"""How many of the newest records are read, which takes about a twentieth of a second."""
 
 MOST_EVENTS = 30
 """Maximum number of events to offer before anything is typed. After that, every match is offered."""
@@ -47,9 +47,10 @@ def sessions(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def events(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Event ids, the newest first: their last characters, as a terminal shows them, and whole ones that were begun.
+    """Event ids, the newest first: their last characters, as a terminal shows them, and any whole ids that begin with
+    what was typed.
 
-    All whole ids begin alike, so typed characters may begin a whole id or a short one. Both are offered.
+    The typed characters may be the beginning of a whole id or of a short one, so both are offered.
     """
     short: dict[str, str] = {}
     whole: dict[str, str] = {}
@@ -94,7 +95,7 @@ def _stream_titles(catalog: Catalog) -> dict[str, str]:
 
 
 def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
-    """The streams and sessions, and the newest events, the oldest first; what was read before a fault, if there is one.
+    """The streams and sessions, and the newest events, the oldest first; if there is a fault, what was read before it.
 
     The catalog covers the records of the snapshot, and the newest of the later ones.
     """

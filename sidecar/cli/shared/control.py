@@ -28,10 +28,10 @@ DISCARDING: Final = "the log itself is intact; it is safe to run the same comman
 REBUILDING: Final = "the log itself is intact; it is safe to run the same command again"
 
 LOOK_SECONDS: Final = 0.2
-"""How often to ask for the progress of the sidecar's background work."""
+"""How often to ask the sidecar for the progress of its work."""
 
 TRIES: Final = 5
-"""How many sidecars may exit, one after the other, between their start and our connection."""
+"""How many times in a row a sidecar may exit between its start and our connection."""
 
 
 @asynccontextmanager
@@ -41,8 +41,8 @@ async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
     ``cut_off`` says what it means for the log if the sidecar ends.
 
     Raises:
-        LinkUnavailable: it could not start (with its reason) or does not answer. Nothing was changed.
-        Failure: it ended before it answered.
+        LinkUnavailable: the sidecar could not start (with its reason) or does not answer. Nothing was changed. Failure:
+        the sidecar ended before it answered.
     """
     from sidecar.link.client import LinkClosed
 

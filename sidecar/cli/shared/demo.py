@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 RECORDING: Final = Path(__file__).parents[2] / "recordings" / "demo.jsonl"
 
 SPEED: Final = 2.0
-"""Factor on the recorded speed: quick, but slow enough to watch."""
+"""How many times the recorded speed: fast, but slow enough to watch."""
 
 KILL_AT: Final = 20
-"""Records in the log when the demo kills the sidecar: about half."""
+"""How many records are in the log when the demo kills the sidecar: about half of all."""
 
 _HANG_SECONDS: Final = 120.0
 
@@ -134,7 +134,7 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
 
 
 async def _keys(home: Home) -> Counter[tuple[str, str]]:
-    """The recorded content without the parts that differ in every play: ids and hashes.
+    """The recorded content without the parts that differ each time it is played: ids and hashes.
 
     Titles are also left out, because title updates are not final, and the end of a turn has the last title that was
     seen.
@@ -152,7 +152,7 @@ async def _stop(home: Home) -> None:
         async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
             await client.request("stop")
     except ClientError:
-        return  # none runs: it was never started, or the demo was interrupted while it was dead
+        return  # none is running: it was never started, or the demo was interrupted while it was dead
     while home.is_locked():  # noqa: ASYNC110 - another process's lock: there is no event to wait for
         await asyncio.sleep(0.02)
 

@@ -42,7 +42,7 @@ def filter_of(
     until: str | None = None,
     **more: Any,
 ) -> Filter:
-    """Build the filter from the options; ``more`` are further fields of it.
+    """Build the filter from the options; ``more`` has further fields of the filter.
 
     Raises:
         BadParameter: a time cannot be read.

@@ -20,20 +20,20 @@ LOOK_AGAIN_MS = 2000
 """How often to look where the system reports no changes (network disks, a replaced directory)."""
 
 STEP_MS = 50
-"""How often the watcher's thread wakes; every millisecond would take two percent of a processor."""
+"""How often the watcher's thread wakes; waking every millisecond would take two percent of a processor."""
 
 
 async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
     """Yield every record after position ``after``, then each new one, without end; cancelling is safe.
 
     Raises:
-        CorruptLog: a record is damaged; what came before was yielded.
+        CorruptLog: a record is damaged; everything before it was yielded.
     """
     reader = LogReader(store)
     with _interrupts() as interrupted:
         async for _ in _changes(store):
             if interrupted.is_set():
-                # The watcher sometimes swallows the cancellation by Ctrl-C and continues.
+                # The watcher sometimes swallows the cancellation caused by Ctrl-C and continues.
                 raise asyncio.CancelledError
             if reader.head > after:
                 async for record in reader.read_all(after=after):
@@ -80,6 +80,6 @@ async def _changes(store: Path) -> AsyncIterator[None]:
             watch_filter=None,
         ):
             yield
-            # Reading a directory once costs less than handing that to a thread.
+            # Checking a directory here costs less than handing the check to a thread.
             if not watched.is_dir() or (watched != store and store.is_dir()):  # noqa: ASYNC240
                 break

@@ -42,7 +42,7 @@ class Heard:
 
 
 def expanded(text: str) -> str:
-    """The subjects that a person means.
+    """The full pattern of the subjects that a person means.
 
     Completes short forms of the L0 protocol's subjects, which lack project and channel.
 
@@ -53,7 +53,7 @@ def expanded(text: str) -> str:
     """
     tokens = check_pattern(text).split(".")
     short = tokens[0] == "str" or (tokens[0] in CATEGORIES and len(tokens) > 1 and tokens[1] in COMPONENTS)
-    # Match any version, because a person who listens need not know it.
+    # Match any version, because a person who listens need not know the version.
     return check_pattern(f"cg.*.*.*.{text}") if short else text
 
 
@@ -172,7 +172,7 @@ def _event(body: bytes) -> StreamEvent | None:
 
 
 def _text(value: str | None) -> str:
-    """A header's value as it was before it was escaped."""
+    """A header's value with its escapes undone."""
     return "" if value in (None, "%_") else one_line(unquote(value or "")[:LONGEST])
 
 
@@ -193,7 +193,7 @@ def _place(subject: str) -> tuple[str, str]:
 
 
 def _said(body: bytes) -> str:
-    """A payload on one line: a piece of an answer as it is, else its fields."""
+    """A payload on one line: a piece of an answer unchanged; of anything else, the fields."""
     text = body[: 4 * LONGEST].decode("utf-8", "replace")
     if len(body) <= 64 * 1024:
         try:

@@ -29,7 +29,8 @@ TURN_ON = 'set mode = "embedded" or "external" in [nats] of config.toml'
 
 
 def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessions:
-    """A connection to be made to the home's server; the caller closes it. ``waits``: waits for an embedded server, too.
+    """A connection to the home's server, which is not yet open; the caller closes it. ``waits``: also wait for an
+    embedded server.
 
     Raises:
         Failure: NATS is off, the embedded server is not running, or the client library is missing.
@@ -57,7 +58,8 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
 
 
 def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
-    """The ``nats`` field of ``status`` while no sidecar runs: the configuration, and the mirror's last known position.
+    """The ``nats`` field of ``status`` while no sidecar is running: the configuration, and the mirror's last known
+    position.
 
     Raises:
         StreamError: the store cannot be read.
@@ -85,7 +87,7 @@ def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
 
 
 def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
-    """The server, from ``nats`` in ``status``. ``runs``: whether a sidecar runs."""
+    """The server, from ``nats`` in ``status``. ``runs``: whether a sidecar is running."""
     if found["mode"] == "off":
         return f"off; {TURN_ON}"
     version = f", {found['version']}" if found["version"] else ""
@@ -104,7 +106,7 @@ def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
 
 
 def mirror_words(found: Mapping[str, Any]) -> str:
-    """How far the mirror is, according to itself."""
+    """How far the mirror says it has got."""
     state = found["state"]
     if not found["lag"]:
         doing = {"idle": "", "publishing": "", "stopped": ", when it was last there"}.get(state, f", {state}")

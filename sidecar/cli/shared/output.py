@@ -70,9 +70,9 @@ class Output:
         sys.stdout.write(self.styled(parts) + "\n")
 
     def styled(self, parts: Iterable[tuple[str, str]]) -> str:
-        """What ``line`` prints, without the end of the line.
+        """What ``line`` prints, without the newline.
 
-        Fifty times as fast as rich's own ``print``, which counts in a log of thousands of lines.
+        This is fifty times as fast as rich's own ``print``, which matters for a log of thousands of lines.
         """
         from rich.cells import cell_len, set_cell_size
         from rich.style import Style
@@ -118,7 +118,7 @@ class Output:
     @cached_property
     def width(self) -> int:
         """Columns of the terminal."""
-        return self.console.width  # asks the system, so ask only once
+        return self.console.width  # this asks the system, so ask only once
 
     @cached_property
     def _colors(self) -> ColorSystem | None:
@@ -168,8 +168,8 @@ class Output:
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         """On a terminal, a table; in a pipe, a heading and tab-separated lines.
 
-        The last column takes the room that is left, and only its texts are cut. On a narrow terminal, the columns
-        before it that do not fit are left out, the last ones first, but never the first one.
+        The last column takes the remaining room, and only its texts are cut. On a narrow terminal, other columns that
+        do not fit are left out, from right to left, but never the first column.
         """
         if not self.terminal:
             self.cells(*(column.name for column in columns))
@@ -205,8 +205,8 @@ class Output:
 def json_line(value: Any) -> bytes:
     """``value`` as one line of JSON that cannot control a terminal but parses to the same value.
 
-    JSON itself escapes what is below a space. A terminal also obeys DEL and U+0080 to U+009F, and format characters
-    hide text or make it read as what it is not: so every unprintable character is escaped.
+    JSON itself escapes the characters below a space. But a terminal also obeys DEL and U+0080 to U+009F, and format
+    characters can hide text or make it look like other text. So every unprintable character is escaped.
     """
     import orjson
 

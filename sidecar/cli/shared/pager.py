@@ -57,7 +57,7 @@ def _through(command: list[str], lines: Iterator[str]) -> None:
     # The same options as git: less exits if the text fits on a screen, shows colours, and leaves the text there.
     environment = {"LESS": "FRX", **os.environ}
     pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, text=True, errors="replace")  # noqa: S603 - the user's own pager
-    # Ctrl-C belongs to the pager, where it may stop a search, and must not end this program.
+    # Ctrl-C is for the pager, for example to stop a search; it must not end this program.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with suppress(BrokenPipeError), pager.stdin or nullcontext() as stdin:  # the user may quit before the end

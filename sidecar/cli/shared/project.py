@@ -53,7 +53,8 @@ def project_streams(catalog: Catalog, given: str | None) -> set[str] | None:
 
 
 def project_or_here(catalog: Catalog, given: str | None, stream: str | None) -> set[str] | None:
-    """The streams that a command without a stream shows: those of ``--project``, else of the current project, else all.
+    """The streams that a command without a stream shows: those of ``--project``, else those of the current project,
+    else all.
 
     Prints a note if it chose the current project and the log has others.
     """
@@ -68,7 +69,7 @@ def project_or_here(catalog: Catalog, given: str | None, stream: str | None) -> 
 
 
 def streams_here(catalog: Catalog) -> set[str]:
-    """The streams of the project around the current directory; empty if that was removed."""
+    """The streams of the project around the current directory; empty if the directory was removed."""
     try:
         return project_here().streams(catalog)
     except FileNotFoundError:
@@ -86,7 +87,7 @@ async def newest_stream(reader: LogReader, given: str | None) -> str:
     """The newest stream of the project that ``--project`` names, else of the current project, else of all.
 
     Raises:
-        NoLog: there is none.
+        NoLog: the log has no stream.
     """
     from sidecar.views.projects import newest_of
     from sidecar.views.select import NoLog, catalog_of, empty_text
@@ -114,7 +115,7 @@ async def newest_text(reader: LogReader, stream: str) -> str:
 
 
 def waiting_lines(catalog: Catalog, streams: Collection[str] | None, now_ms: int) -> list[str]:
-    """What waits for a person, a line each: ``waiting for you: bash rm -rf build, 2 min, in ~/shop``."""
+    """What is waiting for a person, one line each: ``waiting for you: bash rm -rf build, 2 min, in ~/shop``."""
     from sidecar.views.wording import rough_span
 
     lines = []

@@ -34,16 +34,16 @@ ROOMY = 100
 """Minimum width, in columns, at which two spaces separate the columns of a record."""
 
 MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 10, "bad": 3}
-"""Lines that a terminal gives to what people and agents say, to faults, and to asks, which a person decides on.
+"""Maximum number of lines on a terminal for what people and agents say, for faults, and for asks that a person decides.
 
-Others get one.
+All others get one line.
 """
 
 _PLACE_STYLES = ("magenta", "blue", "green", "yellow", "cyan")
 LABEL_WIDTH = 9
 
 PIPED = ("time", "stream", "offset", "event", "actor", "type", "text")
-"""The first line written to a pipe: the names of the tab-separated fields."""
+"""The names of the tab-separated fields: the first line written to a pipe."""
 
 _BEFORE = 24
 """How many characters are shown before a match that is not in the line itself."""
@@ -54,7 +54,7 @@ EXCERPT_INDENT = 10
 class Lines:
     """Prints records one after another; a terminal gets a heading where the day changes.
 
-    A pipe gets a header, then time, stream, offset, event id, actor, type and what it says, between tabs.
+    A pipe gets a header, then tab-separated fields: time, stream, offset, event id, actor, type and text.
     ``with_stream`` shows the stream on a terminal, too; ``found`` is a text that a terminal shows highlighted.
     """
 
@@ -66,7 +66,9 @@ class Lines:
         self.printed = 0
 
     def learn(self, record: Record) -> None:
-        """Take a record that is not printed but may say how long a printed one's turn took, or how long it waited."""
+        """Take a record that is not printed but may tell how long the turn of a printed record took, or how long that
+        waited.
+        """
         self._timing.apply(record)
 
     async def look_up(self, reader: LogReader, record: Record) -> None:
@@ -80,14 +82,14 @@ class Lines:
             if (start := await reader.find_event(event.causation_id)) is not None:
                 self.learn(start)
         else:
-            # A step and its ask have the same cause, their turn. The cause of the answer is the ask.
+            # A step and its permission request have the same cause: the turn. The cause of the answer is the request.
             async for asked in reader.query(Filter(types=(CHECKPOINT,), causation_id=event.causation_id)):
                 self.learn(asked)
                 async for answer in reader.query(Filter(types=(CHECKPOINT,), causation_id=asked.event.id)):
                     self.learn(answer)
 
     async def _learn_all(self, reader: LogReader) -> None:
-        """Read the log once for all turns and checkpoints, which without an index costs as much as for one."""
+        """Read the log once for all turns and checkpoints. Without an index, one of them costs as much."""
         if self._has_all:
             return
         self._has_all = True
@@ -150,7 +152,9 @@ class Lines:
 
 
 def outline(value: Any, indent: str = "") -> list[str]:
-    """A JSON value as indented ``key: value`` lines; a text of several lines keeps them, below a bar."""
+    """A JSON value as indented ``key: value`` lines; a text of several lines keeps its line breaks and is marked with a
+    bar.
+    """
     if isinstance(value, dict):
         return [
             line for key, inner in value.items() for line in _entry(f"{indent}{one_line(str(key))}:", inner, indent)
@@ -180,14 +184,14 @@ __all__ = ["SHORT_ID", "STYLES", "Line", "Lines", "outline"]
 
 
 def no_cause(record: Record) -> str:
-    """Why no cause is shown: it is not in this log, does not exist, or is unknown."""
+    """Why no cause is shown: the cause is not in this log, does not exist, or is unknown."""
     if record.event.causation_id:
         return f"{record.event.causation_id}, which is not in this log"
     return "none: it begins a chain" if begins_a_chain(record) else "unknown"
 
 
 def begins_a_chain(record: Record) -> bool:
-    """Whether nothing in the log can be the cause, as for a person's input, a root session, or a link's own events."""
+    """True if the record cannot have a cause in the log: a person's input, a root session, or a link's own event."""
     event = record.event
     if event.type.startswith("lifecycle.session."):
         return not event.payload.get("parent")

@@ -20,7 +20,7 @@ NOTHING_CHANGED = "Nothing was changed. Run it again with `--yes` to apply."
 
 
 def other_copies(home: Home) -> list[str]:
-    """The places outside the home where the records may also be. A prune does not reach them."""
+    """The places outside the home that may also have the records. A prune does not reach these places."""
     from sidecar.config import load_config
 
     if load_config(home.config_path).nats.mode == "off":

@@ -1,4 +1,6 @@
-"""Markdown as styled lines of a terminal: left-aligned, without boxes, without links that a terminal could open."""
+"""Renders Markdown as styled lines for a terminal: left-aligned, without boxes, without links that a terminal could
+open.
+"""
 
 from __future__ import annotations
 
@@ -116,12 +118,12 @@ def markdown_rows(console: Console, text: str, width: int) -> list[Row]:
 
 
 def _words(texts: Iterable[str]) -> int:
-    """The number of letters and digits: rendering adds and removes only other characters."""
+    """The number of letters and digits. Rendering adds and removes only other characters."""
     return sum(character.isalnum() for text in texts for character in text)
 
 
 def _harmless(part: Segment) -> str:
-    """Entities (``&#x202e;``) can put characters into the text that must not be printed."""
+    """Make a piece safe to print, because entities (``&#x202e;``) can put unprintable characters into the text."""
     return printable(part.text).replace("\n", " ").expandtabs(4)
 
 
@@ -130,6 +132,6 @@ def _style(style: Style | None) -> str:
 
 
 def _trimmed(lines: list[list[Segment]]) -> list[list[Segment]]:
-    """Without empty lines at the beginning and end."""
+    """The lines without empty ones at the beginning and end."""
     filled = [number for number, line in enumerate(lines) if any(part.text.strip() for part in line)]
     return lines[filled[0] : filled[-1] + 1] if filled else []

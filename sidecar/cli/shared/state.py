@@ -37,12 +37,12 @@ from streams.query import describe_span
 
 
 async def gather_status(home: Home) -> dict[str, Any]:
-    """The running sidecar's own report, or without a sidecar what log and spool say.
+    """The running sidecar's own report, or without a sidecar the state of log and spool.
 
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is how many of the records
-    up to it were removed; ``log.damaged`` says that a problem is the log's.
+    up to it were removed; ``log.damaged`` says that one of the problems is damage to the log.
     Keys: ``home, running, sidecar, links, counts, log, migration, spool, nats, held, gaps, asks, problems, notes``;
-    ``sidecar`` is null when none answers, ``nats`` if the configuration or the store cannot be read.
+    ``sidecar`` is null if no sidecar answers; ``nats`` is null if the configuration or the store cannot be read.
     ``problems``, ``notes`` and ``asks`` are texts.
     """
     problems: list[str] = []
@@ -90,7 +90,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"the log is damaged, but {kept}")
     for check in quick_checks(home, served=found.get("config_changed") is False):
         if check.name == "start" and problems:
-            continue  # the reason why it cannot start is already reported, more precisely
+            continue  # a more precise reason for the failed start is already reported
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
             (problems if check.level == "problem" else notes).append(told)
@@ -139,11 +139,11 @@ def _nats_stopped(home: Home) -> dict[str, Any] | None:
     try:
         return at_rest(home, load_config(home.config_path).nats)
     except (ConfigError, StreamError, OSError):
-        return None  # what is wrong is among the problems
+        return None  # the reason is already among the problems
 
 
 async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> dict[str, Any]:
-    """The state of the log. If the log cannot be opened, nothing is counted, and nothing else is tried."""
+    """The state of the log. If the log cannot be opened, nothing is counted and nothing else is tried."""
     torn = torn_files(home.store_path)
     log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
     gaps = 0
@@ -163,7 +163,7 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
         }
         gaps = catalog.gaps
         if any(name.startswith("agent/") for name in catalog.streams) and fault is None:
-            from sidecar.runtime.letters import letters_of  # loads more than `status` needs where no agent ran
+            from sidecar.runtime.letters import letters_of  # this import is slow, and not needed if no agent has run
 
             open_ = sum(letter.state == "open" for letter in await letters_of(reader))
             notes += ["; ".join(letters_note(open_))] if open_ else []

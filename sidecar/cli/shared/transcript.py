@@ -29,7 +29,7 @@ _ENDINGS = {
 
 
 def format_of(given: str | None, output: Path | None) -> str:
-    """The format to write: the given one, else that of the file's ending, else Markdown."""
+    """The format to write: the given one, else the one that the file's ending selects, else Markdown."""
     return given or _ENDINGS.get(output.suffix.lower() if output is not None else "", "markdown")
 
 
@@ -85,7 +85,7 @@ def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Itera
 
 @contextmanager
 def written_to(output: Path | None) -> Iterator[IO[bytes]]:
-    """Stdout, or a new file that only its owner reads, which is removed if it cannot be finished.
+    """Stdout, or a new file that only its owner can read. The file is removed if it cannot be completed.
 
     Raises:
         Failure: the file already exists.
@@ -96,7 +96,7 @@ def written_to(output: Path | None) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     try:
-        # Only the user may read what agents saw and wrote, as in the home.
+        # Only the user may read what agents saw and wrote, as for the files in the home.
         file = open(output, "xb", opener=_private)  # noqa: SIM115 - closed below, removed on failure
     except FileExistsError:
         raise Failure("exists", f"{output} already exists and is not overwritten; choose another --output") from None

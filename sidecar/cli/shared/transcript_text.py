@@ -98,7 +98,7 @@ class _Writer:
         bar = PROMPT_BAR if prompt.actor == "user" else (PROMPT_BAR[0], QUIET)
         yield [bar, (one_line(prompt.actor), bar[1]), (f"  {words.prompt_facts(prompt)}", QUIET)]
         lines = list(self._wrapped(words.prompt_text(prompt), "", width - 2))
-        most = len(lines) if not prompt.command else words.OUTPUT_LINES  # a command's text is long, and not the user's
+        most = len(lines) if not prompt.command else words.OUTPUT_LINES  # a command's text is not the user's
         yield from self._barred(lines, bar, most)
 
     def _said(self, said: Said, width: int) -> Iterator[Row]:
@@ -186,7 +186,7 @@ class _Writer:
 
     def _diff_line(self, line: str, width: int) -> Iterator[Row]:
         if line.startswith(("@@ -1 ", "@@ -1,", "@@ -0,0 ")) or line.startswith("\\"):
-            return  # a file's beginning, and a missing end of line, go without saying
+            return  # the marks of a new file and of a missing newline at the end are left out
         style = {"+": GOOD, "-": BAD, "@": "cyan dim", "*": QUIET}.get(line[:1], "")
         for row in _chopped(line, width - 2):
             yield [BAR, (row, style)]
@@ -231,7 +231,7 @@ def _filled(console: Console, line: str, width: int) -> list[str]:
 
 
 def _chopped(line: str, width: int) -> list[str]:
-    """A line of output on as many rows as it needs, with its spaces, which may have a meaning."""
+    """A line of output on as many rows as it needs, with its spaces, because they may have a meaning."""
     width = max(width, NARROWEST)
     return [line] if len(line) <= width and cell_len(line) <= width else chop_cells(line, width)
 

@@ -11,7 +11,7 @@ from bridge.nats.mirror.state import MirrorState
 from streams.store import NOTHING, StreamStore
 
 LINGER_SECONDS: Final = 0.05
-"""How long a run waits for more records, because a server stores a thousand messages nearly as fast as ten."""
+"""How long a run waits for more records, because a server stores a thousand messages almost as fast as ten."""
 
 YIELD_RECORDS: Final = 16
 """Records to process before yielding to other tasks: about a millisecond of work."""

@@ -50,8 +50,8 @@ class DeltaStream:
 
     ``turn_of`` returns the user message that a session currently answers, ``project_of`` a session's project, and
     ``clean`` redacts a text. A word is sent only when complete, so that no secret slips through in two halves. If no
-    delta comes for ``hold_s``, the rest is sent as it is. ``counts``: ``deltas``, ``sent`` (chunks), ``dropped``
-    (chunks, for lack of a connection or of room), and the coalescer's counts.
+    delta comes for ``hold_s``, the last, perhaps incomplete word is sent too. ``counts``: ``deltas``, ``sent``
+    (chunks), ``dropped`` (chunks, for lack of a connection or of room), and the coalescer's counts.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class DeltaStream:
             return
         held = self._held.pop(delta.session, None)
         if held is not None and (held.last.step, held.last.kind) != (delta.step, delta.kind):
-            self._end(held, now)  # another text of the session: this one is over
+            self._end(held, now)  # the session has begun another text, so this one is complete
             held = None
         if held is None:
             if len(self._held) >= MAX_HELD:

@@ -1,7 +1,8 @@
 """The progress of a log's mirror: determined at each connection and stored in between.
 
 ``bridge/nats/mirror/resuming.py`` decides where to resume, from the stream, the log and the stored progress. Before
-that, forgotten payloads are erased on the server. Afterwards session contexts are folded from the last snapshot on.
+that, forgotten payloads are erased on the server. Afterwards, session contexts are folded, starting from the last
+snapshot.
 
 Cursor and snapshot are hints. If they are lost, the stream and the log supply the same facts.
 """
@@ -75,7 +76,7 @@ class Progress:
         the next call repeats the work.
 
         Raises:
-            NatsError: the server is unreachable or refuses.
+            NatsError: the server is unreachable or refused the request.
             StreamError, OSError: the log cannot be read.
         """
         try:
@@ -126,7 +127,7 @@ class Progress:
             try:
                 state = MirrorState.of(snapshot)
             except ValueError:
-                state = MirrorState()  # only a hint: fold the log from its beginning
+                state = MirrorState()  # the snapshot is only a hint: without it, fold the log from its beginning
         self.kept = state.position
         mine = self.state
         position = max(state.position, mine.position)
@@ -200,7 +201,7 @@ class Progress:
     async def _forget(self, session: JetStream, known: MirrorState) -> bool:
         """Erase newly forgotten payloads and all messages after them, so that they are published again in order.
 
-        Returns whether there were any.
+        Returns whether there were any such payloads.
         """
         wanted_now, self.erase = self.erase, set()
         try:

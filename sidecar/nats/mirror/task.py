@@ -77,7 +77,8 @@ class MirrorTask:
         self._is_level = False
         """Whether the state's contexts match its position, because every record that was read is stored."""
         self._end = NOTHING
-        """No record is left between the mirrored ones and this position, because the end of the log was pruned."""
+        """There are no records between the last mirrored one and this position, because the end of the log was
+        pruned."""
         self._doing = "waiting"
         self._problem = ""
         self.counts: Counter[str] = Counter()
@@ -111,7 +112,7 @@ class MirrorTask:
         await self._keep_last()
 
     def resume(self) -> None:
-        """Continue. The position is read again from the snapshot ``MIRROR`` and from the stream."""
+        """Continue. The position is re-read from the snapshot ``MIRROR`` and from the stream."""
         self._doing = "waiting"
         self.start()
 
@@ -266,7 +267,8 @@ class MirrorTask:
                         if state.position < self._store.head:
                             self._end = await end_of(self._store, state.position)
                         if state.position != self._progress.noted:
-                            # ``mirror verify`` needs it: messages missing up to here are lost, later ones only wait.
+                            # ``mirror verify`` needs the cursor: messages missing before it are lost, later ones are
+                            # only waiting.
                             await self._progress.keep_cursor()
                     await self._wait_for_news(ahead, reading, ended, look - loop.time())
                     continue

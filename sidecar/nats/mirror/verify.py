@@ -52,7 +52,7 @@ class Disturbed(Exception):
 
 @dataclass(slots=True)
 class Verified:
-    """The numbers of a comparison: the count of the log's records, and the result for each stream."""
+    """The result of a comparison: how many records the log has, and each stream's result."""
 
     records: int = 0
     streams: list[Comparison] = field(default_factory=list)
@@ -228,7 +228,7 @@ class _Names:
 
 
 class _Side:
-    """One stream: its messages in order, across interruptions, up to the last one at the start."""
+    """One stream: its messages in order, across interruptions, up to the message that was the last one at the start."""
 
     def __init__(self, sessions: Sessions, name: str, family: Family, pattern: str, there: StreamFacts | None) -> None:
         self._sessions, self._name, self._family, self._pattern = sessions, name, family, pattern
@@ -248,7 +248,7 @@ class _Side:
         return cls(sessions, name, family, pattern, there)
 
     def begin(self, mirror: Mirror, head: int, removed: dict[str, Gone], now_ms: int) -> None:
-        """Note that the log was read."""
+        """Take over what was read from the log before the comparison."""
         limits = Limits()
         if self._there is not None:
             limits = Limits.of(self._there.config, self._there.state, mirror.max_payload)
@@ -279,7 +279,7 @@ class _Side:
             return None
 
     async def front_is_whole(self) -> bool:
-        """See ``Comparer.finish``. A no may be wrong if limits removed messages; a yes is always right."""
+        """See ``Comparer.finish``. If limits removed messages, false may be wrong; true is always right."""
         there, first = self._there, self.comparer.result.first_sequence
         if there is None:
             return False

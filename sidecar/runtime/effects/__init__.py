@@ -1,1 +1,3 @@
-"""Effects: actions on the outside world, with a policy, a ledger, and reconciliation of what is in doubt."""
+"""Effects: actions on the outside world, with a policy, a ledger, and reconciliation of effects whose outcome is in
+doubt.
+"""

@@ -36,12 +36,13 @@ FAILED: Final = "effect.failed"
 IN_DOUBT: Final = "effect.in_doubt"
 
 MAX_RESULT: Final = 256 * 1024
-"""Maximum size of a result in the log, in bytes. The log keeps the digest, size and beginning of a longer one."""
+"""Maximum size of a result in the log, in bytes. Of a longer result, the log keeps only the digest, size and
+beginning."""
 
 _HEAD: Final = 16 * 1024
 
 PAUSE_SECONDS: Final = 1.0
-"""How long a record waits before a failed write to the log is retried."""
+"""How long to wait before a failed write to the log is retried."""
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -51,7 +52,7 @@ StepStatus = Literal["started", "completed", "failed", "in_doubt"]
 class StepRecord(NamedTuple):
     """The last known state of an effect. ``retry_at`` is ms UTC; ``None`` if it will not be tried again.
 
-    ``request`` is the id of the request that made the attempt; ``ts`` and ``position`` are its record's.
+    ``request`` is the id of the request that made the attempt; ``ts`` and ``position`` are those of the state's record.
     """
 
     run_id: str
@@ -94,7 +95,7 @@ def request_of(record: Record) -> Request:
 
 
 class Ledger:
-    """Reads and writes the steps of effects. While the log cannot be written, a step waits until it can."""
+    """Reads and writes the steps of effects. While the log cannot be written, writing a step waits."""
 
     def __init__(self, store: StreamStore, identity: Identity, sleep: Sleep = asyncio.sleep) -> None:
         self._store, self._identity, self._sleep = store, identity, sleep
@@ -122,7 +123,8 @@ class Ledger:
         """
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
         stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
-        # A failed write may still be durable. In that case, the record found is this one.
+        # A write that failed may still have become durable. If so, the append returns that earlier record, which is
+        # ours.
         return (await self._append(stamped)).event.id == stamped.id
 
     async def completed(self, request: Request, attempt: int, result: Any, **about: Any) -> Record:
@@ -148,12 +150,12 @@ class Ledger:
         return await self._answer(request, step.attempt, COMPLETED, about)
 
     async def refused(self, request: Request, error: str, error_code: str, attempt: int = 0) -> Record:
-        """Record that a request is never executed, which is a failure without an attempt."""
+        """Record that a request will never be executed: a failure without an attempt."""
         about = {"error": error[:500], "retry_at": None, "final": True, "error_code": error_code}
         return await self._answer(request, attempt, FAILED, about)
 
     async def _settle(self, request: Request, attempt: int, type_: str, about: dict[str, Any]) -> Record:
-        """Record the end of an attempt. If the attempt already has an end, answer this request anyway."""
+        """Record the end of an attempt. Answer this request even if the attempt's end is already recorded."""
         stamped = self._stamp(request, attempt, type_, about, _key(_base_of(request), attempt, type_))
         record = await self._append(stamped)
         kept = record.event.payload
@@ -197,15 +199,15 @@ class Ledger:
                     "attempt": attempt,
                     **about,
                 },
-                # A result has the same distance from the user as the agent that asked, because an effect is not a step
-                # in a chain of agents.
+                # A result has the same depth as the agent that asked, because an effect is not a step in a chain of
+                # agents.
                 "metadata": {"depth": max(event.metadata.get("depth", 0) - 1, 0)},
             }
         )
 
 
 def bounded(result: Any) -> Any:
-    """A result in the form that the log keeps: for a long one, the digest, size and beginning."""
+    """A result in the form that the log keeps. A long result is replaced by its digest, size and beginning."""
     text = canonical(result)
     if len(text) <= MAX_RESULT:
         return result

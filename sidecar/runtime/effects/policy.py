@@ -12,16 +12,16 @@ from typing import Any, Final, Literal, Protocol
 from streams.hashing import canonical
 
 EffectClass = Literal["safe", "idempotent", "unsafe"]
-"""The result of a second execution: nothing new, nothing if the other side honours the key, or the effect once more."""
+"""What a second execution does: nothing new; nothing if the other side honours the key; or the effect once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
     """One requested action: ``kind`` names the kind that executes it, ``args`` are JSON values.
 
-    ``run`` is the chain of work that it belongs to; ``agent`` asked for it, in its step ``node``. ``visit`` counts,
-    from 1, how often that agent's run asked for the same effect at the same node, so a loop that repeats a call gets a
-    new result.
+    ``run`` is the chain of work that it belongs to; ``agent`` asked for it, in its step ``node``. ``visit`` counts from
+    1 how often the agent has asked for the same effect at the same node in this run, so a loop that repeats a call gets
+    a new result.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Effect:
 
 
 class EffectPolicy(Protocol):
-    """Injected into the runtime by its constructor; ``[worker] policy`` names another one."""
+    """Passed to the runtime's constructor; ``[worker] policy`` can name another policy."""
 
     def max_attempts(self, effect: Effect) -> int:
         """Maximum number of attempts, including the first and any before a crash; at least 1."""
@@ -49,7 +49,7 @@ class EffectPolicy(Protocol):
         ...
 
     def idempotency_key(self, *, run: str, node: str, effect: Effect) -> str:
-        """The key under which a result is kept. An effect whose key has a result is not executed again."""
+        """The key under which a result is stored. If a key has a result, the effect is not executed again."""
         ...
 
     def deadline_seconds(self, effect: Effect) -> float:

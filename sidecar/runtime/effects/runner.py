@@ -14,8 +14,8 @@ Without an answer from the kind's ``reconcile``, a *safe* or *idempotent* effect
 again, which counts as an attempt. An *unsafe* one stays in doubt until a person resolves it.
 Each request gets one final ``effect.completed`` or ``effect.failed``, whatever happens.
 
-An attempt that began after this runner was made belongs to another live runner over the same store,
-because the log has one writer process. This runner leaves it alone.
+If an attempt began after this runner was created, it belongs to another live runner over the same store,
+because the log has only one writer process. This runner leaves such an attempt alone.
 
 So state and messages are exactly-once. An outside effect is at-least-once, and exactly-once where the other side
 honours the key.
@@ -41,7 +41,7 @@ from streams.store import Record, StreamStore
 log = logging.getLogger("sidecar.runtime")
 
 MAX_RUNNING: Final = 64
-"""Maximum number of effects that run at a time; others wait."""
+"""Maximum number of effects that run at the same time; the others wait."""
 
 LONGEST_SLEEP: Final = 30.0
 """Maximum length of one sleep during a back-off, so that the back-off ends soon if the clock is set forward."""
@@ -70,7 +70,8 @@ Reconciled = Done | NotDone | Unknown
 
 
 class PermanentFailure(Exception):
-    """Raised by an effect kind if trying again cannot help. Any exception with a true ``permanent`` counts as one.
+    """Raised by an effect kind if trying again cannot help. Any exception whose attribute ``permanent`` is true has the
+    same meaning.
 
     Every other exception is retryable: the attempt failed, and the policy says when the next one is due.
     """
@@ -151,9 +152,10 @@ class EffectRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def resolve(self, record: Record, how: Resolution, *, by: str = "user", result: Any = None) -> bool:
-        """Settle an effect in doubt, and all requests that share its key, as a person decides.
+        """Settle an effect in doubt, and all requests that share its key, as a person has decided.
 
-        ``result``: what the agent gets as the result of an effect that was done. Returns false if it is not in doubt.
+        ``result``: what the agent gets as the result of an effect that was done. Returns false if the effect is not in
+        doubt.
         """
         request = request_of(record)
         if (task := self._tasks.get(request.id)) is not None:
@@ -223,7 +225,8 @@ class EffectRunner:
             if retry_at is None:
                 return
             await self._until(retry_at, self._identity.now_ms())
-        # The policy allows fewer attempts than were made, or requests with the same key made them.
+        # No attempt is left: the policy now allows fewer than were already made, or other requests with the same key
+        # used them up.
         await self.ledger.refused(request, f"gave up after {attempt} attempts", "attempts-exhausted", attempt)
 
     async def _without_kind(self, request: Request, step: StepRecord | None) -> None:
@@ -282,7 +285,7 @@ class EffectRunner:
     async def _reconcile(
         self, request: Request, kind: EffectKind, step: StepRecord, attempts: int
     ) -> StepRecord | None:
-        """Decide about an attempt that was cut off; ``None`` if that settles it."""
+        """Decide what to do about an attempt that was cut off; ``None`` if nothing is left to do."""
         try:
             async with asyncio.timeout(self._policy.deadline_seconds(request.effect)):
                 found = await kind.reconcile(request.effect, request.key)
@@ -307,7 +310,7 @@ class EffectRunner:
     async def _until(self, moment_ms: int | None, since_ms: int) -> None:
         """Wait until a clock time, but at most as long as the recorded wait.
 
-        So neither a restart nor a clock that is set back changes a back-off.
+        So neither a restart nor setting the clock back lengthens a back-off.
         """
         if moment_ms is None:
             return

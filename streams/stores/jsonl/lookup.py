@@ -1,4 +1,4 @@
-"""Read records of a jsonl log from their places in its files, by the writer's index."""
+"""Read records of a jsonl log directly from their places in its files, using the writer's index."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Lookup:
 class _Place(NamedTuple):
     """The place of a record's line in its file.
 
-    The file may hold fewer than ``size`` bytes of it, and more lines after it.
+    The file may hold fewer than ``size`` bytes of the line, and may have more lines after it.
     """
 
     fd: int

@@ -105,11 +105,11 @@ class JsonlReader:
         """Check that every file of the log exists and is long enough, without reading them.
 
         Raises:
-            CorruptLog: one is missing or was cut short.
+            CorruptLog: a file is missing or was cut short.
         """
         doubt = await asyncio.to_thread(self._doubt)
         if doubt is not None:
-            # Reading the file finds out, and reports the fault as in every command.
+            # Reading the file shows whether it is damaged, and reports the fault as in every command.
             async for place in self._places(doubt - 1):
                 _check_line(place)
 
@@ -205,13 +205,13 @@ class JsonlReader:
 
 
 async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
-    """Yield a segment's bytes from ``start`` on, about a megabyte at a time.
+    """Yield a segment's bytes starting at ``start``, about a megabyte at a time.
 
     No file is open between two chunks, so a reader that stops early leaves nothing to close.
 
     Raises:
         ForeignStore: it is a symbolic link.
-        FileNotFoundError: it was deleted.
+        FileNotFoundError: the segment was deleted.
     """
     while True:
         # Run this to its end, because a file that a thread opens after its caller was cancelled would stay open.
@@ -229,7 +229,7 @@ async def _chunk(segment: Segment, start: int) -> bytes:
 
 
 async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
-    """Yield the complete lines of a segment from ``start`` on, nothing after the last newline."""
+    """Yield the complete lines of a segment starting at ``start``, and nothing after the last newline."""
     rest = b""
     async for chunk in chunks(segment, start):
         lines = (rest + chunk).split(b"\n")
@@ -326,7 +326,7 @@ def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
 
 
 def _last_whole(segment: Segment) -> Head:
-    """The last record of the last whole batch in a segment, which the head file would name."""
+    """The last record of the last whole batch in a segment. The head file would name this record."""
     head = Head(segment.first - 1, "")
     for _, line in split_lines(read_file(segment.path)):
         try:

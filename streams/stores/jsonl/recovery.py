@@ -196,7 +196,7 @@ def _refuse_segment(segment: Segment, expected: int) -> None:
 
 def _refuse_damage(cursor: _Cursor, head: Head | None, reason: str, rest: bytes) -> None:
     """Raise unless the faulty records were never acknowledged; ``rest`` is what follows the fault in the segment."""
-    # The line before says which position must follow, even if this one is unreadable.
+    # The line before this one shows which position must follow, even if this one is unreadable.
     position = cursor.expected
     below = head is not None and position <= head.position
     unexplained = head is None and any(_is_whole(line) for _, line in split_lines(rest))

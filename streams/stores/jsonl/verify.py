@@ -3,7 +3,7 @@
 After an unreadable record, the check continues with the place and the hash in the next
 readable record, so that one fault is one finding. A stream's first record after a lost
 one cannot be checked against anything. Verifying changes nothing and takes no lock:
-while a writer runs, it verifies the log up to the head at its start.
+while a writer is running, it verifies the log up to the head at its start.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class JsonlVerification:
         """Bytes to read, for a progress bar."""
         total = 0
         for segment in list_segments(self.store / "log"):
-            with suppress(FileNotFoundError):  # the log moved meanwhile
+            with suppress(FileNotFoundError):  # the log has migrated in the meantime
                 total += segment.path.stat().st_size
         return total
 
@@ -106,7 +106,7 @@ class JsonlVerification:
         limit = head.position if writing and head is not None else None
         if self.quick and len(segments) > _QUICK_SEGMENTS:
             segments = segments[-_QUICK_SEGMENTS:]
-            # Earlier records count as lost, so any first offset is accepted, and chains are checked from there on.
+            # Earlier records count as lost, so any first offset is accepted, and chains are checked only after that.
             self._last, self._lost = segments[0].first - 1, segments[0].first
         for number, segment in enumerate(segments):
             place = _Place(segment, is_last=number == len(segments) - 1)

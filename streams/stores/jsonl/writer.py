@@ -29,7 +29,7 @@ from streams.stores.stored import Stored
 class JsonlWriter:
     """The part of ``JsonlStore`` that writes the log's last segment and its head file, and keeps the index.
 
-    Blocking; one thread at a time. ``index`` holds the written records and those about to be, ``head`` the
+    Blocking; one thread at a time. ``index`` has the records that are written or about to be written, ``head`` the
     last durable position. ``torn`` and ``head_lost`` say what opening found.
     """
 
@@ -44,7 +44,7 @@ class JsonlWriter:
         self._disk, self._segment_bytes = disk, segment_bytes
         head = read_head(store / "head")
         recovered = recover(self._log, head)
-        create(store, self._log)  # not before: a refused log stays as it is
+        create(store, self._log)  # only now, because a refused log must stay as it is
         self.index = recovered.index
         self.head_lost = head is None and bool(recovered.index.segments)
         self.torn: Path | None = None
@@ -137,7 +137,7 @@ class JsonlWriter:
         """Write another backend's stored records, which must follow the last one; durable on return.
 
         Raises:
-            ValueError: one does not follow the one before it.
+            ValueError: a record does not follow the one before it.
             OSError: they could not be written.
         """
         lines: list[bytes] = []

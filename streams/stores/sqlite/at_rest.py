@@ -18,7 +18,7 @@ from typing import Final
 from streams.stores.directory import is_being_written
 
 Seen = tuple[int, int, int, int]
-"""Which file it is, its size, and when it was last written."""
+"""What identifies a file's state: which file it is, its size, and when it was last written."""
 
 _OF_A_WRITER: Final = ("-wal", "-journal")
 

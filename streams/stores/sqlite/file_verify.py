@@ -2,8 +2,8 @@
 
 The checks cover opening, pages and indexes, and the keys table. Each gives one
 sentence per fault, none for a sound file, and raises nothing for damage: an
-unreadable file is one of the sentences. Another check finds a lost head file. All
-of them block, and ``connection`` must have been opened with ``damaged`` (see
+unreadable file is one of the sentences. Another check finds a lost head file. All checks
+block, and ``connection`` must have been opened with ``damaged`` (see
 ``connect_to_read``). ``verify.py`` verifies the records themselves.
 """
 
@@ -99,7 +99,7 @@ def _schema_faults(connection: sqlite3.Connection) -> Iterator[str]:
 def _first_of(report: str) -> str:
     """The first faults of a report: SQLite lists every consequence of one bad page, each on a line."""
     lines = [" ".join(line.split()) for line in report.splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("***"):  # names the database, as the finding does
+    if len(lines) > 1 and lines[0].startswith("***"):  # this line only names the database, which the finding does too
         del lines[0]
     more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
     return f"{', '.join(lines[:_MOST_LINES])}{more}"
@@ -112,7 +112,7 @@ def lost_head_file(store: Path, connection: sqlite3.Connection) -> Finding | Non
             if head_of(connection) == NOTHING:
                 return None
     except DAMAGE:
-        return None  # the file is damaged: already a finding
+        return None  # the file is damaged, which is already a finding
     reason = "it is missing or damaged; the next start renews it"
     return Finding("missing", str(store / HEAD_FILE), None, None, None, reason)
 

@@ -1,8 +1,8 @@
 """The head file of a sqlite log: its last record, kept next to the database to detect lost records.
 
 SQLite treats a deleted, cut or damaged WAL as one that ends earlier, so the log reads as
-an earlier, intact log. So ``sqlite-head`` also holds the last record's position and
-hash, in the form of jsonl's head file. It is written after a commit is durable and
+an earlier, intact log. To detect that, ``sqlite-head`` also holds the last record's position and
+hash, in the same format as the jsonl head file. It is written after a commit is durable and
 before it is acknowledged, in place and without a sync:
 
 - *below the log's end*: a kill or a power loss left it there, and the next opening moves
@@ -12,7 +12,7 @@ before it is acknowledged, in place and without a sync:
 - *missing* next to a log that holds records: it was lost, and ``verify`` says so, because the head file is created
   durably before the log.
 
-Its name does not begin like those of SQLite's files, so deleting ``log.db-*`` leaves it.
+Its name does not begin like the names of SQLite's files, so deleting ``log.db-*`` does not delete it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HeadFile:
         """Open it and move it forward to the log's last record.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the head file cannot be written.
             ForeignStore: the log is damaged where its last record should be.
         """
         known = read_head(store / HEAD_FILE)
@@ -82,7 +82,7 @@ def make_head_file(store: Path) -> bool:
     Raises:
         CorruptLog: the log has fewer records than its head file says. Nothing changed.
         StreamError: the log cannot be read.
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     path = store / LOG_FILE
     known = read_head(store / HEAD_FILE)
@@ -131,13 +131,14 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
         if fault is None or read_head(store / HEAD_FILE) == known:
             _refuse(path, fault)
             return True
-        # The head file belongs to another log now: the first one moved away and was discarded, and a new one began.
+        # The head file now belongs to another log: the one we opened migrated and its store was discarded, and a new
+        # log began here.
 
 
 def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:
     """The fault of a log that ends at ``last``, if any. Pure.
 
-    ``hash_`` is that of its record at the head file's position; ``None`` if that record was pruned.
+    ``hash_`` is the hash of the log's record at the head file's position; ``None`` if that record was pruned.
     """
     first, end = last + 1, known.position
     if end >= first:

@@ -19,7 +19,7 @@ FOLDED = 16_384
 """How many digests to remember before writing them: about two megabytes, and about 50 ms of writing."""
 
 _LOOKED_UP: Final = 500
-"""Keys looked up at once."""
+"""How many keys one query looks up."""
 
 COMPARED: Final = 10_000
 """Maximum number of records that one statement compares with the table, so that other work gets its turn."""
@@ -79,7 +79,7 @@ class Keys:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._remembered: dict[bytes, int] = dict(connection.execute(_NOT_FOLDED).fetchall())
-        """Some of them may have been pruned since: callers read the record anyway."""
+        """Some of these records may have been pruned since; callers read the record anyway."""
 
     def positions(self, digests: Sequence[bytes]) -> dict[bytes, int]:
         """Where the records of these digests are. Digests that are not stored are left out.

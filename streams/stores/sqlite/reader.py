@@ -3,7 +3,7 @@
 A reader cannot write and never repairs. A reader sees committed records, which with
 ``synchronous=FULL`` are durable. It fetches a few rows at a time, each
 fetch a query of its own that continues after the last position: no read transaction
-stays open between fetches, so the writer's checkpoints never wait for one.
+stays open between fetches, so the writer's checkpoints never wait for a reader.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TYPES = (
     " SELECT (SELECT min(type) FROM records WHERE type > name) FROM types WHERE name IS NOT NULL)"
     " SELECT name FROM types WHERE name IS NOT NULL"
 )
-"""The existing types, with one index step for each."""
+"""Selects the existing types, with one index step for each type."""
 
 TAILS: Final = (
     # CROSS JOIN makes SQLite go stream by stream. The order that it would choose itself visits every record.
@@ -68,7 +68,7 @@ class SqliteReader:
         """``exists``: a log without its file is gone, not empty. ``alone``: see ``connect_to_read``."""
         self._store, self._path, self._alone = store, store / LOG_FILE, alone
         self._exists = exists
-        """The file exists or did; without it this log is not empty but gone."""
+        """True if the file exists or once existed. If it is missing then, the log is gone, not empty."""
         self._connection: ReadConnection | None = None
         self._place: tuple[int, int] | None = None
         self._search: ReadConnection | None = None
@@ -140,7 +140,7 @@ class SqliteReader:
         return record_of(row, str(self._path)) if row is not None else None
 
     async def find_known(self, idempotency_key: str, recent: Callable[[bytes], int | None]) -> Record | None:
-        """As ``find``, for the writer, which remembers the places of keys that the table does not have yet."""
+        """Like ``find``, but for the writer, which remembers the places of keys that the table does not have yet."""
         digest = key_digest(idempotency_key)
         position = recent(digest)
         row = await asyncio.to_thread(
@@ -317,7 +317,9 @@ class SqliteReader:
                 last = rows[-1][0]
 
     def _following(self, previous: int, position: int) -> int:
-        """Return ``position`` if it is the next, because rows of a damaged page come in any order and repeat."""
+        """Return ``position`` after checking that it comes next, because the rows of a damaged page may come in any
+        order and repeat.
+        """
         if position <= previous:
             at = previous + 1
             raise CorruptLog(str(self._path), at + 1, at, f"record {position} is out of order")
@@ -363,7 +365,7 @@ class SqliteReader:
         return self._read(in_one_state, without)
 
     def _read(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
-        """Return what ``ask`` finds, retried if a writer began meanwhile, or ``without`` if there is no log."""
+        """Return what ``ask`` finds, retried if a writer began in the meantime, or ``without`` if there is no log."""
         while True:
             with self._lock, translated(self._path, "reading"):
                 connection = self._connected()
@@ -397,7 +399,7 @@ class SqliteReader:
         return self._connection
 
     def _search_rows(self, grams: str, after: int, until: int) -> list[int] | None:
-        """The index's next positions for ``grams``; ``None`` if it was deleted meanwhile."""
+        """The index's next positions for ``grams``; ``None`` if it was deleted in the meantime."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
         with self._lock, translated(self._store / SEARCH_FILE, "searching"):
             if self._search is None or not self._search.can_go_on(self._store / SEARCH_FILE):

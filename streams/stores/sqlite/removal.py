@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class Exclusive(Protocol):
-    """Runs ``work`` on the calling thread while no commit runs."""
+    """Runs ``work`` on the calling thread while no commit is running."""
 
     def __call__(self, work: Callable[[], Result], /) -> Result: ...
 
@@ -42,7 +42,7 @@ class Exclusive(Protocol):
 class SqliteRemover:
     """The part of ``SqliteStore`` that removes. Blocking; ``InTurn`` lets one operation run at a time.
 
-    ``changed`` is called while no commit runs, after each transaction.
+    ``changed`` is called after each transaction, while no commit is running.
     """
 
     def __init__(self, store: Path, connection: sqlite3.Connection, turns: InTurn, changed: Callable[[], None]) -> None:
@@ -123,7 +123,7 @@ class SqliteRemover:
                     first = exclusively(partial(tables.check_chunk, self._connection, name, first, end))
 
     def _work(self, exclusively: Exclusive) -> tuple[int, int, int, int]:
-        """Do all noted work. Return records and bytes pruned, then forgotten."""
+        """Do all noted work. Return the records and bytes that were pruned, then those that were forgotten."""
         pruned = pruned_bytes = forgotten = saved = 0
         forgets = False
         with translated(self._path, "reading"):

@@ -29,7 +29,7 @@ MAX_TRIGRAMS: Final = 24
 
 POSITION: Final = 0
 KEY: Final = 9
-"""The index of these columns in a row."""
+"""The indexes of the columns for position and key in a row."""
 
 
 def row_of(placed: Placed, stream: int, digest: bytes, index: int, count: int) -> Row:

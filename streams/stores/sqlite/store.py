@@ -38,14 +38,14 @@ from streams.stores.stored import Stored
 from streams.threads import InTurn, in_thread
 
 CHECKPOINT_PAGES: Final = 8192
-"""About how much the WAL holds when the writer moves it into the database file. A WAL holds index pages many times, and
-a checkpoint moves each page once, so a larger WAL costs less. But closing takes longer, and so does opening after a
-crash."""
+"""About how much the WAL holds when the writer moves it into the database file. A WAL holds many versions of an index
+page, and a checkpoint moves each page once, so a larger WAL costs less. But closing takes longer, and so does opening
+after a crash."""
 
 PAGE_BYTES: Final = 4096
 
 PAGES_OF_A_ROW: Final = 1
-"""Index pages, apart from the row itself: as measured for a commit of 64, and a little more."""
+"""How many index pages a row changes, apart from its own page: slightly more than measured for a commit of 64."""
 
 Result = TypeVar("Result")
 
@@ -72,7 +72,7 @@ class SqliteStore(KeepsHints):
             self._connection.close()
             raise
         self._last_hash = b""
-        """Of the last record planned since opening."""
+        """The hash of the last record planned since opening."""
         self._turns = InTurn()
         self.recent = Recent()
         self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
@@ -178,7 +178,7 @@ class SqliteStore(KeepsHints):
         if digest in self._stored:
             where = [self._stored[digest], digest]
             row = self._connection.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
-            if row is not None:  # else it was pruned
+            if row is not None:  # without a row, the record was pruned
                 found = record_of(row, str(self._path))
                 return Kept(lambda: found)
         entry = find(self._connection, digest) if self._has_entries else None
@@ -212,7 +212,7 @@ class SqliteStore(KeepsHints):
             seconds = time.perf_counter() - begun
             if rows:
                 self._head_file.write(self._next - 1, self._last_hash)
-            self._note(rows)  # before the head: whoever sees a record must find it by its key
+            self._note(rows)  # before the head moves, because whoever sees a record must also find it by its key
             self._head = self._next - 1
         self.recent.add(placed for _, plan_ in decided for placed in plan_.new)
         for pending, plan_ in decided:
@@ -279,7 +279,9 @@ class SqliteStore(KeepsHints):
         return await self._reader.removed()
 
     def _check_end(self, pruned_end: int) -> None:
-        """Raise ``CorruptLog`` if records were pruned beyond the log's end, because those before them are missing."""
+        """Raise ``CorruptLog`` if records were pruned beyond the log's end, because the records before the pruned ones
+        are then missing.
+        """
         if pruned_end > self._next:
             reason = f"records {self._next} to {pruned_end - 1} were written, but not all of them were pruned"
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)

@@ -1,6 +1,6 @@
 """Verify a whole sqlite log, row by row, to its end, past any fault.
 
-A row says everything twice: in its columns, which queries use, and in the
+A row has everything twice: in its columns, which queries use, and in the
 event's bytes, which the chain covers. So the bytes reveal a changed column, the checksum
 reveals changed bytes, and the chain reveals a change of both. If SQLite cannot read a
 page, each record in it is one finding, named by the index that leads to it, and the scan
@@ -296,7 +296,7 @@ class SqliteVerification:
             with translated(self._path, "reading"):
                 return dict(connection.execute(_NAMED, [self._last]).fetchall())
         except DAMAGE:
-            return {}  # then the scan ends at the damage and reports it
+            return {}  # without it, the scan ends at the damage and reports that
 
     def _skip_to_the_end(self, connection: sqlite3.Connection) -> None:
         """Begin at the last records. Earlier ones count as lost, so any first offset in a stream is accepted."""
@@ -304,13 +304,13 @@ class SqliteVerification:
             with translated(self._path, "reading"):
                 head = connection.execute("SELECT max(position) FROM records").fetchone()[0]
         except DAMAGE:
-            return  # the scan will report it
+            return  # the scan will report the damage
         if isinstance(head, int) and head > _QUICK_RECORDS:
             self._last = head - _QUICK_RECORDS
             self._lost = self._last + 1
 
     def _check_file(self, connection: sqlite3.Connection) -> None:
-        """Check the file as a whole, including its indexes; a quick check only as much as it can in its time."""
+        """Check the file as a whole, including its indexes; a quick check covers only as much as it can in its time."""
         if not self._told and not self._found:
             self._find_in_file(opening_damage(self._path, alone=self.alone))
         self._find_in_file(content_damage(self._path, connection, quick=self.quick))
@@ -407,7 +407,7 @@ def _removal_of(connection: sqlite3.Connection) -> tuple[Removal, int]:
     connection.execute("BEGIN")
     try:
         removal = load(connection)
-        version_of(connection)  # raises if it is damaged
+        version_of(connection)  # raises if the version is damaged
         count = connection.execute("SELECT count(*) FROM removed").fetchone()[0] if removal else 0
     finally:
         connection.execute("COMMIT")

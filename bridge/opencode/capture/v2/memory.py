@@ -1,6 +1,6 @@
 """What the translator remembers about a session between two events that make records.
 
-None of it is in our log: after a restart, the session's own log is read again from the start or the end of its last
+The log has none of this. After a restart, the session's own log is read again from the start or the end of its last
 turn.
 """
 
@@ -42,7 +42,7 @@ class Memory:
     execution: str | None = None
     """The event with which the session became busy; ``None`` while it is idle."""
     is_new: bool = False
-    """True from that event until the first step or compaction."""
+    """True from the event in ``execution`` until the first step or compaction."""
     promoted: list[tuple[str, int]] = field(default_factory=list)
     """Inputs that the next step answers, with their times."""
     declined: bool = False

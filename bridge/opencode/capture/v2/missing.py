@@ -1,7 +1,8 @@
-"""Whether a service tells more of a session than the log has. Pure.
+"""Decides whether a service knows more about a session than the log has. Pure.
 
-A service that keeps no log of its sessions says only how far its numbers go. Some of them stand for events that are
-never recorded, such as a look at the session. But it keeps messages, inputs that wait, and the title.
+A service that keeps no log of its sessions reports only the highest event number of a session. Some numbers stand for
+events that are never recorded, such as a person looking at the session. But the service keeps the messages, the waiting
+inputs and the title.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bridge.opencode.capture.state import SessionState
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the service's API says of a session now: its description, its newest messages, the inputs that wait."""
+    """What the service's API says about a session now: its description, its newest messages and its waiting inputs."""
 
     info: dict[str, Any] = field(default_factory=dict)
     messages: tuple[dict[str, Any], ...] = ()
@@ -24,7 +25,7 @@ class Told:
 
 
 def tells_more(session: SessionState, told: Told, before_ms: int | None = None) -> bool:
-    """True if the service tells something from before ``before_ms`` that the log does not have.
+    """True if the service has something from before ``before_ms`` that the log does not have.
 
     While a turn is open, anything may be missing.
     """

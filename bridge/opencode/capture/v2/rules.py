@@ -128,7 +128,7 @@ class HostRules(Emitter):
         at_ms: int | None = None,
     ) -> None:
         if message in session.turns:
-            return  # its record is already in the log, and the event of the same number was read again
+            return  # its record is already in the log, and the event with the same number was read again
         if session.turn is not None:
             if memory.is_new:
                 self.end_dead_turn(entry.service, session)

@@ -17,7 +17,7 @@ _RENAMED = {
     "inbox.enqueued": "input.admitted",
     "inbox.delivered": "input.promoted",
 }
-"""The release's names, as those of the preview."""
+"""The release's names → the preview's names."""
 
 _INTERRUPTED = "Tool execution interrupted"
 _STATUS = re.compile(r"\bHTTP (\d{3})\b")
@@ -46,7 +46,9 @@ class HostEvent:
 
     @property
     def reach(self) -> int:
-        """The last number that it stands for: a fork's first event stands for those that it inherits. -1 if none."""
+        """The last event number that the event covers: a fork's first event covers all the events that the fork
+        inherits. -1 if none.
+        """
         own = -1 if self.seq is None else self.seq
         return max(own, number(self.data.get("parentSeq")) or 0) if self.name == "forked" else own
 
@@ -169,7 +171,7 @@ def tool_result(event: HostEvent) -> dict[str, Any]:
     content = [mapping(each) for each in data["content"]] if isinstance(data.get("content"), list) else []
     said = [each["text"] for each in content if isinstance(each.get("text"), str)]
     if said and said[-1] == f"Command exited with code {mapping(data.get('metadata')).get('exit')}.":
-        said.pop()  # as `exit` says
+        said.pop()  # ``exit`` already has this
     files = [each for each in content if each.get("type") not in ("text", None)]
     error = mapping(data.get("error"))
     known = ("sessionID", "assistantMessageID", "callID", "id", "content", "error", "metadata", "executed")

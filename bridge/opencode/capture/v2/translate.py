@@ -98,13 +98,13 @@ class HostTranslator(HostRules):
             self._end(entry_of(service, self._identity.now_ms(), None), session, "gone")
 
     def end_dead(self, service: Service, session_id: str) -> None:
-        """End the turn of a session that no process runs."""
+        """Record the end of a session's turn that no process is running."""
         session = self.state.sessions.get(session_id)
         if session is not None and session.turn is not None:
             self.end_dead_turn(service, session)
 
     def gap(self, service: Service, session_id: str, after: int, until: int, reason: str) -> None:
-        """Record that these events are lost, at the time of the last one before them. Reading goes on after them."""
+        """Record that these events are lost, at the time of the last one before them. Reading continues after them."""
         session = self.state.sessions.get(session_id)
         self.counts["gaps"] += 1
         payload = {"reason": reason, "lost": until - after, "first_seq": after + 1, "last_seq": until}
