@@ -69,7 +69,7 @@ RULES: tuple[Rule, ...] = (
         ("agent.handoff", "turn.started", "turn.ended", "agent.error"),
         "user message; assistant message for errors",
         "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
-        "different OpenCode agent answers than before, for example `build` after `plan`. Other updates are not final.",
+        "different OpenCode agent answers from now on, for example `build` after `plan`. Other updates are not final.",
     ),
     Rule(
         "message.removed",
