@@ -27,12 +27,12 @@ CHAPTERS = (
     (
         "Intent",
         "One piece of [background work](background.md). `refused` means that a limit prevented it. A phantom, the\n"
-        "session that runs an intent, has no states of its own: its states are those of its intent from `starting` on.",
+        "session that runs an intent, has no states of its own. Its states are those of the intent, from `starting`.",
         INTENT,
     ),
     ("Notice", "One message for a session. Only `observed` confirms delivery.", NOTICE),
-    ("Checkpoint", "One question for a person: see [notify.md](notify.md).", CHECKPOINT),
-    ("Alert", "One piece of news for a person: see [notify.md](notify.md).", ALERT),
+    ("Checkpoint", "One question for a person; see [notify.md](notify.md).", CHECKPOINT),
+    ("Alert", "One piece of news for a person; see [notify.md](notify.md).", ALERT),
 )
 
 

@@ -28,7 +28,7 @@ def check_channels(scene: Scene) -> list[Check]:
 
     hint = "run `durable-stream notify test` to see whether it works now; `durable-stream notices` lists the messages"
     return [
-        Check("notify", "note", f"{name} did not take the newest message: {scene.survey.failing[name]}", hint)
+        Check("notify", "note", f"{name} did not accept the newest message: {scene.survey.failing[name]}", hint)
         for name in Channels(scene.config.notify).names
         if name in scene.survey.failing
     ]

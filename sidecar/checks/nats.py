@@ -170,7 +170,7 @@ def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
     if (reserved := reserved_keys(mirror)) is not None:
         return [Check("mirror", "note", *reserved)]
     behind = f"{counted(mirror['lag'], 'record')} behind the log" if mirror["lag"] else "up to date with the log"
-    return [Check("mirror", "ok", f"{behind}; `durable-stream mirror verify` compares them")]
+    return [Check("mirror", "ok", f"{behind}; `durable-stream mirror verify` compares the two")]
 
 
 def reserved_keys(mirror: Mapping[str, Any]) -> tuple[str, str] | None:

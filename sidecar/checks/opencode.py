@@ -29,7 +29,7 @@ UNPROVEN = (
     "it may not be understood"
 )
 
-LOGLESS = "what happens while no sidecar runs is lost; a capture.gap says where. See docs/opencode2.md"
+LOGLESS = "what happens while no sidecar is running is lost; a capture.gap says where. See docs/opencode2.md"
 
 ANSWER_SECONDS = 20.0
 """How long a program may take to print its version; OpenCode takes seconds on a busy machine."""
@@ -64,9 +64,9 @@ def check_opencode(scene: Scene) -> list[Check]:
 def _check_lacks(version: str) -> Check:
     lacked = sorted(lacks_of(version))
     if not lacked:
-        return Check("background", "ok", f"OpenCode {version} lacks nothing for background work")
-    source = " as its source says, not tried:" if is_only_read(version) else ""
-    text = f"OpenCode {version}:{source} {'; '.join(MEANINGS[each] for each in lacked)}"
+        return Check("background", "ok", f"OpenCode {version} has everything that background work needs")
+    source = " (according to its source, not tried)" if is_only_read(version) else ""
+    text = f"OpenCode {version}{source}: {'; '.join(MEANINGS[each] for each in lacked)}"
     return Check(
         "background",
         "note",

@@ -30,7 +30,9 @@ async def agents(
     events: Annotated[
         Path | None,
         typer.Option(
-            "--events", metavar="FILE", help="With --check: try the agent with these events, one JSON object per line."
+            "--events",
+            metavar="FILE",
+            help="With --check: a file of events to try the agent with, one JSON object per line.",
         ),
     ] = None,
     json: JsonFlag = False,
@@ -39,9 +41,9 @@ async def agents(
 
     Starts a sidecar if none is running. Exits with 1 if an agent failed or could not be loaded.
 
-    With --check, loads one agent in the command's process, not in the sidecar, and checks that the agent uses no clock,
-    randomness, file or socket and that the same events give the same results. Uses the events of the log that the agent
-    receives, or those of --events. Exits with 1 if the check finds something.
+    With --check, checks that one agent uses no clock, randomness, file or socket, and that it returns the same results
+    for the same events. Loads the agent in the command's own process, not in the sidecar. Uses the events of the log
+    that the agent would receive, or those of --events. Exits with 1 if the check finds a violation.
     """
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
@@ -100,9 +102,11 @@ async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
     for finding in findings:
         out.text(str(finding), "red")
     if not findings:
-        out.text(f"agent {agent.name}: nothing impure found in its source or with {len(events)} events", "green")
+        out.text(
+            f"agent {agent.name}: nothing impure found in its source or while handling {len(events)} events", "green"
+        )
     if not events:
-        note("There was no event to try the agent with; name some with --events FILE.")
+        note("There were no events to try the agent with; give some with --events FILE.")
     return 1 if findings else 0
 
 
@@ -144,7 +148,7 @@ def _events_of(file: Path) -> list[dict[str, Any]]:
         if given is None:
             continue
         if not isinstance(given, dict) or not isinstance(given.get("type"), str):
-            raise Failure("bad-json", f"{file}, line {number}: an event must be an object with type and payload")
+            raise Failure("bad-json", f"{file}, line {number}: an event must be a JSON object with type and payload")
         found.append({"type": given["type"], "payload": given.get("payload") or {}})
     return found
 

@@ -19,7 +19,8 @@ WAITS = ("open", "answering")
 async def checkpoints(
     context: typer.Context,
     checkpoint: Annotated[
-        str | None, typer.Argument(metavar="[CHECKPOINT]", help="Show this one in full: its id, or a unique prefix.")
+        str | None,
+        typer.Argument(metavar="[CHECKPOINT]", help="Show this checkpoint in full; give its id, or a unique prefix."),
     ] = None,
     answer: Annotated[
         list[str] | None,
@@ -33,7 +34,7 @@ async def checkpoints(
     limit: LimitOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """List what is waiting for your answer in any session, or answer it.
+    """List what is waiting for your answer in any session, or give an answer.
 
     The first answer wins, wherever you give it. A late answer fails with the code already-answered.
     """

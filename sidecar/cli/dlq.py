@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 _CUT_OFF: Final = "it is safe to run the same command again"
 _LONGEST: Final = 120
 
-LetterArgument = Annotated[str, typer.Argument(metavar="LETTER", help="The letter's id, or a unique end of it.")]
+LetterArgument = Annotated[
+    str, typer.Argument(metavar="LETTER", help="The dead letter's id, or a unique suffix of it.")
+]
 LettersArgument = Annotated[
-    list[str], typer.Argument(metavar="LETTER…", help="The letters' ids, or unique ends of them.")
+    list[str], typer.Argument(metavar="LETTER…", help="The dead letters' ids, or unique suffixes of them.")
 ]
 
 
 async def list_(
     context: typer.Context,
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only this agent's dead letters.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Also list redriven and dropped letters.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also list redriven and dropped dead letters.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """List the messages that agents could not handle, oldest first."""
@@ -75,7 +77,7 @@ async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = 
 async def redrive(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
     """Redeliver dead letters to their agents.
 
-    Starts a sidecar if none runs. If a letter fails again, it stays a dead letter, and the command exits with 1.
+    Starts a sidecar if none is running. If a message fails again, it stays a dead letter, and the command exits with 1.
     """
     return await _settle(context, "dlq_redrive", letters, json)
 
@@ -83,7 +85,7 @@ async def redrive(context: typer.Context, letters: LettersArgument, json: JsonFl
 async def drop(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
     """Mark dead letters as dropped. Their records stay in the log.
 
-    Starts a sidecar if none runs.
+    Starts a sidecar if none is running.
     """
     return await _settle(context, "dlq_drop", letters, json)
 

@@ -30,7 +30,7 @@ async def export(
         str | None,
         typer.Argument(
             metavar="[STREAM]",
-            help="A stream's id, or its unique beginning or end; default: the newest stream of the current project.",
+            help="A stream's id, or a unique prefix or suffix of it; default: the current project's newest stream.",
             autocompletion=complete.streams,
         ),
     ] = None,
@@ -45,8 +45,8 @@ async def export(
 ) -> None:
     """Write a stream and the streams joined to it to a file.
 
-    By default, writes JSON lines: a header, then the records; --json changes nothing. With --format, writes the
-    conversation in full, including everything that read would shorten or fold.
+    By default, and with --json, writes JSON lines: a header, then the records. With --format markdown or html, writes
+    the conversation in full, including everything that read would shorten or fold.
     """
     from sidecar.cli.shared.project import newest_stream, newest_text
     from sidecar.cli.shared.transcript import written_to
@@ -54,7 +54,10 @@ async def export(
     from streams.log.directory import read_manifest
 
     if json and form is not Form.jsonl:
-        raise typer.BadParameter("--json means --format jsonl; `read --format json` prints the conversation")
+        raise typer.BadParameter(
+            f"--json means --format jsonl, so it cannot be combined with --format {form.value}; for the conversation "
+            "as JSON, run `durable-stream read --format json`"
+        )
     store = home_of(context).store_path
     reader = open_reader(store)
     if stream is None:

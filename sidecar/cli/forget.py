@@ -65,7 +65,7 @@ async def forget(
         else:
             _show_forget(out, would)
             for why in refused:
-                note(f"It will be refused {why}.")
+                note(f"`forget` would be refused now, {why}.")
             changed = "Nothing was changed." if refused else NOTHING_CHANGED
             note("Nothing to forget." if is_done else changed)
         return 0
@@ -145,7 +145,7 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
     if len(sessions) > len(shown):
         out.text(f"… and {len(sessions) - len(shown)} more", "dim")
     children = sum(session["parent"] is not None for session in sessions[0 if streams else 1 :])
-    below = {0: "", 1: ", its child session's too"}.get(children, f", its {children} child sessions' too")
+    below = {0: "", 1: " and its child session"}.get(children, f" and its {children} child sessions")
     named = sessions[0]["id"] if not streams else streams[0] if len(streams) == 1 else streams_text(len(streams))
     out.prose("", f"would forget the payloads of {records_text(would['records'])} in {named}{below}")
 

@@ -32,9 +32,9 @@ async def import_(
 ) -> int:
     """Record the sessions from before `install`, or those in a file that `export` wrote.
 
-    Marks them as history, which is not passed to agents. Adds only what the log lacks, so running it again is safe.
-    With --opencode, starts an OpenCode 1 server without plugins to read its sessions. For OpenCode 2 sessions, start
-    OpenCode first.
+    Marks these sessions as history, which agents do not receive. Adds only what the log lacks, so running it again is
+    safe. With --opencode, starts an OpenCode 1 server without plugins to read its sessions. For OpenCode 2 sessions,
+    start OpenCode first.
     """
     from sidecar.cli.shared.output import Output
 

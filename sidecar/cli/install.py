@@ -73,7 +73,9 @@ def uninstall(
     from sidecar.install import plugin as installer
 
     if service and (everywhere or project is not None):
-        raise typer.BadParameter("--service takes no other target, because one service file serves all projects")
+        raise typer.BadParameter(
+            "--service cannot be combined with --global or --project, because one service file serves all projects"
+        )
     target = _target(everywhere, project)
     outcome = installer.Outcome() if service else _checked(lambda: installer.uninstall(target))
     facts: dict[str, Any] = {}
@@ -191,8 +193,8 @@ def _warn_of_two(target: Target) -> None:
     other = _other_copy(target)
     if other is not None:
         complain(
-            f"the plugin is also at {other.plugin}: both copies would be loaded, which records the same events once "
-            f"but costs twice; remove one, for example with {_removal(other)}"
+            f"the plugin is also at {other.plugin}, so OpenCode loads both copies: each event is still recorded once, "
+            f"but at twice the cost; remove one copy, for example with {_removal(other)}"
         )
 
 

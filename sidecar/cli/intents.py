@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 async def intents(
     context: typer.Context,
     intent: Annotated[
-        str | None, typer.Argument(metavar="[INTENT]", help="Show this intent in full: its id, or a unique prefix.")
+        str | None,
+        typer.Argument(metavar="[INTENT]", help="Show this intent in full; give its id, or a unique prefix."),
     ] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it and everything it started.")] = False,
-    apply: Annotated[bool, typer.Option("--apply", help="Apply the changes in its worktree to your files.")] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Print only the changes in its worktree.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop the intent and everything it started.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the changes in the intent's worktree to your files.")
+    ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print only the changes in the intent's worktree.")] = False,
     limit: LimitOption = None,
     json: JsonFlag = False,
 ) -> None:

@@ -25,7 +25,7 @@ MOST_WAITING = 10_000
 async def listen(
     context: typer.Context,
     subject: Annotated[
-        str, typer.Argument(metavar="SUBJECT", help="Subjects to print; * matches one token, > the rest.")
+        str, typer.Argument(metavar="SUBJECT", help="Subjects to print; * matches one token, > matches the rest.")
     ] = "evt.>",
     json: JsonFlag = False,
 ) -> int:

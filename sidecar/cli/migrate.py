@@ -30,8 +30,8 @@ async def migrate(
     """Migrate the log to another backend without interrupting recording.
 
     Copies every record byte for byte, checks each hash chain, and then switches to the copy instantly. To continue an
-    interrupted migration, run it again. The old store stays until --discard-old deletes it. If there is nothing to do,
-    --to and --discard-old succeed, but --rollback fails.
+    interrupted migration, run the command again. The old store stays until --discard-old deletes it. If there is
+    nothing to do, --to and --discard-old succeed, but --rollback fails.
     """
     from sidecar.cli.shared.output import Output
     from streams.log.directory import FORMATS

@@ -85,8 +85,9 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
 async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag = False) -> int:
     """Remove this log's messages from NATS and publish them again.
 
-    Messages of other homes on the same server stay. Pruned records that only the copy still has are lost; without
-    --yes, only prints a preview with their number. If the rebuild is interrupted, run it again.
+    Messages of other homes on the same server stay. Pruned records that only the copy still has are lost. Without
+    --yes, only prints a preview, which shows how many records would be lost. If the rebuild is interrupted, run it
+    again.
     """
     from sidecar.cli.shared.nats import connection
     from sidecar.cli.shared.output import Output
@@ -191,7 +192,7 @@ async def _run_check(out: Output, check: MirrorCheck) -> None:
 def _tell_rest(out: Output, shown: Counter[str]) -> None:
     for kind, count in shown.items():
         if count > SHOWN:
-            out.text(f"… and {count - SHOWN} more that are {WORDS[kind]}; --json names every one", "red")
+            out.text(f"… and {count - SHOWN} more that are {WORDS[kind]}; --json lists them all", "red")
 
 
 def _verdict(out: Output, summary: Verified) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def notices(context: typer.Context, limit: LimitOption = None, json: JsonFlag = False) -> None:
-    """List messages to sessions and alerts for you, newest last: state, channel and times.
+    """List messages to sessions and alerts for you, newest last, with states, channels and times.
 
     A message is queued, then sent, then observed. If nobody sees it, the next channel is used.
     """

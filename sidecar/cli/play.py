@@ -12,7 +12,7 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of
 
 async def play(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The hooks, as JSON lines: {t, hook, input, output}.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The recording, a file of JSON lines.")],
     speed: Annotated[
         str,
         typer.Option(

@@ -27,12 +27,16 @@ if TYPE_CHECKING:
 async def prune(
     context: typer.Context,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Remove sessions whose last record is older than this: 12h, 30d.")
+        str | None,
+        typer.Option(
+            metavar="AGE", help="Remove sessions whose last record is older than this, for example 12h or 30d."
+        ),
     ] = None,
     max_bytes: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Remove the oldest sessions until the log is at most this size: 500MB, 2GiB."
+            metavar="SIZE",
+            help="Remove the oldest sessions until the log is at most this size, for example 500MB or 2GiB.",
         ),
     ] = None,
     streams: Annotated[list[str] | None, streams_option("Remove this stream; repeatable.")] = None,

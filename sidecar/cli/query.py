@@ -23,7 +23,7 @@ async def query(
     until: UntilOption = None,
     text: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Only events with this text in a payload value; case does not matter."),
+        typer.Option(metavar="TEXT", help="Only events with this text in a payload value (case-insensitive)."),
     ] = None,
     trace: Annotated[
         str | None,

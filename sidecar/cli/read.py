@@ -31,9 +31,9 @@ async def read(
     form: Annotated[
         Form | None, typer.Option("--format", help="The format to write. The default in a pipe is Markdown.")
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Shorten nothing: whole outputs, diffs and reasoning.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show outputs, diffs and reasoning in full.")] = False,
     children: Annotated[
-        bool, typer.Option("--children", help="Show child sessions in full, where they happened.")
+        bool, typer.Option("--children", help="Show child sessions inline, at the point where they ran.")
     ] = False,
     output: Annotated[
         Path | None,
@@ -88,7 +88,9 @@ async def read(
             file.writelines(transcript_bytes(roots, reading, named))
         if output is not None:
             hint = (
-                "" if form or json or is_ending(output) else "; --format, or the ending .html or .json, selects another"
+                ""
+                if form or json or is_ending(output)
+                else "; for another format, use --format, or a file name that ends in .html or .json"
             )
             complain(f"wrote {named} to {output}{hint}")
     if fault is not None:

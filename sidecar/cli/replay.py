@@ -26,7 +26,7 @@ async def replay(
     ] = None,
     json: JsonFlag = False,
 ) -> int:
-    """Run an agent again over its recorded inputs and compare.
+    """Run an agent again on its recorded inputs and compare the results.
 
     Compares the agent's outputs, its state after each input, and its snapshot with the log, and shows the first
     difference. Runs no effects and changes nothing.

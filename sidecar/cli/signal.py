@@ -19,7 +19,7 @@ async def signal(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Raise a signal for agents that wait for it, now or later, with the tool wait_for."""
+    """Raise a signal for agents that wait for it with the tool wait_for, now or later."""
     import json as reading
 
     from sidecar.cli.shared.control import ask
@@ -29,8 +29,8 @@ async def signal(
     if re.fullmatch(SIGNAL, name) is None:
         raise Failure(
             "bad-arguments",
-            f"{name!r} is not the name of a signal; use letters, digits, `.`, `_` and `-`, begin with a letter or a "
-            "digit, and write at most 100 characters",
+            f"{name!r} is not a valid signal name; use at most 100 letters, digits, `.`, `_` and `-`, beginning with a "
+            "letter or a digit",
         )
     given: Any = None
     if payload is not None:

@@ -15,17 +15,20 @@ async def spawn(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Everything the background agent must know.")],
     title: Annotated[str, typer.Option("--title", help="A short title; default: the first words of the prompt.")] = "",
     directory: Annotated[
-        Path | None, typer.Option("--directory", metavar="DIR", help="The project's directory; default: this one.")
+        Path | None,
+        typer.Option("--directory", metavar="DIR", help="The project's directory; default: the current directory."),
     ] = None,
     parent: Annotated[
         str | None, typer.Option("--parent", metavar="SESSION", help="The session that gets the result.")
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="OpenCode's agent; default: build.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="The OpenCode agent to run; default: build.")] = None,
     model: Annotated[
         list[str] | None,
         typer.Option("--model", metavar="PROVIDER/MODEL", help="The model; repeat the option for fallbacks."),
     ] = None,
-    minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=1440, help="Stop the work after this time.")] = 60,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, max=1440, help="Stop the work after this many minutes.")
+    ] = 60,
     tokens: Annotated[int, typer.Option("--tokens", min=0, help="Stop the work after this many tokens.")] = 0,
     cost: Annotated[float, typer.Option("--cost", min=0, help="Stop the work after this many dollars.")] = 0.0,
     isolation: Annotated[
@@ -33,7 +36,7 @@ async def spawn(
         typer.Option(
             "--isolation",
             metavar="WHERE",
-            help="worktree: edit a copy; shared: edit your files; auto: a copy in a git repository.",
+            help="worktree: edit a copy; shared: edit your files; auto: edit a copy in a git repository.",
         ),
     ] = None,
     key: Annotated[
@@ -42,7 +45,7 @@ async def spawn(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Start background work that keeps going after OpenCode or the sidecar restarts."""
+    """Start background work that keeps going even if OpenCode or the sidecar restarts."""
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
 

@@ -31,7 +31,7 @@ async def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Show background work, what is waiting for you and the active sessions, live.
+    """Show background work, what is waiting for you, and active sessions, live.
 
     Press q or Ctrl-C to quit. In a pipe, or with --once, prints once and exits. With --json, prints one object.
     """

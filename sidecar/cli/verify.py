@@ -10,8 +10,8 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of
 async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     """Check every record of the log.
 
-    Checks each record's checksum and order, that batches are complete, and each stream's hash chain.
-    Changes nothing.
+    Checks each record's checksum and order, each stream's hash chain, and that every batch is complete. Changes
+    nothing.
     """
     from sidecar.cli.shared.bar import BAR_BYTES, adding, bar
     from sidecar.cli.shared.output import Output, held_text

@@ -100,7 +100,7 @@ def _clean_copy(config: Path) -> list[str]:
         copy.unlink()
         return [f"removed {copy}"]
     npm.write(copy, left)
-    return [f"took {TUI_NAME} out of {copy}"]
+    return [f"removed {TUI_NAME} from {copy}"]
 
 
 def without(content: bytes, entry: str) -> bytes | None:

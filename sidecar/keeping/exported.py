@@ -141,7 +141,7 @@ def _event(record: dict[str, Any], number: int, path: Path) -> StreamEvent | Non
     # An agent's records are its state. In another log, the agent would continue the work or do it twice.
     if "role" in event.metadata or event.stream_id.startswith("agent/"):
         raise ExportError(
-            "agent-export", f"line {number} of {path} was recorded by an agent; only sessions are imported"
+            "agent-export", f"line {number} of {path} was recorded by an agent; only sessions can be imported"
         )
     if is_digest(event.payload):
         return None

@@ -33,12 +33,13 @@ def refusal(state: State, limits: Limits, intent: Intent) -> dict[str, str] | No
     spent = state.spent.get(intent.root, Spent())
     siblings = sum(each.parent == intent.parent for each in state.unfinished()) if intent.parent else 0
     if limits.depth and intent.depth > limits.depth:
-        reason = f"{limits.depth} background agents have started one another already"
+        reason = f"the chain already has {limits.depth} background agents, each started by the one before it"
         return {"code": "recursion_depth_exceeded", "reason": reason}
     if limits.children and siblings >= limits.children:
-        return {"code": "budget-children", "reason": f"its session has {siblings} unfinished agents, as many as it may"}
+        reason = f"its session already has {siblings} unfinished agents, which is the limit"
+        return {"code": "budget-children", "reason": reason}
     if limits.sessions and spent.sessions >= limits.sessions:
-        reason = f"its session has started {spent.sessions} agents, as many as it may"
+        reason = f"its session has already started {spent.sessions} agents, which is the limit"
         return {"code": "budget-sessions", "reason": reason}
     over = _spent_all(limits, spent)
     return {"code": "budget", "reason": over.removeprefix("budget: ")} if over else None

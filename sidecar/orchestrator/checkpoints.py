@@ -434,7 +434,7 @@ def answer_text(answer: list[str], expired: bool) -> str:
     if answer and not expired:
         return f"The user answered: {'; '.join(answer)}"
     if answer:
-        return f"Nobody answered in time; the default holds: {'; '.join(answer)}"
+        return f"Nobody answered in time, so the default applies: {'; '.join(answer)}"
     return "Nobody answered in time. Decide yourself, or leave it."
 
 

@@ -31,19 +31,19 @@ def overlap_text(intent: Intent) -> list[str]:
 def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
     """Lines about what an intent changed in its worktree; empty if it had no worktree or changed nothing."""
     if error := changes.get("error"):
-        return [f"Its changes could not be kept ({error}); they are in {intent.worktree.get('root')}."]
+        return [f"Its changes could not be saved ({error}); they are in {intent.worktree.get('root')}."]
     if not changes.get("ref"):
         return []
     base, ref = intent.worktree.get("base", ""), changes["ref"]
     files = [f"  {file_text(each)}" for each in changes["files"][:SHOWN_FILES]]
     if changes["count"] > SHOWN_FILES:
         files.append(f"  and {changes['count'] - SHOWN_FILES} more")
-    lines = ["It changed these files in a worktree of its own. The files here are as they were:", *files]
+    lines = ["It changed these files in its own worktree. The files here are unchanged:", *files]
     if len(changes["diff"]) <= SHOWN_DIFF:
         lines.append(changes["diff"].rstrip("\n"))
     else:
         lines.append(f"`git diff {base[:12]} {ref}` shows the changes.")
-    return [*lines, f"`durable-stream intents {intent.id} --apply` makes them here, if the user wants them."]
+    return [*lines, f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them."]
 
 
 def file_text(changed: Mapping[str, Any]) -> str:

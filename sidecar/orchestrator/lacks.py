@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 MEANINGS: Final = {
-    "children": "background sessions are listed beside the session that started them, not below it",
+    "children": "background sessions are listed next to the session that started them, not below it",
     "reasons": "the model does not read why you refuse a permission",
     "toasts": "OpenCode shows no toast when background work starts or ends",
-    "worktree_children": "background sessions with a worktree are listed beside the session that started them",
+    "worktree_children": "background sessions with a worktree are listed next to the session that started them",
 }
 """Everything that a host may lack, and what the user notices of it."""
 

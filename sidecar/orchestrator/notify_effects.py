@@ -47,7 +47,7 @@ class Toast:
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""
-        return Unknown("a toast leaves no trace")
+        return Unknown("a toast leaves no trace that could be checked")
 
 
 class Answer:
@@ -88,7 +88,7 @@ class Send:
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""
-        return Unknown("a channel cannot be asked")
+        return Unknown("a channel cannot be asked whether the message arrived")
 
 
 def notify_kinds(

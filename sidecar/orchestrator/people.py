@@ -42,7 +42,7 @@ _LOOK_SECONDS: Final = 0.05
 class AnswerArgs(Args):
     """See ``People.answer``."""
 
-    checkpoint: str = Field(min_length=1, max_length=200, description="its id, or a unique beginning of it")
+    checkpoint: str = Field(min_length=1, max_length=200, description="its id, or a unique prefix of it")
     answer: list[str] = Field(
         min_length=1,
         max_length=50,
@@ -165,7 +165,7 @@ class People:
             signal = self.signals.data.signals[name]
             age = max(self._identity.now_ms() - signal.raised, 0) // 1000
             return f"Signal {name} came {age} s ago. Payload: {signals.as_json(signal.payload)}"[: signals.MAX_PAYLOAD]
-        later = f"No signal {name} came yet. Call wait_for again to wait longer"
+        later = f"Signal {name} has not come yet. Call wait_for again to wait longer"
         if session in self.checkpoints.data.phantoms:
             return f"{later}, and do not end before."
         awaited = {"name": name, "session": session}

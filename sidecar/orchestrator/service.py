@@ -69,13 +69,13 @@ class RegisterArgs(Args):
     title: str = Field(default="", max_length=100, description="the work's title, in a few words")
     directory: str = Field(max_length=8192, description="the project directory, absolute")
     parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
-    agent: str | None = Field(default=None, max_length=100, description="OpenCode's agent")
+    agent: str | None = Field(default=None, max_length=100, description="the OpenCode agent to run")
     models: list[str] = Field(
         default=[], description="`provider/model` each; the next one is used after a provider error"
     )
     minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long the work may run")
-    tokens: int = Field(default=0, ge=0, description="how many tokens it may use; 0: no limit of its own")
-    cost: float = Field(default=0.0, ge=0, description="how many dollars it may cost; 0: no limit of its own")
+    tokens: int = Field(default=0, ge=0, description="how many tokens the work may use; 0: no limit of its own")
+    cost: float = Field(default=0.0, ge=0, description="how many dollars the work may cost; 0: no limit of its own")
     isolation: Literal["auto", "worktree", "shared"] | None = Field(
         default=None, description="where the agent edits; default: `[phantom] isolation`"
     )
@@ -87,7 +87,7 @@ class RegisterArgs(Args):
 class IntentArgs(Args):
     """A request about one intent."""
 
-    intent: str = Field(max_length=100, description="its id, or a unique beginning of it")
+    intent: str = Field(max_length=100, description="its id, or a unique prefix of it")
 
 
 def write_tools(home: Home, wanted: bool) -> None:
@@ -270,9 +270,9 @@ class DurableStream:
             open_reader(self._home.store_path), intent
         )
         if found is None:
-            raise InputRefused("no-intent", f"the key of {intent} was used, and the log no longer has that intent")
+            raise InputRefused("no-intent", f"the key was already used for {intent}, which is no longer in the log")
         if differs := differences(found, payload):
-            other = f"{found.id} was started with this key and is other work ({', '.join(differs)})"
+            other = f"this key already started {found.id}, which is different work (it differs in {', '.join(differs)})"
             raise InputRefused("key-conflict", f"{other}; use a new key")
         return found
 
@@ -326,7 +326,7 @@ class DurableStream:
         if not await asyncio.to_thread(Path(args.directory).is_dir):
             raise RequestError("not-found", f"{args.directory}: this directory does not exist")
         if odd := next((model for model in args.models if "/" not in model), None):
-            raise RequestError("bad-arguments", f"{odd[:60]!a} names no provider; a model is PROVIDER/MODEL")
+            raise RequestError("bad-arguments", f"{odd[:60]!a} names no provider; write a model as PROVIDER/MODEL")
         if await asyncio.to_thread(self.headless.never_links, args.directory):
             why = "the plugin is not installed, so no OpenCode could do this work; run `durable-stream install`"
             raise RequestError("not-installed", why)
@@ -356,7 +356,7 @@ class DurableStream:
     async def _request_cancel(self, args: IntentArgs) -> dict[str, Any]:
         intent = self.find(args.intent)
         if intent.state in ENDED:
-            raise RequestError("has-ended", f"{intent.id} has ended already: {intent.state}")
+            raise RequestError("has-ended", f"{intent.id} has already ended: {intent.state}")
         await self.cancel(intent, "cancelled by the user")
         return as_row(self.data.intents[intent.id])
 

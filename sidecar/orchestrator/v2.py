@@ -300,7 +300,7 @@ class V2Host:
                 raise HostError(f"the OpenCode 2 service cannot be trusted: {error}") from None
             if registration is not None:
                 return ServiceClient(registration)
-        raise HostAbsent("the service of OpenCode 2 that hosts this session is away")
+        raise HostAbsent("the OpenCode 2 service that hosts this session is not running")
 
 
 async def _get(client: ServiceClient, path: str) -> Any:
@@ -312,7 +312,7 @@ async def _get(client: ServiceClient, path: str) -> Any:
             return None
         raise HostError(f"OpenCode 2 answered {error}") from None
     except (ServiceGone, UnsafeService) as error:
-        raise HostError(f"the service of OpenCode 2 does not answer: {error}") from None
+        raise HostError(f"the OpenCode 2 service is not responding: {error}") from None
 
 
 async def _post(client: ServiceClient, path: str, body: dict[str, Any] | None) -> Any:
@@ -333,7 +333,7 @@ async def _sent(client: ServiceClient, method: str, path: str, body: dict[str, A
     try:
         return await client.send(method, path, body)
     except (ServiceGone, UnsafeService) as error:
-        raise HostError(f"the service of OpenCode 2 does not answer: {error}") from None
+        raise HostError(f"the OpenCode 2 service is not responding: {error}") from None
 
 
 def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:

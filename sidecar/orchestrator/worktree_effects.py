@@ -71,7 +71,7 @@ class Collect:
             if await self._host.status(session) != "busy":
                 return
             await asyncio.sleep(_POLL_SECONDS)
-        raise HostError("the session does not stop, so its worktree is left")
+        raise HostError("the session did not stop, so its worktree was left in place")
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``: repeating it gives the same result."""

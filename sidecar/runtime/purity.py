@@ -99,7 +99,9 @@ def check_agent(
         for event in given:
             found, other = first.take(event), second.take(event)
             if found != other:
-                findings.append(Finding("receive", f"two agents differ in what they return for {event.type}"))
+                findings.append(
+                    Finding("receive", f"two instances of the agent returned different outputs for {event.type}")
+                )
                 break
         findings += [*first.findings, *second.findings]
     except Exception as error:  # noqa: BLE001 - foreign code

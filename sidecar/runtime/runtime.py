@@ -218,7 +218,7 @@ class Runtime:
         else:
             given = payload.get("payload")
             if not isinstance(given, dict):
-                raise InputRefused("undecodable", "this message never was a command; drop it")
+                raise InputRefused("undecodable", "this message could not be read as a command; drop it")
             handled = await engine.command(
                 Command(f"redrive:{letter_id}", letter.type, given, sender="dlq", causation_id=letter_id)
             )

@@ -49,7 +49,10 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
             raise HeaderError(name, "this name appears twice, differing only in case")
         seen.add(name.lower())
         if not isinstance(value, str) or not is_header_value(value):
-            raise HeaderError(name, "a value must be non-empty printable ASCII without spaces at either end; escape it")
+            raise HeaderError(
+                name,
+                "a value must be non-empty printable ASCII without spaces at either end; encode other characters first",
+            )
         if len(value) > MAX_VALUE:
             raise HeaderError(name, f"its value is longer than {MAX_VALUE} characters")
     return dict(headers)

@@ -157,8 +157,8 @@ class Log(KeepsHints):
             return None
         file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
         return (
-            f"missing: {file}: it was missing or damaged and has now been renewed: a loss of records at the very end "
-            "of the log would have gone unnoticed"
+            f"missing: {file}: it was missing or damaged and has now been renewed; until then, a loss of records at "
+            "the very end of the log would have gone unnoticed"
         )
 
     @property

@@ -157,7 +157,7 @@ def test_a_signal_is_kept_for_a_later_wait_and_a_later_signal_wakes_the_session_
     client.prompt(session, 'CALL:wait_for {"what": "deployed", "seconds": 5}')
     assert "version" in json.dumps(client.messages(session)[-1])
     client.prompt(session, 'CALL:wait_for {"what": "never", "seconds": 0.1}')
-    assert "No signal never" in json.dumps(client.messages(session)[-1])
+    assert "Signal never has not come" in json.dumps(client.messages(session)[-1])
     durable.cli("signal", "never", '"at last"')
     wait_until(
         lambda: (

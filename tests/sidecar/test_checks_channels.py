@@ -73,7 +73,7 @@ def test_a_channel_whose_newest_message_failed_is_named_without_its_url(home: Ho
     assert check_channels in WITH_THE_LOG
     (note,) = found(home, answered("a", CHAT, "HTTP 500"), answered("b", PHONE, "HTTP 400"), answered("c", CHAT))
     assert (note.name, note.level) == ("notify", "note")
-    assert note.text == f"{channel_name(PHONE)} did not take the newest message: HTTP 400"
+    assert note.text == f"{channel_name(PHONE)} did not accept the newest message: HTTP 400"
     assert "durable-stream notify test" in note.hint
     (note,) = found(home, answered("d", PHONE), answered("e", CHAT, "HTTP 500"))
     assert note.text.startswith(channel_name(CHAT))

@@ -70,7 +70,7 @@ def test_the_entry_that_opencode_2_copied_goes_with_ours(config: Path) -> None:
     theirs = '{"theme": {"name": "nord"},\n "plugins": [\n  "./mine", OURS\n ] }'
     copy.write_text(theirs.replace("OURS", f'"{entry}"'))
     copy.chmod(0o600)
-    assert f"took {TUI_NAME} out of {copy}" in undo(config)
+    assert f"removed {TUI_NAME} from {copy}" in undo(config)
     assert copy.read_text() == theirs.replace(", OURS", "") and copy.stat().st_mode & 0o777 == 0o600
     assert not any(COPY_NAME in line for line in undo(config)), "a repeat changes nothing"
 

@@ -140,7 +140,7 @@ def _read(path: Path, what: str) -> bytes:
         ) from None
     except OSError as error:
         raise FileRefused(
-            path, f"cannot read the {what} {path} ({error.strerror})", "correct its owner and mode"
+            path, f"cannot read the {what} {path} ({error.strerror})", "correct its owner and permissions"
         ) from None
 
 

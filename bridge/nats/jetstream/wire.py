@@ -132,7 +132,9 @@ def published(subject: str, headers: Mapping[str, str], more: str, body: bytes, 
     # The caller has already checked the headers. Check them again, because an extra line could forge a header or a
     # command.
     if not are_lines(lines, len(headers)) or not _is_subject(subject):
-        raise NatsRefused("a message has an invalid header or subject", "escape its names and values")
+        raise NatsRefused(
+            f"the message on {subject[:80]!a} has an invalid header or subject", "escape its names and values"
+        )
     head = f"NATS/1.0\r\n{lines}{more}\r\n".encode("ascii")
     total = len(head) + len(body)
     if total > max_payload:

@@ -178,7 +178,7 @@ def _fields_of(body: bytes) -> dict[str, Any]:
     found = {**value, "payload": payload if isinstance(payload, dict) else {"value": payload}}
     for name in _TEXTS:
         if found.get(name) is not None and not (isinstance(found[name], str) and found[name]):
-            raise Undecodable(f"its {name} is not a string")
+            raise Undecodable(f"its {name} is not a non-empty string")
     source = found.get("source")
     if source is not None and not (isinstance(source, dict) and isinstance(source.get("agent", ""), str)):
         raise Undecodable("its source is not an object that names an agent")

@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
         "",
         ("lifecycle.session.resumed",),
         "boot",
-        "OpenCode does not announce this. Recorded once per boot, if the first hook is not `session.created`.",
+        "OpenCode does not announce that. Recorded once per boot, if the first hook is not `session.created`.",
     ),
     Rule(
         "session.deleted",
@@ -60,7 +60,7 @@ RULES: tuple[Rule, ...] = (
         "chat_message",
         ("human.input", "agent.input"),
         "user message",
-        "`human.input` only in a known root session, if a part is neither synthetic nor injected by Durable Stream.",
+        "`human.input` only in a known root session, if a part is neither synthetic nor added by Durable Stream.",
     ),
     Rule(
         "message.updated",
@@ -69,7 +69,7 @@ RULES: tuple[Rule, ...] = (
         ("agent.handoff", "turn.started", "turn.ended", "agent.error"),
         "user message; assistant message for errors",
         "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
-        "different OpenCode agent answers than before, for example `build` after `plan`. Other updates are not final.",
+        "different OpenCode agent answers from now on, for example `build` after `plan`. Other updates are not final.",
     ),
     Rule(
         "message.removed",
@@ -96,7 +96,7 @@ RULES: tuple[Rule, ...] = (
         "part_updated",
         ("execution.step", "execution.output", "agent.spawned"),
         "part",
-        "A completed or failed tool, a `step-finish`, a finished text or reasoning, "
+        "For a completed or failed tool, a `step-finish`, a finished text or reasoning, "
         "or a `task` call that names its child session.",
     ),
     Rule(
@@ -105,8 +105,8 @@ RULES: tuple[Rule, ...] = (
         "",
         ("human.input", "turn.started"),
         "user message",
-        "No `chat.message` is sent for these. Both events are held until the `bash` part arrives, because only that "
-        "part names the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
+        "OpenCode sends no `chat.message` for `!` commands. Both events are held until the `bash` part arrives, "
+        "because only that part names the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
     ),
     Rule(
         "tool.execute.after",
@@ -114,8 +114,8 @@ RULES: tuple[Rule, ...] = (
         "tool_after",
         ("execution.step",),
         "part",
-        "Waits for the last update of its part and completes that step; if no update comes within 2 s, it becomes "
-        "the step.",
+        "The hook waits for the last update of its part and completes that step; if no update comes within 2 s, the "
+        "hook itself becomes the step.",
     ),
     Rule(
         "session.error",
@@ -123,7 +123,7 @@ RULES: tuple[Rule, ...] = (
         "session_error",
         ("agent.error",),
         "assistant message",
-        "One for each assistant message, without provider headers and bodies. An abort ends the turn instead.",
+        "One for each assistant message, without the provider's headers and bodies. An abort ends the turn instead.",
     ),
     Rule("permission.asked", "event", "permission_asked", ("workflow.checkpoint",), "ask and state"),
     Rule("permission.replied", "event", "permission_replied", ("workflow.checkpoint",), "ask and state"),
@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
         "session.status",
         "state",
         "session_status",
-        note="Busy or retrying; `idle` ends the turn as `session.idle` does.",
+        note="Reports busy or retrying; `idle` ends the turn, as `session.idle` does.",
     ),
     Rule("session.diff", "state", "nothing"),
     Rule("message.part.delta", "drop", "nothing", note="Lossy by design; the final text part has the whole text."),

@@ -24,7 +24,10 @@ TypesOption = Annotated[
 ActorsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--actor", metavar="NAME", help="Who did it: user, build, …; repeatable.", autocompletion=complete.actors
+        "--actor",
+        metavar="NAME",
+        help="Only events by this actor: user, build, …; repeatable.",
+        autocompletion=complete.actors,
     ),
 ]
 SinceOption = Annotated[

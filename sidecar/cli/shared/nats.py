@@ -109,7 +109,7 @@ def mirror_words(found: Mapping[str, Any]) -> str:
     """How far the mirror says it has got."""
     state = found["state"]
     if not found["lag"]:
-        doing = {"idle": "", "publishing": "", "stopped": ", when it was last there"}.get(state, f", {state}")
+        doing = {"idle": "", "publishing": "", "stopped": ", when the sidecar last ran"}.get(state, f", {state}")
         return f"the whole log, up to position {found['head']}{doing}" if found["head"] >= 0 else "nothing mirrored yet"
     later = "; published when a sidecar is running" if state == "stopped" else f", {state}"
     return f"{_counted(found['lag'], 'record')} behind the log{later}"

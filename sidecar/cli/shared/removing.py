@@ -12,7 +12,7 @@ from sidecar.cli.shared.command import note
 if TYPE_CHECKING:
     from sidecar.home import Home
 
-YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Apply the changes; the default is a preview.")]
+YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Apply the changes; without it, only a preview is printed.")]
 
 SHOWN_STREAMS = 20
 

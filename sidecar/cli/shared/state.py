@@ -98,7 +98,9 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(failed)
     torn = torn_files(home.store_path)
     if torn:
-        notes.append(f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}: never acknowledged")
+        notes.append(
+            f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}; nothing acknowledged is lost"
+        )
     if found["gaps"]:
         hint = "see `durable-stream query --type capture.gap`"
         notes.append(f"{counted(found['gaps'], 'gap')} recorded, where hooks were lost: {hint}")
@@ -227,7 +229,9 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     if nats["mode"] != "off":
         rows.append(("nats", nats_words(nats, runs=bool(sidecar))))
         rows += [("mirror", mirror_words(nats["mirror"]))] if nats["mirror"] else []
-    rows.append(("held", f"{found['held']} hooks for their pair or parent" if found["held"] else "nothing"))
+    rows.append(
+        ("held", f"{found['held']} hooks waiting for their counterpart or parent" if found["held"] else "nothing")
+    )
     rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
     for name, value in rows:
         out.prose(f"{name:9}", value)

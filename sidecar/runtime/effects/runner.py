@@ -63,7 +63,7 @@ class NotDone(NamedTuple):
 class Unknown(NamedTuple):
     """``reconcile`` cannot tell."""
 
-    reason: str = "the outside cannot be asked"
+    reason: str = "nothing can tell whether it happened"
 
 
 Reconciled = Done | NotDone | Unknown

@@ -62,7 +62,7 @@ def test_a_signal_is_counted_and_the_same_key_counts_once(tmp_path: Path) -> Non
 def test_the_names_that_a_signal_may_have_are_told(tmp_path: Path, name: str) -> None:
     done = run(tmp_path / "home", "signal", "--", name)
     assert (done.code, done.err[-16:]) == (1, "[bad-arguments]\n")
-    assert f"{name!r} is not the name of a signal; use letters, digits" in done.err
+    assert f"{name!r} is not a valid signal name; use at most 100 letters, digits" in done.err
     assert not (tmp_path / "home").exists()
 
 

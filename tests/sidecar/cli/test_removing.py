@@ -309,7 +309,7 @@ class TestForget:
             assert run_process(home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
         told = run(home, "forget", "ses_busy")
         assert told.code == 0 and "would forget the payloads of 2 records" in told.out, told
-        assert "It will be refused while a turn is in progress in ses_busy: wait until it has ended." in told.err, told
+        assert "would be refused now, while a turn is in progress in ses_busy: wait until it has ended." in told.err
         assert "Nothing was changed." in told.err and "--yes" not in told.err
         refused = run(home, "forget", "ses_busy", "--json").objects()[0]["refused"]
         assert len(refused) == 1 and "a turn is in progress in ses_busy" in refused[0]
@@ -339,7 +339,7 @@ class TestForget:
         assert would["sessions"][0]["id"] == parent and len(would["sessions"]) == sessions[parent] == 2
         assert [s["parent"] for s in would["sessions"]] == [None, parent] and would["sessions"][0]["title"]
         told = run(home, "forget", parent)
-        assert f"would forget the payloads of {counts[parent]} records in {parent}, its child session's too" in told.out
+        assert f"would forget the payloads of {counts[parent]} records in {parent} and its child session" in told.out
         assert told.rows()[2][1:] == ["child", would["sessions"][1]["title"]]
         assert run(home, "forget", parent, "--yes").code == 0
         again = run(home, "forget", parent)

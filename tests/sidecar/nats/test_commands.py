@@ -288,7 +288,7 @@ class TestDeadLetters:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             assert record.event.payload["size"] == len(data)
             await until(lambda: runtime.view.dead, "it is shown")
-            with pytest.raises(Exception, match="never was a command"):
+            with pytest.raises(Exception, match="could not be read as a command"):
                 await runtime.redrive(record.event.id)
             await runtime.drop(record.event.id)
             assert not runtime.view.dead

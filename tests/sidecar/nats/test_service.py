@@ -111,7 +111,7 @@ def test_what_is_recorded_is_mirrored_and_status_says_so(served: Served) -> None
     assert status_rows(served.home, "mirror", "status") == rows, "the same words for the same"
     assert served.end(signal.SIGTERM) == 0
     rows = status_rows(served.home)
-    last = f"the whole log, up to position {mirror['head']}, when it was last there"
+    last = f"the whole log, up to position {mirror['head']}, when the sidecar last ran"
     assert rows["mirror"] == last and rows["nats"].startswith("embedded server, which")
     assert status_rows(served.home, "mirror", "status") == rows
 

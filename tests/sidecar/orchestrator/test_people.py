@@ -123,7 +123,7 @@ async def test_a_call_gives_up_and_the_same_question_is_the_same_checkpoint(tmp_
 
 async def test_signals_before_and_after(tmp_path: Path) -> None:
     async with people(tmp_path) as (made, _, _run):
-        assert "No signal go" in await made.wait_for_signal("go", "ses_1", 0)
+        assert "Signal go has not come" in await made.wait_for_signal("go", "ses_1", 0)
         assert (await made.signal(SignalArgs(name="go", payload={"n": 7})))["count"] == 1
         assert "7" in await made.wait_for_signal("go", "ses_1", 0)
 

@@ -16,8 +16,8 @@ RULES: tuple[Rule, ...] = (
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
         "The durable log begins after this event, so the session's description is also read. A child names its "
-        "parent; `tool.progress` or the end of the call names the child. Otherwise the call is the open one with the "
-        "same description and agent.",
+        "parent; `tool.progress` or the end of the call names the child. Failing that, the child belongs to the open "
+        "call with the same description and agent.",
     ),
     Rule("forked", "event", "forked", ("lifecycle.session.created",), "the session", "A fork is its own root session."),
     Rule(
@@ -58,7 +58,7 @@ RULES: tuple[Rule, ...] = (
         "step_started",
         ("agent.handoff", "turn.started"),
         "user message, or the execution's event",
-        "The first step after `input.promoted` (the release: `inbox.delivered`) or `compaction.started`. "
+        "Only the first step after `input.promoted` (the release: `inbox.delivered`) or `compaction.started`. "
         "An input that comes before the turn's last answer steers the turn; a later one begins the next turn.",
     ),
     Rule("execution.started", "state", "execution_started", note="A turn that is still open was interrupted."),
@@ -87,7 +87,8 @@ RULES: tuple[Rule, ...] = (
         "step_failed",
         ("agent.error", "execution.step"),
         "assistant message; event",
-        "Without the provider's response. An interruption is not an error; the tokens that it cost make a step.",
+        "Without the provider's response. An interruption is not an error, but the tokens used until then are "
+        "recorded as a step.",
     ),
     Rule("text.ended", "event", "output_ended", ("execution.output",), "event"),
     Rule("reasoning.ended", "event", "output_ended", ("execution.output",), "event"),
@@ -119,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         "retried",
         ("opencode.session.retry.scheduled",),
         "event",
-        "Which attempt comes next, when, and why; without the provider's response.",
+        "Says which attempt comes next, when, and why; without the provider's response.",
     ),
     Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "The session's new title."),
     Rule(
@@ -136,7 +137,7 @@ RULES: tuple[Rule, ...] = (
         "checkpoint",
         ("workflow.checkpoint",),
         "ask and state",
-        "Only announced; open asks are listed after each connect.",
+        "Only announced, not logged; the sidecar lists open asks each time it connects.",
     ),
     Rule("permission.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("question.asked", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
