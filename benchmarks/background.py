@@ -80,8 +80,8 @@ class Arrivals:
 async def measure(directory: Path, seconds: float) -> list[Row]:
     """Measure ``SAMPLES`` intents one after another, after a first one that starts the headless OpenCode."""
     with ModelServer() as model, DurableStream(directory / "background") as durable:
-        plugins, config = {PLUGIN: durable.plugin()}, {"snapshot": False}
-        with RealOpenCode(binary_path(), model.port, plugins=plugins, plugin_scope="global", config=config) as opencode:
+        options: dict[str, Any] = {"plugins": {PLUGIN: durable.plugin()}, "config": {"snapshot": False}, "lean": False}
+        with RealOpenCode(binary_path(), model.port, plugin_scope="global", **options) as opencode:
             opencode.create_session("loads the plugin, which starts the sidecar")
             await asyncio.to_thread(durable.wait_running)
             home = Home(directory / "background")

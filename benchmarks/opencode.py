@@ -41,7 +41,7 @@ def _measure() -> list[Row]:
     rows = []
     with (
         ModelServer() as model,
-        RealOpenCode(binary_path(), model.port, config={"snapshot": False}) as client,
+        RealOpenCode(binary_path(), model.port, config={"snapshot": False}, lean=False) as client,
         Scene(client, "bench") as scene,
     ):
         # Without a repository, like the scene's project.

@@ -93,6 +93,7 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
             environment=environment,
             serve=False,
             root=root,
+            lean=False,
         ) as client,
     ):
         for step in wanted["plan"]:

@@ -44,6 +44,15 @@ _OFFLINE = {
     "OPENCODE_DISABLE_SHARE": "1",
     "npm_config_offline": "true",
 }
+_LEAN = {
+    "BUN_JSC_thresholdForOptimizeAfterWarmUp": "5000",
+    "BUN_JSC_thresholdForOptimizeAfterLongWarmUp": "5000",
+    "BUN_JSC_thresholdForOptimizeSoon": "5000",
+    "BUN_JSC_thresholdForFTLOptimizeAfterWarmUp": "1000000",
+    "BUN_JSC_thresholdForFTLOptimizeSoon": "1000000",
+}
+"""The JavaScript engine compiles later than by itself: most processes of a test live for seconds."""
+
 _INHERITED_NO = ("opencode", "npm_", "xdg_", "durable_stream", "git_")
 
 _STUB_LOCK = {"lockfileVersion": 3, "packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}
@@ -66,6 +75,8 @@ class RealOpenCode(OpenCodeApi):
         root: run on this directory instead of a fresh one and leave it there; two instances on one
             root share their sessions, as two OpenCode windows of one user do.
         serve: start ``opencode serve`` on entering; else only ``run`` and ``start`` start anything.
+        lean: with an empty list of the world's models, which it would read at its first prompt, and an engine that
+            compiles less. That halves what a short life of OpenCode 1 costs. False for an OpenCode as users have it.
     """
 
     def __init__(
@@ -81,6 +92,7 @@ class RealOpenCode(OpenCodeApi):
         git: bool = True,
         root: Path | None = None,
         serve: bool = True,
+        lean: bool = True,
     ) -> None:
         self.binary = binary
         self.model_port = model_port
@@ -98,6 +110,7 @@ class RealOpenCode(OpenCodeApi):
         self._files = {"README": "A project of a test.\n"} | dict(files or {})
         self._git = git
         self._serve = serve
+        self._lean = {**_LEAN, "OPENCODE_MODELS_PATH": str(self.root / "models.json")} if lean else {}
         self._starts = 0
 
     # Life
@@ -261,7 +274,7 @@ class RealOpenCode(OpenCodeApi):
         # PWD, because `opencode run` takes its directory from there and not from the process.
         own = {"HOME": str(self.home), "PWD": str(self.project), "NO_PROXY": "127.0.0.1,localhost"}
         own[MARK] = self.mark
-        return kept | _OFFLINE | places | own | self._extra_environment
+        return kept | _OFFLINE | self._lean | places | own | self._extra_environment
 
     def _prepare(self) -> None:
         for directory in (self.home, self.project, self.config_directory):
@@ -270,6 +283,7 @@ class RealOpenCode(OpenCodeApi):
         # In the user's configuration and not the project's, so that it holds in every directory (worktrees).
         config = _merged(self._base_config(), self._config)
         (self.config_directory / "opencode.json").write_text(json.dumps(config))
+        (self.root / "models.json").write_text("{}")
         stub_install(self.config_directory)
         stub_install(scope)
         for name, text in self._plugins.items():

@@ -1,91 +1,38 @@
-"""The findings of ``status`` and ``doctor``, on homes in every state."""
+"""The findings of ``status`` and ``doctor`` about OpenCode, the plugin and the project, and what ``--fix`` mends."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import sqlite3
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.checks import Check, diagnose
-from sidecar.checks import home as at_home
 from sidecar.checks.check import scene_of
-from sidecar.checks.mending import mend
 from sidecar.checks.opencode import check_services, check_versions
-from sidecar.cli.shared.state import gather_status
 from sidecar.home import Home, SidecarInfo
-from sidecar.install.plugin import FIRST_LINE, Target, install, shim_path, uninstall
-from sidecar.install.service_files import Service
+from sidecar.install.plugin import FIRST_LINE, Target, uninstall
 from sidecar.install.tui import CONFIG_NAME, TUI_NAME
 from sidecar.orchestrator.lacks import MEANINGS, ONE, RELEASED, TWO
-from streams.event import StreamEvent
-from streams.identity import seeded_identity, system_identity
-from streams.stores.hints import Hints
-from tests.real.durable import wait_until
-from tests.sidecar.cli.helpers import append, run, run_and_stop
-from tests.streams.builders import event, events
-
-LINKED = "2026-11-22 01:53:48,183 INFO sidecar: link opened: pid 7, instance 12ab, OpenCode 1.18.33\n"
-PROGRAM = "#!/bin/sh\necho {}\n"
+from tests.sidecar.checking import (
+    LINKED,
+    PROGRAM,
+    doctor,
+    home_where_all_is_well,
+    levels,
+    look,
+    programs,
+    set_up,
+    status,
+)
+from tests.sidecar.cli.helpers import append, run
+from tests.streams.builders import event
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home with a log, an OpenCode of a known version and an installed plugin."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, says in (("opencode", "1.18.33"), ("durable-stream", "durable-stream 0.1.0")):
-        (programs / name).write_text(PROGRAM.format(says))
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    for name in ("OPENCODE_CONFIG_DIR", "OPENCODE_PURE", "OPENCODE_DISABLE_PROJECT_CONFIG", "DURABLE_STREAM"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "project" / ".git").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "project")
-    made = Home(tmp_path / "home")
-    made.create()
-    made.ensure_token(seeded_identity(1).nonce)
-    made.log_path.write_text(LINKED)
-    asyncio.run(append(made.store_path, [events(3), events(2, prefix="x", stream="ses_b")]))
-    set_up(made, Target.everywhere(), programs)
-    return made
-
-
-def set_up(home: Home, target: Target, programs: Path) -> None:
-    install(target, shim=shim_path(), command=[str(programs / "durable-stream")], home=home.path)
-
-
-def programs(home: Home) -> Path:
-    return home.path.parent / "bin"
-
-
-def look(home: Home) -> dict[str, Check]:
-    async def collect() -> dict[str, Check]:
-        command = [str(programs(home) / "durable-stream")]
-        return {check.name: check async for check in diagnose(home, command, system_identity())}
-
-    return asyncio.run(collect())
-
-
-def doctor(home: Home, *arguments: str) -> list[dict[str, Any]]:
-    """The JSON that the command prints."""
-    return run(home.path, "doctor", "--json", *arguments).objects()
-
-
-def levels(home: Home) -> dict[str, str]:
-    """The levels of the findings that are not ``ok``."""
-    return {name: check.level for name, check in look(home).items() if check.level != "ok"}
-
-
-def status(home: Home) -> dict[str, object]:
-    return asyncio.run(gather_status(home))
+    return home_where_all_is_well(tmp_path, monkeypatch)
 
 
 def test_all_is_well(home: Home) -> None:
@@ -197,19 +144,6 @@ def test_the_tui_plugin_missing_outdated_and_not_named(home: Home, tmp_path: Pat
     assert theirs.level == "note" and theirs.fix is None and (config / TUI_NAME).as_uri() in theirs.hint
 
 
-def test_modes(home: Home) -> None:
-    home.token_path.chmod(0o644)
-    assert look(home)["token"].level == "problem"
-    home.path.chmod(0o755)
-    assert f"chmod 700 {home.path}" in look(home)["home"].hint
-
-
-def test_a_token_that_is_a_link(home: Home) -> None:
-    home.token_path.rename(home.path / "elsewhere")
-    home.token_path.symlink_to(home.path / "elsewhere")
-    assert look(home)["token"].level == "problem" and "symbolic link" in look(home)["token"].text
-
-
 @pytest.mark.parametrize(
     ("name", "value", "level"),
     [
@@ -319,41 +253,6 @@ def test_an_excluded_project(home: Home) -> None:
     assert "is not recorded" in str(status(home)["notes"])
 
 
-def test_a_configured_port(home: Home) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        home.config_path.write_text(f"[link]\nport = {port}\n")
-        found = look(home)["port"]
-        assert found.level == "problem" and "another program is using it" in found.text
-        with home.lock():
-            home.write_info(SidecarInfo(os.getpid(), port, "b" * 32, "0.1.0", 1, 0))
-            assert at_home.check_port(scene_of(home))[0].level == "ok"
-            home.write_info(SidecarInfo(os.getpid(), port - 1, "b" * 32, "0.1.0", 1, 0))
-            assert at_home.check_port(scene_of(home))[0].level == "note"
-    home.remove_info()
-    assert look(home)["port"].text == f"{port} is free"
-
-
-def test_the_clock(home: Home) -> None:
-    later = system_identity().now_ms() + 3 * 3_600_000
-    os.utime(home.token_path, (later / 1000, later / 1000))
-    found = look(home)["clock"]
-    assert found.level == "note" and str(home.token_path) in found.text
-    ahead = StreamEvent.trusted({**event(key="ahead").fields(), "ts": later})
-    asyncio.run(append(home.store_path, [[ahead]]))
-    assert "the newest event is 2h 59m ahead" in look(home)["clock"].text
-
-
-def test_a_service_file_of_another_home(home: Home, tmp_path: Path) -> None:
-    service = Service.here()
-    service.install([str(programs(home) / "durable-stream")], home.path)
-    assert look(home)["service"].level == "ok"
-    service.install([str(programs(home) / "durable-stream")], tmp_path / "other")
-    assert look(home)["service"].level == "note"
-
-
 def test_fixing(home: Home) -> None:
     """All that can be fixed is fixed, with no finding left; the plugin then names the executable that fixed it."""
     (programs(home) / "durable-stream").unlink()
@@ -378,136 +277,3 @@ def test_what_cannot_be_mended_stays_a_problem(home: Home) -> None:
         home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.1.0", 1, 0))
         done = run(home.path, "doctor", "--fix")
     assert done.code == 1 and "not fixed:" in done.out and "1 problem found" in done.out and home.token_path.exists()
-
-
-def test_a_store_that_cannot_be_written(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    home.store_path.chmod(0o500)
-    with monkeypatch.context() as asked:
-        # Root writes everywhere, so the answer is given for it.
-        asked.setattr("os.access", lambda path, mode: path.stat().st_mode & 0o200 != 0)
-        found = at_home.check_home(scene_of(home))[0]
-    assert found.level == "problem" and f"{home.store_path} cannot be written" in found.text and found.fix
-    asyncio.run(mend(home, [], found.fix))
-    assert home.store_path.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_backlog_is_taken_in(home: Home) -> None:
-    (home.spool_path / f"{'a' * 32}-{'1' * 16}.jsonl").write_text('{"spool": 1, "pid": 2147483646}\n')
-    told = {check["name"]: check for check in doctor(home, "--fix")}
-    try:
-        assert "started a sidecar" in told["spool"]["fixed"]
-        assert "authenticated" in look(home)["sidecar"].text
-        wait_until(lambda: not list(home.spool_path.iterdir()), "an empty spool")
-    finally:
-        run(home.path, "stop")
-
-
-def test_config(home: Home) -> None:
-    home.config_path.write_text("[nonsense]\nx = 1\n")
-    assert look(home)["config"].level == "problem" and "nonsense" in look(home)["config"].text
-
-
-def test_a_damaged_log(home: Home) -> None:
-    segment = next((home.store_path / "log").iterdir())
-    segment.write_bytes(segment.read_bytes().replace(b"k1", b"k9", 1))
-    found = look(home)["log"]
-    assert found.level == "problem" and "checksum" in found.text and "verify" in found.hint
-    told = status(home)
-    assert told["problems"] and "checksum" in str(told["problems"])
-
-
-def test_torn_tails_and_gaps_are_notes(home: Home) -> None:
-    (home.store_path / "torn").mkdir()
-    (home.store_path / "torn" / "0-10-0.bin").write_bytes(b"half")
-    gap = event(type_="capture.gap", stream="system", payload={"lost": 3})
-    asyncio.run(append(home.store_path, [[gap]]))
-    found = look(home)
-    assert (found["torn tails"].level, found["gaps"].level) == ("note", "note")
-    told = status(home)
-    assert told["gaps"] == 1 and len(told["notes"]) == 2 and told["problems"] == []  # type: ignore[arg-type]
-
-
-def test_spool_backlog(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home.spool_path / "a-b.jsonl").write_text("{}\n" * 100)
-    assert look(home)["spool"].level == "note"
-    assert status(home)["spool"] == {"files": 1, "bytes": 300}
-    monkeypatch.setattr(at_home, "BACKLOG_BYTES", 200)
-    assert look(home)["spool"].level == "problem"
-
-
-def test_a_full_disk(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_home, "LOW_SPACE_BYTES", 2**70)
-    assert look(home)["disk"].level == "problem"
-
-
-def test_a_sidecar_that_does_not_answer_is_a_problem(home: Home) -> None:
-    # It holds the lock and says where it is, but nothing listens there.
-    with home.lock():
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            port = unused.getsockname()[1]
-        home.write_info(SidecarInfo(os.getpid(), port, "b" * 32, "0.1.0", 1, 0))
-        assert look(home)["sidecar"].level == "problem"
-        told = status(home)
-    assert told["running"] is True and told["sidecar"] is None
-    assert "does not answer" in str(told["problems"])
-    assert told["log"]["head"] == 4  # type: ignore[index]
-
-
-def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    home = Home(tmp_path / "none")
-
-    async def collect() -> dict[str, Check]:
-        return {check.name: check async for check in diagnose(home, [sys.executable], system_identity())}
-
-    found = asyncio.run(collect())
-    assert found["home"].level == found["log"].level == "note"
-    assert [problem[:22] for problem in status(home)["problems"]] == ["no plugin is installed"]
-    assert not home.path.exists()
-
-
-def test_leftovers_are_named_with_the_command_that_takes_them_away(home: Home) -> None:
-    (home.store_path / "store.json.new").write_bytes(b"{")
-    (home.store_path / "hints").mkdir()
-    (home.store_path / "hints" / "cursor-mirror").write_bytes(b"?")
-    found = look(home)["leftovers"]
-    assert found.level == "note" and "store.json.new, hints/cursor-mirror" in found.text
-    assert "durable-stream repair" in found.hint
-    assert run(home.path, "repair").code == 0 and "leftovers" not in look(home)
-
-
-def test_a_tail_that_the_next_start_cuts_is_a_note(home: Home) -> None:
-    with next((home.store_path / "log").iterdir()).open("ab") as segment:
-        segment.write(b'{"crc":"0')
-    found = look(home)["log"]
-    assert found.level == "note" and "torn: " in found.text
-    (home.store_path / "head").unlink()
-    assert look(home)["log"].level == "note"
-
-
-def test_what_only_the_chain_and_the_hints_can_tell(home: Home) -> None:
-    """The quick form of verify notices more than unreadable new records."""
-    hints = Hints(home.store_path)
-    hints.advance("mirror", 7)
-    found = look(home)["log"]
-    assert found.level == "problem" and "records 5 to 7 were written and then lost" in found.text
-    assert "durable-stream repair --dry-run" in found.hint
-    hints.forget_after(4)
-    assert look(home)["log"].level == "ok"
-
-
-def test_a_sqlite_log_is_looked_at_and_its_sqlite_noted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_and_stop(home.path, "migrate", "--to", "sqlite").code == 0
-    monkeypatch.setattr("streams.log.backends.sqlite_version", lambda: (3, 51, 2))
-    found = look(home)
-    assert (found["sqlite"].level, found["log"].level) == ("note", "ok") and "SQLite 3.51.2" in found["sqlite"].text
-    assert doctor(home)[-1] and run(home.path, "doctor").code == 0
-    monkeypatch.setattr("streams.log.backends.sqlite_version", lambda: (3, 51, 3))
-    assert "sqlite" not in look(home)
-    connection = sqlite3.connect(home.store_path / "log.db")
-    with connection:
-        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 3")
-    connection.close()
-    found = look(home)
-    assert found["log"].level == "problem" and "log.db:4 (position 3, stream ses_b)" in found["log"].text

@@ -143,10 +143,7 @@ def test_work_waits_for_an_opencode_without_counting_that_as_a_death() -> None:
     world = World()
     world.register("a")
     world.settle()
-    world.happens("turn.ended", session="ses_int_a", outcome="interrupted")
-    kind, node, args = world.effects.pop()
-    assert args["waits"]
-    assert world.happens("effect.completed", kind=kind, node=node, result={"absent": True}) == ["intent.waiting"]
+    world.loses_its_opencode("a")
     assert (world.intent("a").state, world.intent("a").resumes) == ("resuming", 0)
     assert world.happens("host.ready", sessions=["ses_int_a"]) == ["intent.checked"]
     result = {"state": "unanswered", "resumes": 0}
@@ -159,9 +156,7 @@ def test_work_that_its_opencode_continues_by_itself_is_not_prompted_and_its_time
     world = World()
     world.register("a", wall_ms=600_000)
     world.settle()
-    world.happens("turn.ended", session="ses_int_a", outcome="interrupted")
-    kind, node, _ = world.effects.pop()
-    world.happens("effect.completed", kind=kind, node=node, result={"absent": True})
+    world.loses_its_opencode("a")
     world.happens("host.ready", sessions=["ses_int_a"])
     world.effects.clear()
     result = {"state": "busy", "resumes": 0}

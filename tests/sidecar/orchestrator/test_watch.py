@@ -71,9 +71,7 @@ def test_the_time_of_work_that_waits_for_an_opencode_stands_still() -> None:
     world = World()
     world.register("a", wall_ms=600_000)
     world.settle()
-    world.happens("turn.ended", session="ses_int_a", outcome="interrupted")
-    kind, node, _ = world.effects.pop()
-    world.happens("effect.completed", kind=kind, node=node, result={"absent": True})
+    world.loses_its_opencode("a")
     later(world, 86_400)
     assert world.intent("a").state == "resuming"
 

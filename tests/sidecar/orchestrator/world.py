@@ -84,6 +84,13 @@ class World:
     def ends(self, intent: Intent, outcome: str = "completed", **more: Any) -> list[str]:
         return self.happens("turn.ended", session=f"ses_{intent.id}", outcome=outcome, **more)
 
+    def loses_its_opencode(self, name: str) -> None:
+        """Its turn breaks off, and then no OpenCode hosts its session: it waits for one."""
+        self.ends(self.intent(name), "interrupted")
+        kind, node, args = self.effects.pop()
+        assert args["waits"]
+        assert self.happens("effect.completed", kind=kind, node=node, result={"absent": True}) == ["intent.waiting"]
+
     def spends(self, session: str, input_: int, *, finish: str = "tool-calls", cost: float = 0.0) -> list[str]:
         tokens = {"input": input_, "output": 0}
         return self.happens(

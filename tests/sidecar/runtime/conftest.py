@@ -1,4 +1,4 @@
-"""The stores that the tests of the runtime run on."""
+"""The stores that the tests of the runtime run on, and a bench over each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from streams.store import StreamStore
+from tests.sidecar.runtime.bench import Bench
 from tests.sidecar.runtime.support import opener
 
 
@@ -22,3 +23,8 @@ async def store(open_store: Any) -> AsyncIterator[StreamStore]:
     store = await open_store()
     yield store
     await store.close()
+
+
+@pytest.fixture
+def bench(store: StreamStore) -> Bench:
+    return Bench(store)

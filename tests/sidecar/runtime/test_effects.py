@@ -11,77 +11,16 @@ from typing import Any
 
 import pytest
 
-from sidecar.runtime.effects.ledger import MAX_RESULT, Ledger, StepRecord
+from sidecar.runtime.effects.ledger import MAX_RESULT, Ledger
 from sidecar.runtime.effects.policy import DefaultPolicy, Effect
-from sidecar.runtime.effects.runner import LONGEST_SLEEP, Done, EffectRunner, NotDone, PermanentFailure, Unknown
+from sidecar.runtime.effects.runner import LONGEST_SLEEP, EffectRunner, PermanentFailure
 from sidecar.runtime.inputs import effects_stream
 from streams.errors import StoreFailed
 from streams.hashing import canonical
 from streams.store import Record, StreamStore
-from tests.sidecar.runtime.kinds import AGENT, Clock, Crash, Policy, Work, never_ends, request
+from tests.sidecar.runtime.bench import Bench, the_process_ends
+from tests.sidecar.runtime.kinds import AGENT, Policy, Work, never_ends, request
 from tests.sidecar.runtime.support import records
-
-
-class Bench:
-    """One store, a clock, and runners over it."""
-
-    def __init__(self, store: StreamStore) -> None:
-        self.store, self.clock = store, Clock()
-        self.identity = self.clock.identity()
-        self.ledger = Ledger(store, self.identity)
-
-    def runner(self, kind: Any, policy: Any = Policy(), **more: Any) -> EffectRunner:  # noqa: B008 - frozen
-        kinds = {"work": kind} if kind is not None else {}
-        return EffectRunner(self.store, self.identity, kinds, policy=policy, sleep=self.clock.sleep, **more)
-
-    async def run(self, runner: EffectRunner, *requests: Record) -> None:
-        """Offer requests, and wait until the runner has nothing more to do."""
-        for one in requests:
-            runner.offer(one)
-        async with asyncio.timeout(20):
-            while runner.is_busy:
-                await asyncio.sleep(0.001)
-
-    async def crash(self, kind: Work, asked: Record, at: str = "effect-started", policy: Any = Policy()) -> None:  # noqa: B008
-        """A runner that dies during an attempt, and leaves it without an end."""
-
-        def stop(point: str) -> None:
-            if point == at:
-                raise Crash
-
-        runner = self.runner(kind, policy, stop=stop)
-        runner.offer(asked)
-        await asyncio.gather(*runner._tasks.values(), return_exceptions=True)
-
-    async def steps(self) -> list[tuple[str, int]]:
-        """Type and attempt of every record of the ledger."""
-        found = await records(self.store, effects_stream(AGENT))
-        return [(one.event.type.removeprefix("effect."), one.event.payload["attempt"]) for one in found]
-
-    async def answers(self) -> dict[str, list[tuple[str, Any]]]:
-        """The final records, by request: type, and result or error code."""
-        found: dict[str, list[tuple[str, Any]]] = {}
-        for record in await records(self.store, effects_stream(AGENT)):
-            payload = record.event.payload
-            if payload.get("final"):
-                said = payload.get("error_code", payload.get("result"))
-                found.setdefault(payload["request"], []).append((record.event.type.removeprefix("effect."), said))
-        return found
-
-    async def last(self, key: str = "key-1") -> StepRecord:
-        step = await self.ledger.get_last_by_key("run", key)
-        assert step is not None
-        return step
-
-
-async def the_process_ends() -> None:
-    """Ends a runner's task while it sleeps."""
-    raise asyncio.CancelledError
-
-
-@pytest.fixture
-def bench(store: StreamStore) -> Bench:
-    return Bench(store)
 
 
 class TestAttempts:
@@ -295,131 +234,6 @@ class TestReuse:
         goes_on.set()
         await bench.run(first)
         assert await bench.steps() == [("started", 1), ("completed", 1)]
-
-
-class TestInDoubt:
-    @pytest.mark.parametrize("effect_class", ["safe", "idempotent"])
-    async def test_what_can_be_repeated_is_repeated_with_the_same_key(self, bench: Bench, effect_class: Any) -> None:
-        kind = Work(effect_class=effect_class)
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked, at="effect-done")
-        await bench.run(bench.runner(kind), asked)
-        assert kind.keys == ["key-1", "key-1"]
-        assert (await bench.last()).attempt == 2
-
-    async def test_what_is_unsafe_and_cannot_be_asked_waits_for_a_person(self, bench: Bench) -> None:
-        kind = Work(effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
-        for _ in range(3):
-            await bench.run(bench.runner(kind), asked)
-        assert kind.keys == []
-        assert await bench.steps() == [("started", 1), ("in_doubt", 1)]
-        assert kind.asked == 3, "the kind is asked again at every start"
-
-    async def test_done_is_recorded_as_the_result(self, bench: Bench) -> None:
-        kind = Work(effect_class="unsafe", found=Done({"id": 9}))
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
-        await bench.run(bench.runner(kind), asked)
-        assert kind.keys == []
-        assert await bench.answers() == {asked.event.id: [("completed", {"id": 9})]}
-
-    async def test_not_done_is_tried_again(self, bench: Bench) -> None:
-        kind = Work(effect_class="unsafe", found=NotDone())
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
-        await bench.run(bench.runner(kind), asked)
-        assert await bench.steps() == [("started", 1), ("failed", 1), ("started", 2), ("completed", 2)]
-
-    @pytest.mark.parametrize("found", [Unknown("asked in vain"), ZeroDivisionError()])
-    async def test_without_an_answer_it_stays_in_doubt(self, bench: Bench, found: Any) -> None:
-        kind = Work(effect_class="unsafe", found=found)
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
-        await bench.run(bench.runner(kind), asked)
-        assert (await bench.last()).status == "in_doubt"
-        kind.found = Done("at last")
-        await bench.run(bench.runner(kind), asked)
-        assert await bench.answers() == {asked.event.id: [("completed", "at last")]}
-
-    async def test_asking_has_a_deadline(self, bench: Bench) -> None:
-        class Deaf(Work):
-            async def reconcile(self, effect: Effect, key: str) -> Any:
-                await never_ends()
-
-        kind = Deaf(effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
-        await bench.run(bench.runner(kind, Policy(deadline=0.01)), asked)
-        assert (await bench.last()).status == "in_doubt"
-
-    async def test_an_unsafe_effect_beyond_its_deadline_is_in_doubt(self, bench: Bench) -> None:
-        kind = Work(never_ends, effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        await bench.run(bench.runner(kind, Policy(deadline=0.01)), asked)
-        assert await bench.steps() == [("started", 1), ("in_doubt", 1)]
-
-    async def test_a_runner_that_closes_leaves_its_attempt_in_doubt(self, bench: Bench) -> None:
-        kind = Work(never_ends, effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        runner = bench.runner(kind)
-        runner.offer(asked)
-        while not kind.keys:
-            await asyncio.sleep(0.001)
-        await runner.close()
-        await bench.run(bench.runner(kind), asked)
-        assert await bench.steps() == [("started", 1), ("in_doubt", 1)]
-
-    async def test_a_kind_that_is_not_configured_any_more_leaves_it_in_doubt(self, bench: Bench) -> None:
-        kind = Work(effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
-        await bench.run(bench.runner(None), asked)
-        assert (await bench.last()).status == "in_doubt"
-        assert await bench.answers() == {}
-
-    @pytest.mark.parametrize(
-        ("how", "calls", "answer"),
-        [("done", 0, ("completed", "seen")), ("retry", 1, ("completed", {"n": 1})), ("fail", 0, ("failed", None))],
-    )
-    async def test_a_person_resolves_it(self, bench: Bench, how: Any, calls: int, answer: Any) -> None:
-        kind = Work(effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        runner = bench.runner(kind)
-        assert not await runner.resolve(asked, how), "it is not in doubt"
-        await bench.crash(kind, asked)
-        runner = bench.runner(kind)
-        await bench.run(runner, asked)
-        assert await runner.resolve(asked, how, result="seen")
-        await bench.run(runner)
-        assert len(kind.keys) == calls
-        assert await bench.answers() == {asked.event.id: [answer]}
-        assert not await runner.resolve(asked, how), "nor is it now"
-
-    async def test_a_person_who_retries_the_last_attempt_gets_an_answer(self, bench: Bench) -> None:
-        kind = Work(effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
-        runner = bench.runner(kind, Policy(attempts=1))
-        await bench.run(runner, asked)
-        assert await runner.resolve(asked, "retry")
-        await bench.run(runner)
-        assert list(await bench.answers()) == [asked.event.id]
-
-    @pytest.mark.parametrize("how", ["done", "retry", "fail"])
-    async def test_a_resolution_answers_every_request_with_the_key(self, bench: Bench, how: Any) -> None:
-        kind = Work(effect_class="unsafe")
-        asked = [await request(bench.store, bench.identity, n=n, key="same") for n in range(3)]
-        await bench.crash(kind, asked[0])
-        runner = bench.runner(kind)
-        await bench.run(runner, *asked)
-        doubts = [r.event.payload["request"] for r in await records(bench.store, effects_stream(AGENT))][1:]
-        assert doubts == [one.event.id for one in asked], "each of them shows that it waits"
-        assert await runner.resolve(asked[1], how)
-        await bench.run(runner)
-        assert len(kind.keys) == (how == "retry")
-        assert {id_: len(found) for id_, found in (await bench.answers()).items()} == {r.event.id: 1 for r in asked}
 
 
 class TestTheLedger:
