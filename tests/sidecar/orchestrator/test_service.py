@@ -210,7 +210,7 @@ async def test_a_key_is_refused_for_other_work_and_names_what_differs(
         with pytest.raises(InputRefused) as refused:
             await made.register_intent(given.model_copy(update=other))
         assert refused.value.code == "key-conflict"
-        assert first.id in str(refused.value) and f"({named})" in str(refused.value)
+        assert first.id in str(refused.value) and f"differs in {named})" in str(refused.value)
         await run.settled()
         assert len(made.data.intents) == 1
         await run.happened("turn.ended", session=f"ses_{first.id}", outcome="failed", error="overloaded")
