@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
+from tests.real.opencode2 import RealOpenCode2
 from tests.real.terminal import COLUMNS, Terminal
+from tools.install_opencode import VERSION_2, binary_path
 
 
 @contextmanager
@@ -26,6 +28,18 @@ def with_plugin(
     plugins = {PLUGIN: durable.plugin()}
     with RealOpenCode(binary, model.port, plugins=plugins, plugin_scope="global", **options) as opencode:
         yield opencode
+
+
+@contextmanager
+def two_with_plugin(model: ModelServer, durable: DurableStream, command: Path = EXECUTABLE) -> Iterator[RealOpenCode2]:
+    """A service of OpenCode 2 with the plugin, which starts sidecars with ``command``; all of them end with it."""
+    plugins = {PLUGIN: durable.plugin(command=command)}
+    config = {"snapshot": False}
+    with RealOpenCode2(
+        binary_path(VERSION_2), model.port, config=config, plugins=plugins, plugin_scope="global"
+    ) as opencode:
+        yield opencode  # type: ignore[misc]
+        durable.end_with(opencode)
 
 
 def spawn(prompt: str, title: str = "count things", **more: Any) -> str:
@@ -59,6 +73,13 @@ def only(durable: DurableStream, kind: str) -> dict[str, Any]:
     """The one thing that waits for a person."""
     wait_until(lambda: [each["kind"] for each in durable.lines("checkpoints")] == [kind], f"a {kind} that waits")
     return durable.lines("checkpoints")[0]
+
+
+def refused(durable: DurableStream, *arguments: str) -> str:
+    """The code with which a command ends."""
+    done = durable._run(*arguments)
+    assert done.returncode == 1, done.stdout
+    return done.stderr.strip().rpartition("[")[2].rstrip("]")
 
 
 def of_session(durable: DurableStream, session: str) -> list[dict[str, Any]]:

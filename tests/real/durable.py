@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,8 @@ EXECUTABLE = Path(sys.executable).with_name("durable-stream")
 PLUGIN = "durable-stream.js"
 
 _POLL_S = 0.05
+_REST = 4
+"""How much longer than a look the pause after it is: looking takes at most a fifth of a processor from OpenCode."""
 
 
 class DurableStream:
@@ -183,9 +186,9 @@ class DurableStream:
 
     def assert_recorded(self, plan: Expectation, note: str = "") -> list[Json]:
         """Wait until everything expected is in the log, then assert that it is correct and complete."""
-        deadline = time.monotonic() + HANG_LIMIT_S
-        while missing(records := self.log(plan.root), plan) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        with suppress(TimeoutError):
+            wait_until(lambda: not missing(self.log(plan.root), plan), "what is expected")
+        records = self.log(plan.root)
         wrong = differences(records, plan)
         assert not wrong, "\n".join(
             [f"the log of {plan.root} is not what OpenCode tells:", *wrong, note, self._own_log()]
@@ -216,11 +219,13 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = HANG_LI
         TimeoutError: it was never true within ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
-    while not (value := condition()):
+    while True:
+        began = time.process_time()
+        if value := condition():
+            return value
         if time.monotonic() > deadline:
             raise TimeoutError(f"{timeout} s passed without {what}")
-        time.sleep(_POLL_S)
-    return value
+        time.sleep(max(_POLL_S, _REST * (time.process_time() - began)))
 
 
 def command_line(pid: int) -> list[str]:

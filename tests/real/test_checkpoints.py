@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.real.background import intents, spawn, with_plugin
+from tests.real.background import intents, only, refused, spawn, with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -34,23 +34,10 @@ def waiting(durable: DurableStream) -> list[dict[str, Any]]:
     return durable.lines("checkpoints")
 
 
-def only(durable: DurableStream, kind: str) -> dict[str, Any]:
-    """The one thing that waits for a person."""
-    wait_until(lambda: [each["kind"] for each in waiting(durable)] == [kind], f"a {kind} that waits")
-    return waiting(durable)[0]
-
-
 def result(durable: DurableStream) -> str:
     """What the newest intent says, once it has ended."""
     wait_until(lambda: intents(durable)[-1]["state"] == "completed", "the end of the intent")
     return str(intents(durable)[-1]["result"])
-
-
-def refused(durable: DurableStream, *arguments: str) -> str:
-    """The code with which a command ends."""
-    done = durable._run(*arguments)
-    assert done.returncode == 1, done.stdout
-    return done.stderr.strip().rpartition("[")[2].rstrip("]")
 
 
 def test_a_permission_below_background_work_is_answered_from_the_command_line(

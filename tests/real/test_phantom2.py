@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from sidecar.orchestrator.intent_effects import PROMPT
-from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.background import intents, one, only, refused, spawn, two_with_plugin
+from tests.real.durable import DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.terminal import ENTER, READY, Terminal
-from tests.real.test_checkpoints import only, refused
-from tests.real.test_phantom import intents, one, spawn
-from tools.install_opencode import VERSION_2, binary_path
 
 pytestmark = pytest.mark.real_opencode
 
@@ -31,11 +29,8 @@ def durable(tmp_path: Path) -> Iterator[DurableStream]:
 @pytest.fixture
 def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2]:
     durable.cli("agents")
-    plugins = {PLUGIN: durable.plugin()}
-    options = {"config": {"snapshot": False}, "plugins": plugins, "plugin_scope": "global"}
-    with RealOpenCode2(binary_path(VERSION_2), model.port, **options) as opencode:  # type: ignore[arg-type]
+    with two_with_plugin(model, durable) as opencode:
         yield opencode
-        durable.end_with(opencode)
 
 
 def told(client: RealOpenCode2, session: str) -> list[str]:

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.background import intents, one, spawn, with_plugin
+from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
-from tests.real.test_phantom import intents, one, spawn
 
 pytestmark = pytest.mark.real_opencode
 
@@ -33,15 +33,8 @@ def durable(tmp_path: Path) -> Iterator[DurableStream]:
 
 @pytest.fixture
 def client(opencode_binary: Path, model: ModelServer, durable: DurableStream, tmp_path: Path) -> Iterator[RealOpenCode]:
-    durable.cli("agents")
-    with window(opencode_binary, model, durable, tmp_path) as opencode:
+    with with_plugin(opencode_binary, model, durable, root=tmp_path / "opencode") as opencode:
         yield opencode
-
-
-def window(opencode_binary: Path, model: ModelServer, durable: DurableStream, root: Path) -> RealOpenCode:
-    """One more OpenCode of the same user, in the same project."""
-    plugins = {PLUGIN: durable.plugin()}
-    return RealOpenCode(opencode_binary, model.port, plugins=plugins, plugin_scope="global", root=root / "opencode")
 
 
 @contextmanager
@@ -94,12 +87,12 @@ def asked(durable: DurableStream, kind: str) -> bool:
 
 
 def test_of_two_windows_only_the_one_that_hosts_the_session_is_asked(
-    client: RealOpenCode, opencode_binary: Path, model: ModelServer, durable: DurableStream, tmp_path: Path
+    client: RealOpenCode, opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
     parent = client.create_session("parent")
     client.prompt(parent, spawn("HOLD:windows SAY:forty two"))
     one(durable, "running")
-    with window(opencode_binary, model, durable, tmp_path) as other:
+    with with_plugin(opencode_binary, model, durable, root=client.root) as other:  # the same user, the same project
         with suspended(client.pid):
             other.sessions()  # loads the plugin
             restarted(durable)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from sidecar.opencode2.reader import POLLED
-from tests.real.durable import PLUGIN, DurableStream
+from tests.real.background import two_with_plugin
+from tests.real.durable import DurableStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.recorded2 import assert_event_for_event, assert_recorded, outcomes
-from tools.install_opencode import VERSION_2, binary_path
 
 pytestmark = pytest.mark.real_opencode
 
@@ -47,11 +47,8 @@ def client(model: ModelServer, durable: DurableStream, tmp_path: Path) -> Iterat
     command = tmp_path / "durable-stream"
     command.write_text(IMPATIENT.format(python=sys.executable))
     command.chmod(0o755)
-    plugins = {PLUGIN: durable.plugin(command=command)}
-    options = {"config": {"snapshot": False}, "plugins": plugins, "plugin_scope": "global"}
-    with RealOpenCode2(binary_path(VERSION_2), model.port, **options) as opencode:  # type: ignore[arg-type]
+    with two_with_plugin(model, durable, command) as opencode:
         yield opencode
-        durable.end_with(opencode)
 
 
 @pytest.fixture(params=["registered", "unregistered"])

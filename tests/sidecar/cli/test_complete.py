@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,17 @@ def in_bash(programs: Path, home: Path, script: str, **more: str) -> str:
     return done.stdout
 
 
+@cache
+def completion(programs: Path, home: Path) -> str:
+    """The script that bash loads."""
+    return in_bash(programs, home, "durable-stream --show-completion")
+
+
 def offered(programs: Path, home: Path, *words: str) -> list[str]:
     """Bash's completions for the last of ``words``."""
     typed = " ".join(map(shlex.quote, ("durable-stream", *words)))
     script = (
-        'eval "$(durable-stream --show-completion)"\n'
+        f"{completion(programs, home)}\n"
         f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}\n"
         '_durable_stream_completion durable-stream; printf "%s\\n" "${COMPREPLY[@]}"'
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.orchestrator import intent_state
 from sidecar.orchestrator.intent_effects import CREATE
-from sidecar.orchestrator.intent_state import KEPT_ENDED
 from tests.sidecar.orchestrator.world import World, later
 
 
@@ -130,22 +130,24 @@ def test_each_budget_is_warned_of_once() -> None:
     assert world.agent.data.spent["ses_user"].warnings == ["sessions", "tokens"]
 
 
-def test_what_a_root_has_spent_counts_until_its_session_is_deleted() -> None:
+def test_what_a_root_has_spent_counts_until_its_session_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = 20
+    monkeypatch.setattr(intent_state, "KEPT_ENDED", kept)
     world = World(tokens=100)
     world.register("a")
     world.settle()
     world.spends("ses_int_a", 100, finish="stop")
     world.ends(world.intent("a"))
     world.settle()
-    for n in range(KEPT_ENDED + 1):
+    for n in range(kept + 1):
         world.register(f"{n}", parent=f"ses_other{n % 2}")
         world.settle()
         world.happens("intent.cancel", intent=f"int_{n}")
         world.settle()
     assert "int_a" not in world.agent.data.intents and world.register("late").code == "budget"
     assert world.happens("lifecycle.session.ended", session="ses_user") == ["budget.closed"]
-    for n in range(KEPT_ENDED + 1):
+    for n in range(kept + 1):
         world.register(f"more{n}", parent=None)
         world.happens("intent.cancel", intent=f"int_more{n}")
         world.settle()
-    assert "ses_user" not in world.agent.data.spent and len(world.agent.data.spent) <= KEPT_ENDED + 3
+    assert "ses_user" not in world.agent.data.spent and len(world.agent.data.spent) <= kept + 3

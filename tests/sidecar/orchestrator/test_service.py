@@ -18,8 +18,8 @@ from sidecar.config import PhantomConfig
 from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
+from sidecar.orchestrator import intent_state
 from sidecar.orchestrator.host import HostError, Look, Part, Status
-from sidecar.orchestrator.intent_state import KEPT_ENDED
 from sidecar.orchestrator.service import DurableStream, RegisterArgs
 from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.runtime.engine import InputRefused
@@ -169,14 +169,18 @@ async def test_work_runs_on_the_model_of_its_parent_unless_another_agent_is_name
         assert [about["model"] for _, _, about in host.prompts] == [model]
 
 
-async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(tmp_path: Path) -> None:
+async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = 20
+    monkeypatch.setattr(intent_state, "KEPT_ENDED", kept)
     async with orchestration(tmp_path) as (made, host, run):
         host.works = False
         given = RegisterArgs(prompt="do it", directory="/p", key="mine")
         first = await made.register_intent(given)
         assert (await made.register_intent(given)).id == first.id
         await run.settled()
-        for n in range(KEPT_ENDED):
+        for n in range(kept):
             await made.register_intent(RegisterArgs(prompt=f"{n}", directory="/p"))
         await run.settled()
         for n in range(2):
