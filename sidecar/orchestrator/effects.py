@@ -7,14 +7,19 @@ asked again after a crash or a lost answer.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from sidecar.orchestrator.host import Host, HostAbsent, Part
 from sidecar.orchestrator.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.orchestrator.notices import WAKE
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
+
+LATE_LOOKS: Final = 10
+LATE_SECONDS: Final = 0.3
+"""How often, and at which intervals, a session is looked at whose prompt was accepted a moment ago."""
 
 
 class _Kind:
@@ -80,11 +85,16 @@ class Prompt(_Kind):
 
 
 class Abort(_Kind):
-    """``opencode.abort``: stop a phantom session."""
+    """``opencode.abort``: stop a phantom session. With ``late``, also stop the turn that its accepted prompt begins."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
-        await self._host.abort(effect.args["session"], directory=effect.args["directory"])
+        session, directory = effect.args["session"], effect.args["directory"]
+        await self._host.abort(session, directory=directory)
+        for _ in range(LATE_LOOKS if effect.args.get("late") else 0):
+            await asyncio.sleep(LATE_SECONDS)
+            if await self._host.status(session) == "busy":
+                await self._host.abort(session, directory=directory)
         return {}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:

@@ -51,9 +51,10 @@ def prompt(intent: Intent, session: str, text: str) -> Output:
     return effect(PROMPT, intent.id, args)
 
 
-def abort(intent: Intent) -> Output:
-    """Stop what the session of an intent does."""
-    return effect(ABORT, intent.id, {"session": intent.session, "directory": intent.place})
+def abort(intent: Intent, *, is_late: bool = False) -> Output:
+    """Stop the session of an intent. ``is_late``: OpenCode has just accepted a prompt, and is about to begin a turn."""
+    args = {"session": intent.session, "directory": intent.place}
+    return effect(ABORT, intent.id, args | ({"late": True} if is_late else {}))
 
 
 def collect(intent: str, worktree: dict[str, str], *, session: str | None, stop: bool) -> Output:

@@ -174,6 +174,12 @@ class Intent:
         """Whether its session is working, and not waiting for an OpenCode or for a person."""
         return self.state == "running" and not self.prompting and not self.asks
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its session must no longer work, because the intent was cancelled or has failed."""
+        ending = self.state == "finishing" and self.ending["type"] != "intent.completed"
+        return ending or self.state in ("cancelling", "cancelled", "failed")
+
     def ran(self, now: int) -> int:
         """How long it has worked, in ms."""
         return self.ran_ms if self.since is None else self.ran_ms + min(max(now - self.since, 0), LONGEST_MS)

@@ -295,6 +295,10 @@ class IntentAgent:
         if kind == notices.WAKE:
             return notices.woken(self.data, event, node, {} if failed or not isinstance(result, dict) else result)
         intent = self.data.intents.get(node)
+        if kind == PROMPT and intent is not None and intent.is_stopped:
+            # OpenCode accepted the prompt after the abort, or at the same time.
+            is_sent = not failed and not (isinstance(result, dict) and result.get("absent"))
+            return [asked.abort(intent, is_late=True)] if is_sent else []
         if intent is None or intent.state in ENDED:
             if kind == ISOLATE and isinstance(result, dict) and result:
                 return [asked.collect(node, result, session=None, stop=False)]

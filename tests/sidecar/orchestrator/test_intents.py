@@ -191,6 +191,21 @@ def test_the_next_model_is_tried_after_an_error() -> None:
     assert world.intent("a").code == "error"
 
 
+def test_a_prompt_that_arrives_after_the_abort_is_aborted_too() -> None:
+    world = World()
+    world.register("late", isolation="shared")
+    world.act()  # the session exists
+    world.happens("intent.cancel", intent="int_late")
+    world.act(1)  # the abort, before OpenCode accepts the prompt
+    assert world.intent("late").state == "cancelled"
+    world.act()
+    assert world.busy == {"ses_int_late"}
+    ((kind, _, args),) = world.effects
+    assert kind == ABORT and args["late"]
+    world.settle()
+    assert not world.busy
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -259,6 +274,8 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
             world.happens("tick", now=world.clock.now_ms)
     intents = world.agent.data.intents.values()
     assert all(each.state in ENDED for each in intents)
+    stopped = {f"ses_{each.id}" for each in intents if each.state in ("cancelled", "failed")}
+    assert not stopped & world.busy, "work that was stopped goes on"
     assert all(count == 1 for (kind, _), count in world.done.items() if kind == CREATE)
     assert not world.worktrees
     told = Counter(notice.intent for notice in world.agent.data.notices.values())

@@ -1,4 +1,4 @@
-"""When the changes of background work are collected. The host and the worktrees are fakes."""
+"""How background work is stopped, and when its changes are collected. The host and the worktrees are fakes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from sidecar.orchestrator import worktree_effects
+from sidecar.orchestrator import effects, worktree_effects
+from sidecar.orchestrator.effects import Abort
 from sidecar.orchestrator.host import Host, HostError, Status
 from sidecar.orchestrator.worktree_effects import Collect
 from sidecar.orchestrator.worktrees import Worktrees
@@ -19,9 +20,10 @@ class FakeHost:
     """A session that says these things about itself, the last one for ever."""
 
     def __init__(self, *statuses: Status | HostError, abort: HostError | None = None) -> None:
-        self.statuses, self.error = list(statuses), abort
+        self.statuses, self.error, self.aborts = list(statuses), abort, 0
 
     async def abort(self, session: str, *, directory: str) -> None:
+        self.aborts += 1
         if self.error is not None:
             raise self.error
 
@@ -69,3 +71,14 @@ async def test_the_worktree_of_a_session_that_cannot_be_asked_is_left() -> None:
 
 async def test_the_worktree_of_a_session_that_does_not_stop_is_left() -> None:
     assert not await collected(FakeHost("busy"))
+
+
+@pytest.mark.parametrize(("args", "aborts"), [({}, 1), ({"late": True}, 3)])
+async def test_a_turn_that_begins_after_a_late_abort_is_aborted(
+    args: dict[str, Any], aborts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effects, "LATE_SECONDS", 0.0)
+    host = FakeHost("idle", "busy", "busy", "idle")
+    effect = Effect(kind="opencode.abort", args={"session": "ses_1", "directory": "/p", **args}, run="int_1")
+    assert await Abort(cast(Host, host)).run(effect, "key") == {}
+    assert host.aborts == aborts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from sidecar.orchestrator.intent_effects import COLLECT, CREATE, ISOLATE
+from sidecar.orchestrator.intent_effects import ABORT, COLLECT, CREATE, ISOLATE, PROMPT
 from sidecar.orchestrator.intent_state import Intent, Limits
 from sidecar.orchestrator.intents import IntentAgent
 from sidecar.orchestrator.notices import WAKE
@@ -23,6 +23,8 @@ class World:
         self.types: list[str] = []
         self.messages: dict[str, list[str]] = {}
         self.worktrees: set[str] = set()
+        self.busy: set[str] = set()
+        """The sessions that work."""
         self._count = 0
 
     def happens(self, type_: str, metadata: dict[str, Any] | None = None, **payload: Any) -> list[str]:
@@ -69,6 +71,10 @@ class World:
         if kind == COLLECT:
             self.worktrees.discard(node)
             result = {"ref": f"refs/durable-stream/{node}", "files": [], "count": 0, "diff": "+one"}
+        if kind == PROMPT:
+            self.busy.add(args["session"])
+        if kind == ABORT:
+            self.busy.discard(args["session"])
         if kind == WAKE:
             result = {"status": "sent"}
             self.messages.setdefault(node, []).extend(each["key"] for each in args["texts"])
@@ -82,6 +88,7 @@ class World:
                 self.happens("tick", now=self.clock.now_ms)
 
     def ends(self, intent: Intent, outcome: str = "completed", **more: Any) -> list[str]:
+        self.busy.discard(f"ses_{intent.id}")
         return self.happens("turn.ended", session=f"ses_{intent.id}", outcome=outcome, **more)
 
     def loses_its_opencode(self, name: str) -> None:
