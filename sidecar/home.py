@@ -190,7 +190,9 @@ class Home:
             # O_NONBLOCK, because opening must not hang if the path is a pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise HomeError(path, "it does not exist", "start the sidecar once: `durable-stream serve`") from None
+            raise HomeError(
+                path, "it does not exist", "to create it, start the sidecar once: `durable-stream serve`"
+            ) from None
         except OSError as error:
             if path.is_symlink():
                 raise HomeError(path, "the token is a symbolic link", renew) from None

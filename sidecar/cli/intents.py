@@ -85,7 +85,8 @@ def _named(state: State, given: str) -> Intent:
     found = [intent for intent in state.intents.values() if intent.id.startswith(given)]
     if len(found) != 1:
         several = "more than one" if found else "no"
-        raise Failure("no-intent", f"{several} intent begins with {given[:40]!a}; `durable-stream intents` lists them")
+        text = f"{several} intent has an id that begins with {given[:40]!a}; `durable-stream intents` lists all ids"
+        raise Failure("no-intent", text)
     return found[0]
 
 

@@ -280,7 +280,7 @@ class People:
         return {"name": args.name, "count": self.signals.data.signals[args.name].count}
 
     async def test(self, args: NoArgs) -> dict[str, Any]:
-        """Send a message on every channel, now and once."""
+        """Send a test message to every configured channel, at once and only once."""
         found = []
         for channel in self.channels.names:
             error = ""
@@ -313,11 +313,14 @@ def _check_answer(known: Checkpoint, answer: list[str]) -> None:
     if known.kind == "permission":
         if answer[0] not in checkpoints.PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
             raise RequestError(
-                "unfit-answer", "answer a permission with once, always, or reject and an optional message"
+                "unfit-answer",
+                "answer a permission request with `once`, `always` or `reject`; only `reject` may be followed by a "
+                "message",
             )
     elif known.kind == "question":
         if answer != ["reject"] and len(answer) != known.questions:
-            raise RequestError("unfit-answer", f"give {known.questions} answers, one for each question, or reject")
+            wanted = "1 answer" if known.questions == 1 else f"{known.questions} answers, one for each question"
+            raise RequestError("unfit-answer", f"give {wanted}, or `reject`")
     elif len(answer) != 1 or not answer[0]:
         raise RequestError("unfit-answer", "give one answer, which must not be empty")
 

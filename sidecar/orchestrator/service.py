@@ -65,7 +65,7 @@ _TICK_SECONDS: Final = 1.0
 class RegisterArgs(Args):
     """See ``DurableStream.register_intent``."""
 
-    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent must know")
+    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent needs to know")
     title: str = Field(default="", max_length=100, description="the work's title, in a few words")
     directory: str = Field(max_length=8192, description="the project directory, absolute")
     parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
@@ -293,12 +293,13 @@ class DurableStream:
         """The intent that has this id, or whose id begins with it.
 
         Raises:
-            RequestError: none has, or more than one.
+            RequestError: no intent's id begins with it, or several do.
         """
         found = [intent for intent in self.data.intents.values() if intent.id.startswith(given)]
         if len(found) != 1:
             several = "more than one" if found else "no"
-            raise RequestError("no-intent", f"{several} intent begins with {given[:40]!a}; `intents` lists them")
+            text = f"{several} intent has an id that begins with {given[:40]!a}; `durable-stream intents` lists all ids"
+            raise RequestError("no-intent", text)
         intent: Intent = found[0]
         return intent
 

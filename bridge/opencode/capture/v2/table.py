@@ -110,7 +110,8 @@ RULES: tuple[Rule, ...] = (
         "compaction_started",
         ("turn.started",),
         "input, or the event",
-        "An automatic compaction before the first step belongs to the prompt's turn. One inside a turn begins no turn.",
+        "An automatic compaction before the first step belongs to the prompt's turn. A compaction during a turn does "
+        "not start a new turn.",
     ),
     Rule("compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "event"),
     Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "event"),
