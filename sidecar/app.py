@@ -187,7 +187,7 @@ async def _end_unlocked(home: Home) -> None:
     await asyncio.to_thread(kill, older.pid, older.process)
     while await asyncio.to_thread(lambda: older.still_runs):
         if asyncio.get_running_loop().time() > deadline:
-            reason = f"an older sidecar (pid {older.pid}) cannot be killed"
+            reason = f"an older sidecar (pid {older.pid}) did not exit, even when killed"
             raise HomeLocked(home.path, reason, "end that process, then try again")
         await asyncio.sleep(_LOOK_SECONDS)
 

@@ -240,11 +240,11 @@ class Home:
     def _locked(self) -> HomeLocked:
         other = self.read_info()
         if other is not None and is_alive(other.pid):
-            hint = "use it, or stop it with `durable-stream stop`"
+            hint = "use that sidecar, or stop it with `durable-stream stop`"
             return HomeLocked(self.path, f"another sidecar (pid {other.pid}) is already serving this home", hint)
         # The holder is unknown: `repair`, or a sidecar that is starting or stopping.
         reason = "another sidecar is serving this home, or `repair` is running"
-        hint = "wait until it finishes, or stop the sidecar with `durable-stream stop`; then try again"
+        hint = "wait until the repair finishes, or stop the sidecar with `durable-stream stop`; then try again"
         return HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:

@@ -194,5 +194,5 @@ class Worker:
 
 
 def _no_letter(letter: str) -> RequestError:
-    text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` shows them"
+    text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` lists the open dead letters"
     return RequestError("no-dead-letter", text)

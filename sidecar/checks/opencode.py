@@ -186,7 +186,7 @@ def check_copies(scene: Scene) -> list[Check]:
         return []
     copies = " and ".join(f"{p.target.plugin} ({shim_version(p) or 'unknown version'})" for p in scene.plugins)
     others = [plugin.target for plugin in scene.plugins if plugin.target.scope == "project"]
-    hint = "every event is still recorded once, but at twice the cost. To remove one, run: "
+    hint = "every event is still recorded once, but at twice the cost. To remove one copy, run: "
     hint += f"durable-stream uninstall --project {others[0].config.parent}"
     return [Check("copies", "note", f"OpenCode loads more than one copy of the plugin: {copies}", hint)]
 

@@ -40,7 +40,7 @@ async def intents(
     out = Output(json)
     home = home_of(context)
     if intent is None and (cancel or apply or diff):
-        raise Failure("no-intent", "name the intent; `durable-stream intents` lists them")
+        raise Failure("no-intent", "name the intent; `durable-stream intents` lists all intents")
     if apply:
         from sidecar.cli.shared.control import ask
 

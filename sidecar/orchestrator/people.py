@@ -248,8 +248,8 @@ class People:
         found = [c for c in listed if c.id.startswith(args.checkpoint) or c.request == args.checkpoint]
         if len(found) != 1:
             several = "more than one" if found else "no"
-            what = f"{several} checkpoint begins with {args.checkpoint[:40]!a}"
-            raise RequestError("no-checkpoint", f"{what}; `durable-stream checkpoints` lists them")
+            what = f"{several} checkpoint has an id that begins with {args.checkpoint[:40]!a}"
+            raise RequestError("no-checkpoint", f"{what}; `durable-stream checkpoints --all` lists all ids")
         known = found[0]
         if known.state in CLOSED:
             raise _late(known)

@@ -351,7 +351,7 @@ class DurableStream:
         )
         if len(found) != 1:
             several = "more than one recorded session matches" if found else "no recorded session matches"
-            raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream streams` lists them")
+            raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream tree` shows the sessions")
         return found[0]
 
     async def _request_cancel(self, args: IntentArgs) -> dict[str, Any]:
