@@ -39,7 +39,9 @@ class SendArgs(Args):
     agent: str = Field(max_length=100, description="the agent's name")
     type: str = Field(max_length=160, description="the command's type")
     payload: dict[str, Any] = Field(default={}, description="the command's payload")
-    key: str | None = Field(default=None, max_length=300, description="idempotency key: the same key is handled once")
+    key: str | None = Field(
+        default=None, max_length=300, description="idempotency key: commands with the same key are handled only once"
+    )
 
 
 class LetterArgs(Args):

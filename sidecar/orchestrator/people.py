@@ -46,8 +46,8 @@ class AnswerArgs(Args):
     answer: list[str] = Field(
         min_length=1,
         max_length=50,
-        description="for a permission `once`, `always` or `reject`, optionally followed by a message; otherwise an "
-        "answer for each question, or `reject`",
+        description="for a permission `once`, `always` or `reject` (only `reject` may be followed by a message); "
+        "otherwise an answer for each question, or `reject`",
     )
 
 
@@ -55,9 +55,11 @@ class SignalArgs(Args):
     """See ``People.signal``."""
 
     name: str = Field(pattern=signals.SIGNAL, description="the signal's name")
-    payload: Any = Field(default=None, description="the payload for those waiting for the signal")
+    payload: Any = Field(default=None, description="the payload that everyone who waits for the signal gets")
     key: str | None = Field(
-        default=None, max_length=300, description="idempotency key: the same key raises the signal once"
+        default=None,
+        max_length=300,
+        description="idempotency key: requests with the same key raise the signal only once",
     )
 
 

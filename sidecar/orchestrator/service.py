@@ -71,16 +71,16 @@ class RegisterArgs(Args):
     parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
     agent: str | None = Field(default=None, max_length=100, description="the OpenCode agent to run")
     models: list[str] = Field(
-        default=[], description="`provider/model` each; the next one is used after a provider error"
+        default=[], description="a list of `provider/model`, of which the next model is used after a provider error"
     )
     minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long the work may run")
-    tokens: int = Field(default=0, ge=0, description="how many tokens the work may use; 0: no limit of its own")
-    cost: float = Field(default=0.0, ge=0, description="how many dollars the work may cost; 0: no limit of its own")
+    tokens: int = Field(default=0, ge=0, description="how many tokens the work may use (0: no limit for this work)")
+    cost: float = Field(default=0.0, ge=0, description="how many dollars the work may cost (0: no limit for this work)")
     isolation: Literal["auto", "worktree", "shared"] | None = Field(
         default=None, description="where the agent edits; default: `[phantom] isolation`"
     )
     key: str | None = Field(
-        default=None, max_length=300, description="idempotency key: the same key registers one intent"
+        default=None, max_length=300, description="idempotency key: requests with the same key register only one intent"
     )
 
 
@@ -320,7 +320,12 @@ class DurableStream:
         requests.register("spawn", RegisterArgs, self._request_spawn, "the intent: `id`, `state`, …")
         requests.register("intents", NoArgs, self._request_intents, "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", IntentArgs, self._request_cancel, "the intent")
-        requests.register("intent_apply", IntentArgs, self._request_apply, "the intent; `was_applied` before")
+        requests.register(
+            "intent_apply",
+            IntentArgs,
+            self._request_apply,
+            "the intent; `was_applied`: whether its changes had already been applied",
+        )
         self.people.register(requests)
 
     async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class SessionState:
     born: bool = False
     """True if the session's creation is in the log. Then none of the session's earlier turns can be missing."""
     first_message: str | None = None
-    """The user message of the session's first input or turn. Ids of OpenCode ascend: lower ids are another session's."""
+    """The user message of the session's first input or turn. OpenCode's ids ascend: a lower id is another session's."""
     misread: bool = False
     """True if an item was not understood and was kept whole, so that apparent history may be new."""
     ended: bool = False
