@@ -99,10 +99,10 @@ def _rows(first: float, times: Times) -> list[Row]:
         return Row(label, 1 / statistics.median(ours), 1 / statistics.median(theirs), "the same by hand")
 
     return [
-        Row("spawn to the first request to the model, headless starts", first, None, "s"),
-        beside("spawn to the first request to the model", times.begun, times.begun_by_hand),
-        Row("spawn to the first request to the model, p50", statistics.median(times.begun), None, "s"),
-        Row("spawn to the first request to the model, p99", _p99(times.begun), None, "s"),
+        Row("spawn until the first model request, headless starts", first, None, "s"),
+        beside("spawn until the first model request", times.begun, times.begun_by_hand),
+        Row("spawn until the first model request, p50", statistics.median(times.begun), None, "s"),
+        Row("spawn until the first model request, p99", _p99(times.begun), None, "s"),
         beside("end of the work to the idle parent's model", times.woken, times.woken_by_hand),
         Row("end of the work to wake observed, idle parent, p50", statistics.median(times.observed), None, "s"),
         Row("end of the work to wake observed, idle parent, p99", _p99(times.observed), None, "s"),

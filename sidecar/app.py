@@ -187,7 +187,7 @@ async def _end_unlocked(home: Home) -> None:
     await asyncio.to_thread(kill, older.pid, older.process)
     while await asyncio.to_thread(lambda: older.still_runs):
         if asyncio.get_running_loop().time() > deadline:
-            reason = f"an older sidecar (pid {older.pid}) cannot be killed"
+            reason = f"an older sidecar (pid {older.pid}) did not exit, even when killed"
             raise HomeLocked(home.path, reason, "end that process, then try again")
         await asyncio.sleep(_LOOK_SECONDS)
 
@@ -307,7 +307,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         metrics=metrics.text,
     )
     durable.links = lambda: server.links
-    # They stop in reverse order: serve no peer, read no spool, make all accepted items durable, save a snapshot.
+    # The components below stop in reverse order: serve no peer, read no spool, make all accepted items durable, save a
+    # snapshot.
     door = _Door(home, sidecar, server)
     components = (nats, upkeep, ingest, back_fill, services, spools, worker, _Consumers(nats, worker), door, durable)
     return _Running(sidecar, ingest, spools, server, store, components)

@@ -308,7 +308,9 @@ class PhantomConfig(_Section):
     """Maximum number of background sessions that run at a time; others wait in a durable queue."""
 
     per_model: dict[str, Annotated[int, Field(ge=1, le=100)]] = {}
-    """The same limit for one provider or model: ``"anthropic" = 2``, ``"anthropic/claude-x" = 1``."""
+    """Maximum number of background sessions of one provider or model that run at a time: ``"anthropic" = 2``,
+    ``"anthropic/claude-x" = 1``.
+    """
 
     max_depth: Annotated[int, Field(ge=0, le=1000)] = 20
     """Maximum length of a chain of background agents, each started by the one before it; 0: no limit."""

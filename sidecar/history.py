@@ -123,7 +123,7 @@ async def _port(process: asyncio.subprocess.Process, program: str) -> int:
                     return int(found[1])
     except (TimeoutError, ValueError):
         pass
-    raise HistoryError(f"`{program} serve` does not start: run it yourself to see why")
+    raise HistoryError(f"`{program} serve` does not start: run this command yourself to see why")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -190,7 +190,9 @@ class Home:
             # O_NONBLOCK, because opening must not hang if the path is a pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise HomeError(path, "it does not exist", "start the sidecar once: `durable-stream serve`") from None
+            raise HomeError(
+                path, "it does not exist", "to create it, start the sidecar once: `durable-stream serve`"
+            ) from None
         except OSError as error:
             if path.is_symlink():
                 raise HomeError(path, "the token is a symbolic link", renew) from None
@@ -238,11 +240,11 @@ class Home:
     def _locked(self) -> HomeLocked:
         other = self.read_info()
         if other is not None and is_alive(other.pid):
-            hint = "use it, or stop it with `durable-stream stop`"
+            hint = "use that sidecar, or stop it with `durable-stream stop`"
             return HomeLocked(self.path, f"another sidecar (pid {other.pid}) is already serving this home", hint)
         # The holder is unknown: `repair`, or a sidecar that is starting or stopping.
         reason = "another sidecar is serving this home, or `repair` is running"
-        hint = "wait until it finishes, or stop the sidecar with `durable-stream stop`; then try again"
+        hint = "wait until the repair finishes, or stop the sidecar with `durable-stream stop`; then try again"
         return HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:

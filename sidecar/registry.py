@@ -53,7 +53,9 @@ class Request:
 
 
 class Requests:
-    """The requests of one sidecar, by name. It answers the request ``requests`` itself, with the table."""
+    """A registry of one sidecar's requests, by name. The registry itself answers the request named ``requests``, with a
+    list of all requests.
+    """
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}

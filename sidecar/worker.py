@@ -39,7 +39,9 @@ class SendArgs(Args):
     agent: str = Field(max_length=100, description="the agent's name")
     type: str = Field(max_length=160, description="the command's type")
     payload: dict[str, Any] = Field(default={}, description="the command's payload")
-    key: str | None = Field(default=None, max_length=300, description="idempotency key: the same key is handled once")
+    key: str | None = Field(
+        default=None, max_length=300, description="idempotency key: commands with the same key are handled only once"
+    )
 
 
 class LetterArgs(Args):
@@ -194,5 +196,5 @@ class Worker:
 
 
 def _no_letter(letter: str) -> RequestError:
-    text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` shows them"
+    text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` lists the open dead letters"
     return RequestError("no-dead-letter", text)

@@ -205,7 +205,7 @@ class Ranges:
         return self._before[at] - max(0, self._ends[at - 1] - position) if at else 0
 
     def including(self, positions: Iterable[int]) -> Ranges:
-        """These and ``positions``."""
+        """Ranges of these positions and of ``positions``."""
         return Ranges([*self.pairs(), *_grouped(positions)])
 
     def pairs(self) -> list[tuple[int, int]]:

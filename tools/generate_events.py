@@ -19,7 +19,8 @@ translators. The first part is about OpenCode 1; [OpenCode 2](#opencode-2) has i
 events.
 
 Each event has an idempotency key `{type}:{session}:{id}`; the third column says what `id` is. If something is reported
-twice (two plugin copies, a resend, a recording played again), both reports have the same key, so it is recorded once.
+twice (two plugin copies, a resend, a recording played again), both reports have the same key, so only one event is
+recorded.
 
 | OpenCode | event | id in the key | notes |
 |---|---|---|---|
@@ -37,9 +38,9 @@ def page() -> str:
         "",
         "## Known, but not final",
         "",
-        "Most of what OpenCode sends is not final. The translator remembers it while it matters and counts it, but the",
-        "log never stores it. This applies only to events of exactly the known shape; anything else is kept whole as",
-        "`opencode.{type}`.",
+        "Most events that OpenCode sends are not final. The translator counts such an event and remembers its content",
+        "while it matters, but the log never stores the event. This applies only to an event of exactly the known",
+        "shape; an event of another shape is kept whole as `opencode.{type}`.",
         "",
         "| OpenCode | notes |",
         "|---|---|",

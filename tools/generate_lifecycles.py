@@ -27,7 +27,7 @@ CHAPTERS = (
     (
         "Intent",
         "One piece of [background work](background.md). `refused` means that a limit prevented it. A phantom, the\n"
-        "session that runs an intent, has no states of its own. Its states are those of the intent, from `starting`.",
+        "session that runs an intent, has no states of its own: from `starting` on, its states are the intent's.",
         INTENT,
     ),
     ("Notice", "One message for a session. Only `observed` confirms delivery.", NOTICE),

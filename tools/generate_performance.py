@@ -24,11 +24,11 @@ LIMITS = {"raw file, 64 lines a sync": "raw file, 64 lines a sync"}
 
 HEAD = """# Performance
 
-`make bench` measures each row and its limit in one run, in short alternating slices, so that both run under the same
-load, and compares the medians. **R** is the speed of the disk alone: single writes of 1 KiB, each followed by a sync.
-An event takes about 1 KiB. A figure is a ratio to the limit, or a time. The *floor* is the promise, and the *aim* is
-the goal. No test asserts a time. The times of commands are the best of alternating runs, with compiled bytecode, as in
-an installed package.
+`make bench` measures each row and the row's limit in one run. It alternates between the two in short slices, so that
+both run under the same load, and compares the medians. **R** is the speed of the disk alone: single writes of 1 KiB,
+each followed by a sync. An event takes about 1 KiB. A figure is a ratio to the limit, or a time. The *floor* of a
+figure is what we promise, and the *aim* is what we would like to reach. No test asserts a time. The times of
+`durable-stream` commands are the best of several alternating runs, with compiled bytecode, as in an installed package.
 
 Machine of the run below: {machine}.
 

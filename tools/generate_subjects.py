@@ -157,7 +157,7 @@ DECISIONS = (
     "A wakeup's `inbox_id` is the id of the command's event, and its `reason` is the command's type.",
     "`partial` keeps the waiting slot open; `__cg_control.after_execution` counts only for tools on an allow-list.",
     "`cg_cmd` is a work queue, as in the protocol's table of modes; the protocol's list of streams gives only the age.",
-    "`turn.ended` is published twice, as `task` and as `state`, so the second has its own id, `{event}:l0:state`.",
+    "`turn.ended` is published twice, as `task` and as `state`, so the `state` has its own id, `{event}:l0:state`.",
     "`turn_epoch` of a captured session is the number of its turn, from 1; a turn's outcome is in `stats.outcome`.",
     "In a record's subject, the stream, log and project are one token each; only the dots in the type stay dots.",
     "Undecodable messages become dead letters and are never acknowledged as handled.",
@@ -374,7 +374,7 @@ def _headers() -> list[str]:
 
 
 def _recursion() -> list[str]:
-    words = {"must": "given", "may": "given, or copied from the other", "zero": "absent or 0"}
+    words = {"must": "given", "may": "given, or copied from the {other}", "zero": "absent or 0"}
     modes = f" (mode {', '.join(f'`{mode}`' for mode in sorted(recursion.MODES))} only)"
     return [
         "## Recursion depth",
@@ -389,7 +389,8 @@ def _recursion() -> list[str]:
         "| operation | header | recorded |",
         "|---|---|---|",
         *(
-            f"| `{name}`{modes if name == 'enqueue' else ''} | {words[rule.header]} | {words[rule.recorded]} |"
+            f"| `{name}`{modes if name == 'enqueue' else ''} | "
+            f"{words[rule.header].format(other='recorded depth')} | {words[rule.recorded].format(other='header')} |"
             for name, rule in recursion.RULES.items()
         ),
         "",
@@ -414,7 +415,8 @@ def _streams() -> list[str]:
         "| | storage | who gets a message |",
         "|---|---|---|",
         "| `cmd` | work queue | one worker; consumers with the same durable compete |",
-        "| `evt` | stream | every durable, each at its own position; consumers with the same durable compete |",
+        "| `evt` | stream | every durable consumer, each at its own position; consumers with the same durable name "
+        "compete |",
         "| `str` | not stored | current subscribers only |",
         "",
     ]

@@ -104,7 +104,7 @@ async function offer(ctx, announced, options, env) {
     });
     return () => void made?.dispose?.();
   } catch {
-    // This version's plugin API has another shape; `doctor` shows on which versions the tools were proven.
+    // This version's plugin API has another shape; `doctor` shows on which versions the tools were tested.
     return () => {};
   }
 }

@@ -147,7 +147,7 @@ class Ingest:
             token = Token(origin, seq)
             waiting = self._unfinished.get(token)
             if waiting is not None:
-                # The item was sent again over a new link while its first copy is still on its way to the disk.
+                # The item was resent over a new link, and its first copy is still on its way to the disk.
                 if link is not None:
                     waiting.append(link)
                 continue

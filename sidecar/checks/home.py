@@ -148,7 +148,7 @@ def check_spool(scene: Scene) -> list[Check]:
         return [Check("spool", "ok", "empty" if not waiting["files"] else text)]
     fix = Fix("take spools", scene.home.spool_path)
     if waiting["bytes"] > BACKLOG_BYTES:
-        hint = "run `durable-stream serve` to record them"
+        hint = "run `durable-stream serve` to record these hooks"
         return [Check("spool", "problem", f"{text} are waiting, and no sidecar is running", hint, fix)]
     return [Check("spool", "note", f"{text} waiting", "the next start of the sidecar records them", fix)]
 

@@ -21,10 +21,10 @@ from sidecar.version import VERSION
 OLDEST_OPENCODE = (1, 18)
 """The oldest supported release."""
 
-PROVEN = frozenset({"1.18.33", "0.0.0-next-16350"})
+TESTED = frozenset({"1.18.33", "0.0.0-next-16350"})
 """The versions that the tests drive; see ``docs/opencode2.md``. Any other version is a note, not a problem."""
 
-UNPROVEN = (
+UNTESTED = (
     "docs/opencode2.md lists what was tested; everything that a newer release sends is recorded, but some of "
     "it may not be understood"
 )
@@ -83,13 +83,13 @@ def _check_program(name: str, path: str, numbers: re.Match[str] | None) -> Check
 
 def _check_version(name: str, numbers: re.Match[str], where: str) -> Check:
     release, text = (int(numbers[1]), int(numbers[2])), f"{numbers[0]}{where}"
-    if numbers[0] in PROVEN:
+    if numbers[0] in TESTED:
         return Check(name, "ok", text)
     if release < OLDEST_OPENCODE and not numbers[0].startswith("0.0.0-"):
         oldest = ".".join(map(str, OLDEST_OPENCODE))
         hint = f"upgrade OpenCode; {oldest} is the oldest release that the plugin supports"
         return Check(name, "problem", f"{text} is too old", hint)
-    return Check(name, "note", f"{text}: not proven on this version", UNPROVEN)
+    return Check(name, "note", f"{text}: not tested on this version", UNTESTED)
 
 
 def check_services(scene: Scene) -> list[Check]:
@@ -108,11 +108,11 @@ def check_services(scene: Scene) -> list[Check]:
             checks.append(
                 Check("opencode 2", "note", text, "sessions are read as soon as the service answers; nothing is lost")
             )
-        elif version in PROVEN:
+        elif version in TESTED:
             checks.append(Check("opencode 2", "ok", f"the service {version} is read"))
         else:
-            text = f"the service {version or 'of an unknown version'} is read: not proven on this version"
-            checks.append(Check("opencode 2", "note", text, UNPROVEN))
+            text = f"the service {version or 'of an unknown version'} is read: not tested on this version"
+            checks.append(Check("opencode 2", "note", text, UNTESTED))
         if state == "read" and service.get("keeps_log") is False:
             text = f"the service {version} keeps no log of its sessions: only what it announces is recorded"
             checks.append(Check("opencode 2", "note", text, LOGLESS))
@@ -186,7 +186,7 @@ def check_copies(scene: Scene) -> list[Check]:
         return []
     copies = " and ".join(f"{p.target.plugin} ({shim_version(p) or 'unknown version'})" for p in scene.plugins)
     others = [plugin.target for plugin in scene.plugins if plugin.target.scope == "project"]
-    hint = "every event is still recorded once, but at twice the cost. To remove one, run: "
+    hint = "every event is still recorded once, but at twice the cost. To remove one copy, run: "
     hint += f"durable-stream uninstall --project {others[0].config.parent}"
     return [Check("copies", "note", f"OpenCode loads more than one copy of the plugin: {copies}", hint)]
 

@@ -83,10 +83,10 @@ def check_sidecar(scene: Scene) -> list[Check]:
     if info is None:
         return [Check("sidecar", "ok", "not running; OpenCode starts it when needed")]
     if scene.answer is None and not scene.silence:
-        text = f"running as pid {info.pid}; it was not queried, because this command cannot use the home"
+        text = f"running as pid {info.pid}; the sidecar was not queried, because this command cannot use the home"
         return [Check("sidecar", "note", text, "fix the problems above, then run `durable-stream doctor` again")]
     if scene.answer is None:
-        hint = "run `durable-stream stop`; OpenCode starts a new one"
+        hint = "run `durable-stream stop`; OpenCode then starts a new sidecar"
         return [Check("sidecar", "problem", f"pid {info.pid} does not answer: {scene.silence}", hint)]
     up = describe_span((scene.answer.get("sidecar") or {}).get("uptime_ms") or 0)
     return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} is authenticated; up {up}")]
@@ -203,7 +203,7 @@ def check_torn(scene: Scene) -> list[Check]:
     torn = torn_files(scene.home.store_path)
     if not torn:
         return []
-    hint = "they were never acknowledged, and OpenCode has sent them again"
+    hint = "these tails were never acknowledged, and OpenCode has sent their content again"
     return [Check("torn tails", "note", f"{len(torn)} set aside in {torn[0].parent}", hint)]
 
 

@@ -31,7 +31,9 @@ def _unlinked(service: Registration, installed_ms: int) -> Check:
         text = f"its service (pid {service.pid}) started before the plugin was installed, so it may record nothing"
         return Check("opencode 2", "problem", text, "run: opencode service restart")
     text = f"its service (pid {service.pid}) has not loaded the plugin yet"
-    hint = "use it in a project; if that does not help, run `opencode service restart` without DURABLE_STREAM=off"
+    hint = (
+        "use OpenCode 2 in a project; if that does not help, run `opencode service restart` without DURABLE_STREAM=off"
+    )
     return Check("opencode 2", "note", text, hint)
 
 

@@ -172,7 +172,7 @@ async def send(
     try:
         given = reading.loads(payload)
     except ValueError as error:
-        raise Failure("bad-json", f"the payload is not JSON ({error}); quote it: '{{\"by\": 1}}'") from None
+        raise Failure("bad-json", f"the payload is not JSON ({error}); quote the payload: '{{\"by\": 1}}'") from None
     if not isinstance(given, dict):
         raise Failure("bad-json", "the payload must be a JSON object, such as '{\"by\": 1}'")
     out = Output(json)

@@ -80,7 +80,8 @@ def _named(listed: list[Checkpoint], given: str) -> Checkpoint:
     found = [each for each in listed if each.id.startswith(given) or each.request == given]
     if len(found) != 1:
         several = "more than one" if found else "no"
-        text = f"{several} checkpoint begins with {given[:40]!a}; `durable-stream checkpoints --all` lists them"
+        hint = "`durable-stream checkpoints --all` lists all ids"
+        text = f"{several} checkpoint has an id that begins with {given[:40]!a}; {hint}"
         raise Failure("no-checkpoint", text)
     return found[0]
 

@@ -135,7 +135,8 @@ def _one(letters: list[Letter], given: str) -> Letter:
         each for each in letters if given and each.id.endswith(given.upper())
     ]
     if not found:
-        raise Failure("no-dead-letter", f"no dead letter is named {given[:80]!a}; `durable-stream dlq list` shows them")
+        hint = "`durable-stream dlq list` lists the open dead letters"
+        raise Failure("no-dead-letter", f"no dead letter is named {given[:80]!a}; {hint}")
     if len(found) > 1:
         raise Failure("ambiguous", f"{len(found)} dead letters end in {given[:80]!a}; give more of the id")
     return found[0]

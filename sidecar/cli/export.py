@@ -35,7 +35,10 @@ async def export(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this new file; default: stdout.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write to this file, which must not exist yet; default: stdout."
+        ),
     ] = None,
     form: Annotated[
         Form,

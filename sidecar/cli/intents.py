@@ -40,7 +40,7 @@ async def intents(
     out = Output(json)
     home = home_of(context)
     if intent is None and (cancel or apply or diff):
-        raise Failure("no-intent", "name the intent; `durable-stream intents` lists them")
+        raise Failure("no-intent", "name the intent; `durable-stream intents` lists all intents")
     if apply:
         from sidecar.cli.shared.control import ask
 
@@ -85,7 +85,8 @@ def _named(state: State, given: str) -> Intent:
     found = [intent for intent in state.intents.values() if intent.id.startswith(given)]
     if len(found) != 1:
         several = "more than one" if found else "no"
-        raise Failure("no-intent", f"{several} intent begins with {given[:40]!a}; `durable-stream intents` lists them")
+        text = f"{several} intent has an id that begins with {given[:40]!a}; `durable-stream intents` lists all ids"
+        raise Failure("no-intent", text)
     return found[0]
 
 

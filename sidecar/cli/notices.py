@@ -60,7 +60,9 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
 
 async def notify(
     context: typer.Context,
-    action: Annotated[Literal["test"], typer.Argument(metavar="test", help="Send a message on every channel.")],
+    action: Annotated[
+        Literal["test"], typer.Argument(metavar="test", help="Send a test message to every configured channel.")
+    ],
     json: JsonFlag = False,
 ) -> int:
     """Test each channel of [notify] by sending a message on it. Exits with 1 if a channel fails."""

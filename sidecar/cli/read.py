@@ -38,7 +38,10 @@ async def read(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Write to this new file; its extension selects the format."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write to this file, which must not exist yet; its extension selects the format.",
         ),
     ] = None,
     project: ProjectOption = None,

@@ -37,7 +37,9 @@ async def signal(
         try:
             given = reading.loads(payload)
         except ValueError as error:
-            raise Failure("bad-json", f"the payload is not JSON ({error}); quote it: '{{\"by\": 1}}'") from None
+            raise Failure(
+                "bad-json", f"the payload is not JSON ({error}); quote the payload: '{{\"by\": 1}}'"
+            ) from None
     asked = {"name": name, "payload": given, "key": key}
     found = await ask(home_of(context), "signal", asked, "it is safe to run the same command with the same --key")
     out = Output(json)

@@ -12,7 +12,9 @@ from sidecar.cli.shared.command import JsonFlag, home_of
 
 async def spawn(
     context: typer.Context,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Everything the background agent must know.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The prompt; include everything the background agent needs to know.")
+    ],
     title: Annotated[str, typer.Option("--title", help="A short title; default: the first words of the prompt.")] = "",
     directory: Annotated[
         Path | None,
@@ -36,7 +38,8 @@ async def spawn(
         typer.Option(
             "--isolation",
             metavar="WHERE",
-            help="worktree: edit a copy; shared: edit your files; auto: edit a copy in a git repository.",
+            help="auto: edit a copy if the project is a git repository, otherwise your files; worktree: always a copy, "
+            "or refuse to start; shared: always your files.",
         ),
     ] = None,
     key: Annotated[

@@ -60,7 +60,7 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
         if await _gone(home, info, seconds):
             text = f"ended the sidecar (pid {info.pid}) with {number.name}"
             return _told(out, text, stopped=True, pid=info.pid)
-    raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) cannot be killed; read {home.log_path}")
+    raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) did not exit, even when killed; see {home.log_path}")
 
 
 def _told(out: Output, text: str, **facts: Any) -> int:

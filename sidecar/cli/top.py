@@ -1,4 +1,4 @@
-"""``top``: background work, what is waiting for you, and the active sessions, live."""
+"""``top``: a live view of background work, what is waiting for you, and the active sessions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Show background work, what is waiting for you, and active sessions, live.
+    """Show a live view of background work, what is waiting for you, and active sessions.
 
     Press q or Ctrl-C to quit. In a pipe, or with --once, prints once and exits. With --json, prints one object.
     """

@@ -103,7 +103,9 @@ def shim_path() -> Path:
     for directory in (package / "shim", package.parent / "plugin-shim" / "src"):
         if (directory / "plugin.js").is_file():
             return directory / "plugin.js"
-    raise InstallError(f"{package / 'shim'} contains no plugin.js, so the installation is incomplete; install it again")
+    raise InstallError(
+        f"{package / 'shim'} contains no plugin.js, so the installation is incomplete; install the package again"
+    )
 
 
 def plugin_text(shim: Path, command: Sequence[str], home: Path) -> str:

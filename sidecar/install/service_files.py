@@ -4,7 +4,7 @@ A sidecar under a service manager never exits when idle, and restarts when it fa
 nothing. The user does that with the command in ``Service.enable``. The files hold absolute paths and the home, but no
 secrets.
 
-The launchd form follows Apple's documentation and is **unproven**: it was never
+The launchd form follows Apple's documentation and is **untested**: it was never
 run on macOS.
 """
 

@@ -91,7 +91,7 @@ def check(path: Path) -> tuple[int, int]:
             catalog.apply(Record(event, events, events, ""))
         except (AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__} in event {event.id}, of type {event.type}"
-            raise ExportError("damaged-export", f"{path} does not contain captured events: {reason}") from None
+            raise ExportError("damaged-export", f"{path} contains an event that cannot be imported: {reason}") from None
         events += 1
     return events, forgotten
 

@@ -340,7 +340,7 @@ class ShimConnection:
             failed = error
         except Exception as error:  # noqa: BLE001 - whatever happens in the handler, the model gets an answer
             self._failed("tool", error)
-            failed = CallError("internal", "this call failed in the sidecar; its log says why")
+            failed = CallError("internal", "this call failed in the sidecar; the sidecar's log says why")
         if self.is_open:
             if failed is not None:
                 self._wire.link.result(event.id, error=failed)

@@ -402,7 +402,9 @@ class LinkServer:
             failure = error
         except Exception as error:  # noqa: BLE001 - the caller gets an error, the server continues
             self._handler_failed(f"request {event.method[:40]!r}", error)
-            failure = RequestError("unexpected", f"the sidecar failed with {type(error).__name__}; see its log")
+            failure = RequestError(
+                "unexpected", f"the sidecar failed with {type(error).__name__}; see the sidecar's log"
+            )
         try:
             wire.link.result(event.id, value, failure)
         except (LocalProtocolError, ValueError) as error:

@@ -203,7 +203,7 @@ class Services:
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
-    """One of the errors. They are all of one kind and say nearly the same."""
+    """One of the group's errors. All of these errors are of one kind and say nearly the same."""
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]

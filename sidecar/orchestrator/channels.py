@@ -171,7 +171,7 @@ def _target(url: str) -> Any:
     except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
         raise ChannelError(f"apprise failed with {type(error).__name__}") from None
     if not is_usable:
-        raise ChannelError("apprise does not know its scheme, or cannot use the rest of it; correct [notify] urls")
+        raise ChannelError("apprise does not know this URL's scheme, or cannot use its rest; correct [notify] urls")
     return target
 
 

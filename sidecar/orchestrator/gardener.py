@@ -66,7 +66,7 @@ class State:
 
     sessions: dict[str, Watched] = field(default_factory=dict)
     own: list[str] = field(default_factory=list)
-    """Its own intents, the intents that those started, and the sessions of all of them."""
+    """The gardener's own intents, the intents that these intents started, and the sessions of all these intents."""
     corrected: list[int] = field(default_factory=list)
     """When it started its last agents, in ms UTC."""
 

@@ -73,7 +73,7 @@ class Headless:
 
     @property
     def pid(self) -> int | None:
-        """Its process id, if the process is running."""
+        """The id of the OpenCode process, if that process is running."""
         info = self._running()
         return info["pid"] if info is not None else None
 

@@ -35,7 +35,7 @@ class Limits:
     running: int = 4
     """How many phantoms may run at a time; others are queued, first come, first served."""
     per_model: Mapping[str, int] = field(default_factory=dict)
-    """The same for one provider (``anthropic``) or one model (``anthropic/claude-x``)."""
+    """How many phantoms of one provider (``anthropic``) or one model (``anthropic/claude-x``) may run at a time."""
     depth: int = 20
     """The longest chain of intents, each started by the one before it."""
     children: int = 50
@@ -82,9 +82,9 @@ class Spent:
     cost: float = 0.0
     ran_ms: int = 0
     warnings: list[str] = field(default_factory=list)
-    """The budgets that it has nearly used up, and for which a warning was recorded."""
+    """The budgets that the root has nearly used up, and for which a warning was recorded."""
     closed: bool = False
-    """Whether its session was deleted; it can then start nothing more."""
+    """Whether the root's session was deleted; the root can then start nothing more."""
 
 
 @dataclass(slots=True)
@@ -122,9 +122,9 @@ class Intent:
     ran_ms: int = 0
     """How long it has worked, until ``since``."""
     since: int | None = None
-    """The time up to which ``ran_ms`` is counted; ``None`` while its time does not count."""
+    """The time up to which ``ran_ms`` is counted; ``None`` while the intent's time does not count."""
     asks: list[str] = field(default_factory=list)
-    """Its open checkpoints, and those of everything that it started."""
+    """The intent's open checkpoints, and the open checkpoints of everything that the intent started."""
     tokens: int = 0
     cost: float = 0.0
     max_tokens: int = 0
@@ -145,7 +145,7 @@ class Intent:
     """``worktree``: it edits a git worktree of its own; ``auto``: if there is a git repository and its agent may write;
     ``shared``: it edits ``directory``."""
     worktree: dict[str, str] = field(default_factory=dict)
-    """Its worktree: ``directory`` of the session, ``root``, and ``base``, the commit that it began with."""
+    """The intent's worktree: ``directory`` of the session, ``root``, and ``base``, the commit that it began with."""
     ending: dict[str, Any] = field(default_factory=dict)
     """How it will end once its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
@@ -166,12 +166,12 @@ class Intent:
 
     @property
     def runs_on(self) -> str:
-        """Its model as ``provider/model``; empty while only OpenCode knows it."""
+        """The intent's model as ``provider/model``; empty while only OpenCode knows the model."""
         return self.model or (self.models[0] if self.models else "")
 
     @property
     def works(self) -> bool:
-        """Whether its session is working, and not waiting for an OpenCode or for a person."""
+        """Whether the intent's session is working, and not waiting for an OpenCode or for a person."""
         return self.state == "running" and not self.prompting and not self.asks
 
     @property

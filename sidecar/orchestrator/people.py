@@ -46,8 +46,8 @@ class AnswerArgs(Args):
     answer: list[str] = Field(
         min_length=1,
         max_length=50,
-        description="for a permission `once`, `always` or `reject`, optionally followed by a message; otherwise an "
-        "answer for each question, or `reject`",
+        description="for a permission `once`, `always` or `reject` (only `reject` may be followed by a message); "
+        "otherwise an answer for each question, or `reject`",
     )
 
 
@@ -55,9 +55,11 @@ class SignalArgs(Args):
     """See ``People.signal``."""
 
     name: str = Field(pattern=signals.SIGNAL, description="the signal's name")
-    payload: Any = Field(default=None, description="the payload for those waiting for the signal")
+    payload: Any = Field(default=None, description="the payload that everyone who waits for the signal gets")
     key: str | None = Field(
-        default=None, max_length=300, description="idempotency key: the same key raises the signal once"
+        default=None,
+        max_length=300,
+        description="idempotency key: requests with the same key raise the signal only once",
     )
 
 
@@ -248,8 +250,8 @@ class People:
         found = [c for c in listed if c.id.startswith(args.checkpoint) or c.request == args.checkpoint]
         if len(found) != 1:
             several = "more than one" if found else "no"
-            what = f"{several} checkpoint begins with {args.checkpoint[:40]!a}"
-            raise RequestError("no-checkpoint", f"{what}; `durable-stream checkpoints` lists them")
+            what = f"{several} checkpoint has an id that begins with {args.checkpoint[:40]!a}"
+            raise RequestError("no-checkpoint", f"{what}; `durable-stream checkpoints --all` lists all ids")
         known = found[0]
         if known.state in CLOSED:
             raise _late(known)
@@ -280,7 +282,7 @@ class People:
         return {"name": args.name, "count": self.signals.data.signals[args.name].count}
 
     async def test(self, args: NoArgs) -> dict[str, Any]:
-        """Send a message on every channel, now and once."""
+        """Send a test message to every configured channel, at once and only once."""
         found = []
         for channel in self.channels.names:
             error = ""
@@ -313,11 +315,14 @@ def _check_answer(known: Checkpoint, answer: list[str]) -> None:
     if known.kind == "permission":
         if answer[0] not in checkpoints.PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
             raise RequestError(
-                "unfit-answer", "answer a permission with once, always, or reject and an optional message"
+                "unfit-answer",
+                "answer a permission request with `once`, `always` or `reject`; only `reject` may be followed by a "
+                "message",
             )
     elif known.kind == "question":
         if answer != ["reject"] and len(answer) != known.questions:
-            raise RequestError("unfit-answer", f"give {known.questions} answers, one for each question, or reject")
+            wanted = "1 answer" if known.questions == 1 else f"{known.questions} answers, one for each question"
+            raise RequestError("unfit-answer", f"give {wanted}, or `reject`")
     elif len(answer) != 1 or not answer[0]:
         raise RequestError("unfit-answer", "give one answer, which must not be empty")
 

@@ -65,22 +65,22 @@ _TICK_SECONDS: Final = 1.0
 class RegisterArgs(Args):
     """See ``DurableStream.register_intent``."""
 
-    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent must know")
+    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent needs to know")
     title: str = Field(default="", max_length=100, description="the work's title, in a few words")
     directory: str = Field(max_length=8192, description="the project directory, absolute")
     parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
     agent: str | None = Field(default=None, max_length=100, description="the OpenCode agent to run")
     models: list[str] = Field(
-        default=[], description="`provider/model` each; the next one is used after a provider error"
+        default=[], description="a list of `provider/model`, of which the next model is used after a provider error"
     )
     minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long the work may run")
-    tokens: int = Field(default=0, ge=0, description="how many tokens the work may use; 0: no limit of its own")
-    cost: float = Field(default=0.0, ge=0, description="how many dollars the work may cost; 0: no limit of its own")
+    tokens: int = Field(default=0, ge=0, description="how many tokens the work may use (0: no limit for this work)")
+    cost: float = Field(default=0.0, ge=0, description="how many dollars the work may cost (0: no limit for this work)")
     isolation: Literal["auto", "worktree", "shared"] | None = Field(
         default=None, description="where the agent edits; default: `[phantom] isolation`"
     )
     key: str | None = Field(
-        default=None, max_length=300, description="idempotency key: the same key registers one intent"
+        default=None, max_length=300, description="idempotency key: requests with the same key register only one intent"
     )
 
 
@@ -265,7 +265,7 @@ class DurableStream:
             except InputRefused as error:
                 if error.code != "key-conflict":
                     raise
-        # One whose key was used long ago is only in the log.
+        # An intent whose key was used long ago is only in the log.
         found: Intent | None = self.data.intents.get(intent) or await read_intent(
             open_reader(self._home.store_path), intent
         )
@@ -293,12 +293,13 @@ class DurableStream:
         """The intent that has this id, or whose id begins with it.
 
         Raises:
-            RequestError: none has, or more than one.
+            RequestError: no intent's id begins with it, or several do.
         """
         found = [intent for intent in self.data.intents.values() if intent.id.startswith(given)]
         if len(found) != 1:
             several = "more than one" if found else "no"
-            raise RequestError("no-intent", f"{several} intent begins with {given[:40]!a}; `intents` lists them")
+            text = f"{several} intent has an id that begins with {given[:40]!a}; `durable-stream intents` lists all ids"
+            raise RequestError("no-intent", text)
         intent: Intent = found[0]
         return intent
 
@@ -319,7 +320,12 @@ class DurableStream:
         requests.register("spawn", RegisterArgs, self._request_spawn, "the intent: `id`, `state`, …")
         requests.register("intents", NoArgs, self._request_intents, "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", IntentArgs, self._request_cancel, "the intent")
-        requests.register("intent_apply", IntentArgs, self._request_apply, "the intent; `was_applied` before")
+        requests.register(
+            "intent_apply",
+            IntentArgs,
+            self._request_apply,
+            "the intent; `was_applied`: whether its changes had already been applied",
+        )
         self.people.register(requests)
 
     async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
@@ -350,7 +356,7 @@ class DurableStream:
         )
         if len(found) != 1:
             several = "more than one recorded session matches" if found else "no recorded session matches"
-            raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream streams` lists them")
+            raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream tree` shows the sessions")
         return found[0]
 
     async def _request_cancel(self, args: IntentArgs) -> dict[str, Any]:

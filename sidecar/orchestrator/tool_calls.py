@@ -138,7 +138,7 @@ class ToolCalls:
     async def _result(self, intent: Intent, call: _Call) -> str:
         if intent.state not in ENDED:
             return f"{intent.id} is {intent.state}; its result will come as a message."
-        # A call whose turn was stopped meanwhile tells nobody.
+        # If the call's turn was stopped in the meantime, no model reads this result, so it is not recorded as told.
         if call.id and call.turn is not None and call.turn == self._state.turn_of(call.session):
             told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id}
             await self._durable.tell("notice.told", f"told:{self._identity.ulid()}", told_by)

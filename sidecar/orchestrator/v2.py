@@ -213,7 +213,7 @@ class V2Host:
             return "gone"
         reply = f"{waiting}/{quote(request, safe='')}/reply"
         if kind == "permission":
-            # ``decision`` is the name of ``reply`` in the released versions.
+            # Released versions of OpenCode 2 call this field ``decision``, the preview calls it ``reply``: send both.
             body = {"reply": answer[0], "decision": answer[0]} | ({"message": answer[1]} if answer[1:] else {})
             sending = _sent(client, "POST", reply, body)
         elif list(answer) == ["reject"]:

@@ -74,7 +74,8 @@ class Decider:
     ) -> tuple[Outcome, list[StreamEvent]]:
         """Decide about one input: its outcome and the events to record.
 
-        ``in_batch`` has the events of ``batch``, which precedes this input, by their keys.
+        ``batch`` holds the events already decided on in this batch, all before this input; ``in_batch`` maps their
+        idempotency keys to them.
 
         Raises:
             InputRefused, AgentFailed: see these classes. The agent's state is unchanged.

@@ -74,7 +74,8 @@ class Command:
 
 @dataclass  # not frozen: an Input is made for every event that an agent lists, and making a frozen one takes longer
 class Input:
-    """An input for an agent: ``event`` is passed to ``receive``, and ``record`` begins the group in the agent's stream.
+    """An input for an agent: ``event`` is passed to ``receive``, and ``record`` is the first event of the input's group
+    in the agent's stream.
 
     ``key`` is the idempotency key of ``record``. ``position`` is the event's place in the log; ``None`` for a command.
     """

@@ -74,7 +74,7 @@ class Finding(NamedTuple):
 
 
 class Impure(RuntimeError):
-    """An agent used something that it must not use."""
+    """An agent used a forbidden module or function."""
 
 
 def check_agent(

@@ -57,7 +57,7 @@ class UnknownAgent(LookupError):
         self.name = name
 
     def __str__(self) -> str:
-        return f"no agent is named {self.name[:80]!a}; `durable-stream agents` lists them"
+        return f"no agent is named {self.name[:80]!a}; `durable-stream agents` lists all agents"
 
 
 class Runtime:

@@ -45,7 +45,7 @@ def unavailable(store: Path, error: OSError) -> StoreUnavailable:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"free {mib_to_open(store)} MiB on that disk, then run the same command again"
     elif error.errno == errno.EROFS:
-        hint = "mount it writable, or copy the home elsewhere"
+        hint = "mount the file system writable, or copy the home elsewhere"
     else:
         hint = "check that you own the directory and the disk has space"
     return StoreUnavailable(f"cannot open the log in {store}: {error.strerror or error}", hint)

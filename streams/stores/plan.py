@@ -118,7 +118,8 @@ def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
         InvalidEvent: a payload looks like that of a forgotten record, so the two could not be told apart.
     """
     if not 0 < len(events) <= MAX_BATCH:
-        raise ValueError(f"a batch holds 1 to {MAX_BATCH} events, not {len(events)}: split it")
+        hint = ": split it" if events else ""
+        raise ValueError(f"a batch holds 1 to {MAX_BATCH} events, not {len(events)}{hint}")
     batch = [encode(event) for event in events]
     for encoded in batch:
         if len(encoded.event.payload) == 1 and is_digest(encoded.event.payload):

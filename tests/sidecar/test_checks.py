@@ -52,7 +52,7 @@ def test_another_opencode_and_none(home: Home, monkeypatch: pytest.MonkeyPatch) 
     assert look(home)["opencode"].level == "note"
 
 
-def test_both_opencodes_and_what_is_not_proven(home: Home) -> None:
+def test_both_opencodes_and_what_is_not_tested(home: Home) -> None:
     (programs(home) / "opencode2").write_text(PROGRAM.format("opencode2 v0.0.0-next-16350"))
     (programs(home) / "opencode2").chmod(0o755)
     found = look(home)
@@ -64,7 +64,7 @@ def test_both_opencodes_and_what_is_not_proven(home: Home) -> None:
         ("opencode2", "0.0.0-next-17000"),
     ):
         (programs(home) / name).write_text(PROGRAM.format(version))
-        assert (look(home)[name].level, "not proven" in look(home)[name].text) == ("note", True), version
+        assert (look(home)[name].level, "not tested" in look(home)[name].text) == ("note", True), version
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_an_opencode_1_that_is_linked_and_not_on_the_path(scene: Scene) -> None:
     told = [(check.level, check.text) for check in found if check.name == "opencode"]
     assert told[1:] == [
         ("ok", "1.18.33 (linked)"),
-        ("note", "1.18.34 (linked): not proven on this version"),
+        ("note", "1.18.34 (linked): not tested on this version"),
         ("problem", "1.17.9 (linked) is too old"),
     ]
     assert not any("recording" in check.text for check in found)

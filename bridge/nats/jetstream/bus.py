@@ -114,7 +114,7 @@ class JetStreamEventBus:
         start: Start = "new",
         redelivery: Redelivery | None = None,
     ) -> JetStreamSubscription:
-        """See ``EventBus.subscribe``. Raises ``SubjectError`` if no single stream stores the whole pattern.
+        """See ``EventBus.subscribe``. Raises ``SubjectError`` if no single stream covers the whole pattern.
 
         Raises:
             BusUnavailable: the server is unreachable, or its streams cannot get the required settings.

@@ -55,7 +55,7 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
         case nats.errors.MaxPayloadError():
             return MessageTooLarge()
         case nats.errors.BadSubjectError():
-            return NatsRefused("the subject is invalid", "escape its names")
+            return NatsRefused("the subject is invalid", "escape the names in the subject")
         case nats.errors.AuthorizationError() | nats.errors.InvalidUserCredentialsError():
             return _login_refused(where)
     if any(word in text.lower() for word in ("authorization", "authentication", "user jwt")):

@@ -64,9 +64,9 @@ class ConnectOptions:
 class PullSettings:
     """How a pull consumer requests messages. Times in seconds.
 
-    After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the pause before the second one, doubled
-    each time up to ``longest_backoff_s``. A message that is not answered within ``ack_wait_s`` is delivered again;
-    while a handler is running, the loop extends that time.
+    After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the pause before the second
+    delivery; it doubles for each further delivery, up to ``longest_backoff_s``. A message that is not answered within
+    ``ack_wait_s`` is delivered again; while a handler is running, the loop extends that time.
     """
 
     batch_size: int = 64

@@ -121,7 +121,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "task",
         Task,
         "an agent → everyone",
-        "A chain that is too deep ends as `failed` with `recursion_depth_exceeded`; one that violates the protocol "
+        "A chain that is too deep ends as `failed` with `recursion_depth_exceeded`; a chain that violates the protocol "
         "ends as `failed` with `protocol_violation`.",
         "agent",
     ),

@@ -98,9 +98,9 @@ class SessionState:
     directory: str | None = None
     boots: Names = field(default_factory=set)
     born: bool = False
-    """True if its creation is in the log. Then none of its earlier turns can be missing."""
+    """True if the session's creation is in the log. Then none of the session's earlier turns can be missing."""
     first_message: str | None = None
-    """The user message of its first input or turn. OpenCode's ids ascend, so lower ones come from another session."""
+    """The user message of the session's first input or turn. OpenCode's ids ascend: a lower id is another session's."""
     misread: bool = False
     """True if an item was not understood and was kept whole, so that apparent history may be new."""
     ended: bool = False

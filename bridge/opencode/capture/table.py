@@ -44,7 +44,8 @@ RULES: tuple[Rule, ...] = (
         "",
         ("lifecycle.session.resumed",),
         "boot",
-        "OpenCode does not announce that. Recorded once per boot, if the first hook is not `session.created`.",
+        "OpenCode does not announce that it continues a session. Recorded once per boot, if the session's first hook "
+        "in that boot is not `session.created`.",
     ),
     Rule(
         "session.deleted",
@@ -60,7 +61,8 @@ RULES: tuple[Rule, ...] = (
         "chat_message",
         ("human.input", "agent.input"),
         "user message",
-        "`human.input` only in a known root session, if a part is neither synthetic nor added by Durable Stream.",
+        "The event is `human.input` only in a known root session, and only if at least one part is neither synthetic "
+        "nor added by Durable Stream; otherwise it is `agent.input`.",
     ),
     Rule(
         "message.updated",
@@ -69,7 +71,8 @@ RULES: tuple[Rule, ...] = (
         ("agent.handoff", "turn.started", "turn.ended", "agent.error"),
         "user message; assistant message for errors",
         "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
-        "different OpenCode agent answers from now on, for example `build` after `plan`. Other updates are not final.",
+        "different OpenCode agent answers from now on, for example `build` after `plan`. Other updates "
+        "of a message are not final, so they are not recorded.",
     ),
     Rule(
         "message.removed",
@@ -77,8 +80,8 @@ RULES: tuple[Rule, ...] = (
         "message_removed",
         ("opencode.message.removed",),
         "bus event",
-        "For example by `/undo`; `prompt` holds the first words of the prompt. OpenCode reports the removal when the "
-        "next prompt is sent.",
+        "`/undo`, for example, removes a message. `prompt` holds the first words of the removed prompt. OpenCode "
+        "reports the removal when the next prompt is sent.",
     ),
     Rule(
         "session.idle",
@@ -87,8 +90,8 @@ RULES: tuple[Rule, ...] = (
         ("turn.ended",),
         "user message",
         "`outcome` is `completed`, `failed`, `aborted`, `stopped` (ended after a tool, without a final answer), "
-        "`continued` (a compaction takes over) or `interrupted` (OpenCode died). After an abort or an error, the last "
-        "parts and a second idle follow. The turn ends then, or after 2 s at the latest.",
+        "`continued` (a compaction takes over) or `interrupted` (OpenCode died). After an abort or an error, OpenCode "
+        "still sends the last parts and a second idle. The turn ends with the second idle, or after 2 s at the latest.",
     ),
     Rule(
         "message.part.updated",
@@ -96,7 +99,7 @@ RULES: tuple[Rule, ...] = (
         "part_updated",
         ("execution.step", "execution.output", "agent.spawned"),
         "part",
-        "For a completed or failed tool, a `step-finish`, a finished text or reasoning, "
+        "Recorded for a completed or failed tool, a `step-finish`, a finished text or reasoning, "
         "or a `task` call that names its child session.",
     ),
     Rule(
@@ -123,7 +126,8 @@ RULES: tuple[Rule, ...] = (
         "session_error",
         ("agent.error",),
         "assistant message",
-        "One for each assistant message, without the provider's headers and bodies. An abort ends the turn instead.",
+        "One event for each assistant message, without the provider's headers and bodies. An abort is not recorded as "
+        "an error; it ends the turn instead.",
     ),
     Rule("permission.asked", "event", "permission_asked", ("workflow.checkpoint",), "ask and state"),
     Rule("permission.replied", "event", "permission_replied", ("workflow.checkpoint",), "ask and state"),
@@ -148,7 +152,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("session.diff", "state", "nothing"),
     Rule("message.part.delta", "drop", "nothing", note="Lossy by design; the final text part has the whole text."),
-    Rule("dispose", "drop", "nothing", note="The link's `bye` reports it."),
+    Rule("dispose", "drop", "nothing", note="The link's `bye` reports that the plugin instance ended."),
     Rule("todo.updated", "state", "nothing", note="The `todowrite` step contains the list."),
     Rule("file.edited", "state", "nothing", note="The tool's step names the file."),
 )
@@ -218,7 +222,7 @@ UNKNOWN = Rule(
     "event",
     "unknown_event",
     ("opencode.{type}",),
-    "bus event; for a hook boot, instance and sequence number",
+    "bus event; for a hook: boot, instance and sequence number",
     "Kept whole and counted, so that nothing from a newer OpenCode is lost.",
 )
 

@@ -3,8 +3,8 @@
 The rules table names these methods. Each emits events, and returns true if
 the item must stay unfinished for now; the method that ends the wait finishes it.
 
-A crash may lose the content of this object. Everything that decides an event's content is in the state or in a hook
-that is not acknowledged yet.
+What a ``Turns`` object remembers may be lost in a crash, because everything that decides an event's content is also
+in the state, or in a hook that is not acknowledged yet.
 """
 
 from __future__ import annotations
@@ -344,7 +344,8 @@ class Turns(Shells):
         message = self._current.get(session.id) if session is not None and (is_open or turn is None) else None
         if message is None and session is not None and turn is not None:
             if is_open and turn.finish is not None:
-                # A crash lost the information which answer failed. The answer's own update comes next and has it.
+                # After a crash it is no longer known which answer failed; the update of that answer's message
+                # comes next and says so.
                 self._errors[session.id] = self.late(entry)
                 return True
             message = turn.assistant_message if turn.finish is None else None

@@ -53,7 +53,7 @@ def expanded(text: str) -> str:
     """
     tokens = check_pattern(text).split(".")
     short = tokens[0] == "str" or (tokens[0] in CATEGORIES and len(tokens) > 1 and tokens[1] in COMPONENTS)
-    # Match any version, because a person who listens need not know the version.
+    # Match any version, because users of `listen` should not need to know the protocol version.
     return check_pattern(f"cg.*.*.*.{text}") if short else text
 
 

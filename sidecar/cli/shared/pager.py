@@ -54,7 +54,8 @@ def page(lines: Iterable[str], height: int, *, wanted: bool = True) -> None:
 
 
 def _through(command: list[str], lines: Iterator[str]) -> None:
-    # The same options as git: less exits if the text fits on a screen, shows colours, and leaves the text there.
+    # The same options that git uses: F exits at once if the text fits on one screen, R shows colours, X leaves the text
+    # on the screen after less exits.
     environment = {"LESS": "FRX", **os.environ}
     pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, text=True, errors="replace")  # noqa: S603 - the user's own pager
     # Ctrl-C is for the pager, for example to stop a search; it must not end this program.

@@ -281,7 +281,7 @@ def _connect_to_read(path: Path, mode: str, damaged: bool) -> ReadConnection:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             connection.execute("PRAGMA query_only = ON")
             if damaged:
-                # This makes SQLite accept a file shorter than its header says; it still cannot write.
+                # This makes SQLite accept a file shorter than its header says; the connection is still read-only.
                 connection.execute("PRAGMA writable_schema = ON")
                 connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA user_version").fetchone()

@@ -199,7 +199,7 @@ class SqliteRemover:
             if time.monotonic() > until:
                 raise StoreUnavailable(
                     f"another program is reading {self._path}, so {self._wal.name} still holds what was removed",
-                    "close that program and try again; the next start finishes it too",
+                    "close that program and try again; the next start of the sidecar also finishes the removal",
                 )
             time.sleep(0.02)
 
@@ -230,6 +230,6 @@ class SqliteRemover:
         except OSError as error:
             raise StoreUnavailable(
                 f"records in {self._path} could not be {what} completely: {error.strerror or error}",
-                "free disk space or repair the disk, then try again: that finishes what was begun, "
-                "as does the next start",
+                "free disk space or repair the disk, then try again: trying again finishes the removal, "
+                "as does the next start of the sidecar",
             ) from error

@@ -15,9 +15,9 @@ RULES: tuple[Rule, ...] = (
         "created",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
-        "The durable log begins after this event, so the session's description is also read. A child names its "
-        "parent; `tool.progress` or the end of the call names the child. Failing that, the child belongs to the open "
-        "call with the same description and agent.",
+        "The durable log begins after this event, so the session's description is also read. A child session names "
+        "its parent session; `tool.progress` or the end of the call names the child session. If neither does, the "
+        "child session belongs to the open call with the same description and agent.",
     ),
     Rule("forked", "event", "forked", ("lifecycle.session.created",), "the session", "A fork is its own root session."),
     Rule(
@@ -49,8 +49,8 @@ RULES: tuple[Rule, ...] = (
         "admitted",
         ("human.input", "agent.input"),
         "user message",
-        "`human.input` only for a `user` input of a root session that Durable Stream did not inject. The release "
-        "calls it `inbox.enqueued`.",
+        "The event is `human.input` only for a `user` input of a root session that Durable Stream did not inject; "
+        "otherwise it is `agent.input`. The released version calls the source event `inbox.enqueued`.",
     ),
     Rule(
         "step.started",
@@ -58,8 +58,9 @@ RULES: tuple[Rule, ...] = (
         "step_started",
         ("agent.handoff", "turn.started"),
         "user message, or the execution's event",
-        "Only the first step after `input.promoted` (the release: `inbox.delivered`) or `compaction.started`. "
-        "An input that comes before the turn's last answer steers the turn; a later one begins the next turn.",
+        "Recorded only for the first step after `input.promoted` (in the released version: `inbox.delivered`) or "
+        "`compaction.started`. An input that arrives before the turn's last answer becomes part of that turn; a later "
+        "input begins the next turn.",
     ),
     Rule("execution.started", "state", "execution_started", note="A turn that is still open was interrupted."),
     Rule(
@@ -68,7 +69,7 @@ RULES: tuple[Rule, ...] = (
         "execution_succeeded",
         ("turn.ended",),
         "user message",
-        "`completed`, or `stopped` if the last step wanted to continue.",
+        "The outcome is `completed`, or `stopped` if the last step wanted to continue.",
     ),
     Rule("execution.failed", "event", "execution_failed", ("agent.error", "turn.ended"), "event; user message"),
     Rule(
@@ -77,8 +78,8 @@ RULES: tuple[Rule, ...] = (
         "execution_interrupted",
         ("turn.ended",),
         "user message",
-        "`aborted` if a person aborted it; `stopped` after a refused call, which the service reports as `shutdown`; "
-        "`interrupted` after a real shutdown.",
+        "The outcome is `aborted` if a person aborted the turn; `stopped` after a refused call, which the service "
+        "reports as `shutdown`; `interrupted` after a real shutdown.",
     ),
     Rule("step.ended", "event", "step_ended", ("execution.step",), "event"),
     Rule(
@@ -87,7 +88,7 @@ RULES: tuple[Rule, ...] = (
         "step_failed",
         ("agent.error", "execution.step"),
         "assistant message; event",
-        "Without the provider's response. An interruption is not an error, but the tokens used until then are "
+        "Recorded without the provider's response. An interruption is not an error, but the tokens used until then are "
         "recorded as a step.",
     ),
     Rule("text.ended", "event", "output_ended", ("execution.output",), "event"),
@@ -110,7 +111,8 @@ RULES: tuple[Rule, ...] = (
         "compaction_started",
         ("turn.started",),
         "input, or the event",
-        "An automatic compaction before the first step belongs to the prompt's turn. One inside a turn begins no turn.",
+        "An automatic compaction before the first step belongs to the prompt's turn. A compaction during a turn does "
+        "not start a new turn.",
     ),
     Rule("compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "event"),
     Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "event"),
@@ -120,7 +122,7 @@ RULES: tuple[Rule, ...] = (
         "retried",
         ("opencode.session.retry.scheduled",),
         "event",
-        "Says which attempt comes next, when, and why; without the provider's response.",
+        "Says which attempt comes next, when, and why, but omits the provider's response.",
     ),
     Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "The session's new title."),
     Rule(
@@ -129,7 +131,7 @@ RULES: tuple[Rule, ...] = (
         "reverted",
         ("opencode.message.removed",),
         "event and message",
-        "One for each input, starting with the named message.",
+        "One event for each removed input, from the named message on.",
     ),
     Rule(
         "permission.asked",
@@ -137,7 +139,7 @@ RULES: tuple[Rule, ...] = (
         "checkpoint",
         ("workflow.checkpoint",),
         "ask and state",
-        "Only announced, not logged; the sidecar lists open asks each time it connects.",
+        "The service announces asks but does not log them, so the sidecar lists the open asks each time it connects.",
     ),
     Rule("permission.replied", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
     Rule("question.asked", "event", "checkpoint", ("workflow.checkpoint",), "ask and state"),
