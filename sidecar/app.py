@@ -307,8 +307,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         metrics=metrics.text,
     )
     durable.links = lambda: server.links
-    # The components below stop in reverse order: serve no peer, read no spool, make all accepted items durable, save a
-    # snapshot.
+    # The components below stop in reverse order: first they stop serving peers, then stop reading spools, then make
+    # all accepted items durable, and finally save a snapshot.
     door = _Door(home, sidecar, server)
     components = (nats, upkeep, ingest, back_fill, services, spools, worker, _Consumers(nats, worker), door, durable)
     return _Running(sidecar, ingest, spools, server, store, components)

@@ -331,7 +331,7 @@ class PhantomConfig(_Section):
     """How many minutes these agents may work, added up; 0: any number."""
 
     max_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 300
-    """How often a background session may call the model for one prompt. More is an endless loop; 0: any number."""
+    """How many times a background session may call the model for one prompt. More is an endless loop; 0: any number."""
 
     silence_minutes: Annotated[float, Field(ge=0, le=1440)] = 20.0
     """A background session that does nothing and runs no tool for this long is stopped; 0: never."""

@@ -248,7 +248,10 @@ class Home:
         return HomeLocked(self.path, reason, hint)
 
     def write_info(self, info: SidecarInfo) -> None:
-        """Publish where the sidecar is. Readers see the old or the new content, never a mixture."""
+        """Write the file that tells others how to reach the sidecar.
+
+        Readers see the old or the new content, never a mixture.
+        """
         draft = self.info_path.with_name(f"sidecar.json.{os.getpid()}")
         try:
             draft.unlink(missing_ok=True)

@@ -102,8 +102,8 @@ class StreamEvent(_Value):
         """Build an event from stored ``fields`` without checks, because they were validated when they were first
         written.
 
-        The fields of an older version are upcast. ``fields`` becomes the event's own, so the caller must not use it
-        afterwards.
+        The fields of an older version are upcast. The event takes ownership of ``fields``, so the caller must not use
+        it afterwards.
         """
         # This runs for every record that is read.
         if UPCASTERS and fields.get("schema_version") in UPCASTERS:

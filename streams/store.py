@@ -151,7 +151,7 @@ class StreamStore(StreamReader, Protocol):
     async def cursor(self, name: str) -> int:
         """The position that a named reader reached; ``NOTHING`` for a new one, or if the hint was lost.
 
-        ``name``: lower-case letters, digits and ``-``, at most 63; else ``ValueError``.
+        ``name``: lower-case letters, digits and ``-``, at most 63 characters; anything else raises ``ValueError``.
         """
         ...
 

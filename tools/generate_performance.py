@@ -24,11 +24,12 @@ LIMITS = {"raw file, 64 lines a sync": "raw file, 64 lines a sync"}
 
 HEAD = """# Performance
 
-`make bench` measures each row and the row's limit in one run. It alternates between the two in short slices, so that
-both run under the same load, and compares the medians. **R** is the speed of the disk alone: single writes of 1 KiB,
-each followed by a sync. An event takes about 1 KiB. A figure is a ratio to the limit, or a time. The *floor* of a
-figure is what we promise, and the *aim* is what we would like to reach. No test asserts a time. The times of
-`durable-stream` commands are the best of several alternating runs, with compiled bytecode, as in an installed package.
+Each row of the table compares an operation with its limit, the reference named in the row. `make bench` runs the two
+alternately in short slices, so that both see the same load, and compares their medians. **R** is the speed of the disk
+alone: single writes of 1 KiB, each followed by a sync. An event takes about 1 KiB. A figure is a ratio to the limit, or
+a time. The *floor* of a figure is what we promise, and the *aim* is what we would like to reach. No test asserts a
+time. The times of `durable-stream` commands are the best of several alternating runs, with compiled bytecode, as in an
+installed package.
 
 Machine of the run below: {machine}.
 

@@ -202,7 +202,8 @@ def _introduction() -> list[str]:
         *_prose(
             """This page lists which messages are published, and on which subjects. The mirror publishes records
             (`evt.`), the L0 events of agents, pieces of answers, and commands for agents of other homes, each command
-            followed by its wakeup. Commands and dead letters wait for agents in their own streams."""
+            followed by its wakeup. The L0 protocol defines messages between agents, tools and user interfaces; its
+            message families are listed below. Commands and dead letters wait for agents in their own streams."""
         ),
         "",
         "| subject | what | stream |",
@@ -256,10 +257,10 @@ def _records() -> list[str]:
             """A record's body is the canonical event, so a consumer can compute the hash chain from the bodies of a
             stream and compare it with `DS-Hash`: hash = sha256(previous ‖ event with its payload replaced by
             `{"$sha256": hex of the canonical payload}`), where `previous` is the hash of the stream's previous record
-            as 32 bytes, or zeros for the first record. A record's L0 messages are published before the record. A server
-            that accepts atomic batches leaves their `Nats-Batch-` headers on the messages, after ours. Listeners on
-            core NATS may receive a batch's last records slightly out of order; the stream and `DS-Position` have the
-            right order."""
+            as 32 bytes, or zeros for the first record. A record may also be published as messages of the L0 protocol
+            (see below); these are published before the record itself. A server that accepts atomic batches leaves their
+            `Nats-Batch-` headers on the messages, after ours. Listeners on core NATS may receive a batch's last records
+            slightly out of order; the stream and `DS-Position` have the right order."""
         ),
         *_example(message.subject, message.headers, json.loads(message.body)),
         "| `DS-Form` | body |",

@@ -100,7 +100,7 @@ class Ingest:
         self._links[Origin(link.boot_id, link.instance)] = link
 
     def closed(self, link: Link) -> None:
-        """Note the end of a link; the items that it delivered are still written."""
+        """Note the end of a link; items that it has already delivered will still be written."""
         origin = Origin(link.boot_id, link.instance)
         if self._links.get(origin) is link:
             del self._links[origin]
@@ -191,7 +191,10 @@ class Ingest:
         return appended
 
     def write(self, drained: Drained) -> asyncio.Task[None] | None:
-        """Append what a translator on the same state has ready; return the append, if there is one."""
+        """Append what a translator that shares this state has drained.
+
+        Return the append's task, or ``None`` if there was nothing to append.
+        """
         if not (drained.events or drained.done):
             return None
         self._appends += 1

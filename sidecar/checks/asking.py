@@ -48,7 +48,10 @@ async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict
     except (ClientError, RequestError) as error:
         raise SidecarSilent(str(error)) from None
     if not isinstance(answer, dict):
-        raise SidecarSilent("its answer is not a JSON object; stop it with `durable-stream stop` and upgrade")
+        raise SidecarSilent(
+            "it sent something other than a JSON object, so its version probably differs from this command's; "
+            "stop it with `durable-stream stop`"
+        )
     return answer
 
 

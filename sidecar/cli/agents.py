@@ -25,7 +25,12 @@ async def agents(
     context: typer.Context,
     check: Annotated[
         str | None,
-        typer.Option("--check", metavar="MODULE:ATTR", help="Only check that this agent is pure; do not run it."),
+        typer.Option(
+            "--check",
+            metavar="MODULE:ATTR",
+            help="Instead of listing agents, check that this one is pure: it uses no clock, randomness, file or "
+            "socket.",
+        ),
     ] = None,
     events: Annotated[
         Path | None,

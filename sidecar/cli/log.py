@@ -32,7 +32,9 @@ async def log(
     from_offset: Annotated[
         int, typer.Option("--from", metavar="OFFSET", min=0, help="Start at this offset in the stream.")
     ] = 0,
-    last: Annotated[int | None, typer.Option("--last", "-n", metavar="N", min=0, help="Only the newest N.")] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", "-n", metavar="N", min=0, help="Only the newest N events.")
+    ] = None,
     follow: Annotated[
         bool,
         typer.Option("--follow", "-f", help="Keep printing new records (without STREAM, of all streams) until Ctrl-C."),

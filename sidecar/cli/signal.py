@@ -13,7 +13,9 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of
 async def signal(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name, such as `deployed`.")],
-    payload: Annotated[str | None, typer.Argument(metavar="[JSON]", help="The payload for waiting agents.")] = None,
+    payload: Annotated[
+        str | None, typer.Argument(metavar="[JSON]", help="A JSON payload for the agents that wait for the signal.")
+    ] = None,
     key: Annotated[
         str | None, typer.Option("--key", help="Idempotency key: a signal with the same key is raised only once.")
     ] = None,

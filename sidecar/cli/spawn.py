@@ -26,7 +26,7 @@ async def spawn(
     agent: Annotated[str | None, typer.Option("--agent", help="The OpenCode agent to run; default: build.")] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="PROVIDER/MODEL", help="The model; repeat the option for fallbacks."),
+        typer.Option("--model", metavar="PROVIDER/MODEL", help="The model to use; repeat the option to add fallbacks."),
     ] = None,
     minutes: Annotated[
         float, typer.Option("--minutes", min=0.1, max=1440, help="Stop the work after this many minutes.")

@@ -158,7 +158,7 @@ def install(
     """Write the plugin file, and keep OpenCode from waiting for npm when it starts.
 
     The wait is prevented in every config directory that OpenCode reads when it starts in ``cwd``, or in the project
-    if the target is a project. Idempotent: a repeat only updates what is outdated.
+    if the target is a project. Idempotent: running it again only updates what is outdated.
 
     Raises:
         InstallError: a file that is not ours is in the way.
@@ -302,7 +302,7 @@ def _undone(directory: Path, kind: str) -> str:
 
 @dataclass(slots=True)
 class Ledger:
-    """The ledger of ``install``: the plugin files, and what it made in which directory.
+    """The ledger of ``install``: the plugin files, and what else it created in each directory.
 
     It is in the user's config directory ``user``, covers all targets, and is removed when nothing that it lists is
     left.

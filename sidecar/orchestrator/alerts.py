@@ -190,7 +190,8 @@ class AlertAgent:
                 title = "OpenCode asks" if given["kind"] == "ask" else f"OpenCode waits: {given['kind']}"
                 identifier = given["checkpoint"]
                 text = f"{given['text']} ({identifier})"
-                # OpenCode itself shows the asks of a user's session; other channels come later.
+                # OpenCode itself shows what the user's own session asks, so send no toast; the other channels follow
+                # after the escalation delay.
                 shown = given.get("intent") is None and given["kind"] != "ask"
                 session = None if shown else given.get("tell")
                 return self._raise(f"alr_{identifier[4:]}", session, title, text, identifier, event.ts, wait=shown)

@@ -1,6 +1,6 @@
 """Background sessions in the user's own OpenCode 1: ``[phantom] host = "shim"``. Nothing is started for them.
 
-This saves the memory that a headless OpenCode would take. In exchange, work stops when the user closes OpenCode and
+This saves the memory that a headless OpenCode would take. The price: work stops when the user closes OpenCode and
 continues when an OpenCode is open again.
 
 Source: DESIGN 11.

@@ -19,7 +19,7 @@ from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
 
 LATE_LOOKS: Final = 10
 LATE_SECONDS: Final = 0.3
-"""How often, and at which intervals, a session is looked at whose prompt was accepted a moment ago."""
+"""How many times, and at which intervals, a session is looked at whose prompt was accepted a moment ago."""
 
 
 class _Kind:

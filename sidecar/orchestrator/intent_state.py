@@ -48,8 +48,8 @@ class Limits:
     ran_ms: int = 0
     """How long the intents of a root may work in total."""
     steps: int = 0
-    """How often a phantom may call the model for one prompt. More calls mean an endless loop, which happens when the
-    provider's stream has no finish reason."""
+    """How many times a phantom may call the model for one prompt. More calls mean an endless loop, which happens when
+    the provider's stream has no finish reason."""
     silence_ms: int = 0
     """How long a phantom may show no activity."""
     readers: frozenset[str] = frozenset()
@@ -131,7 +131,7 @@ class Intent:
     """How many tokens it may use; 0: no limit of its own."""
     max_cost: float = 0.0
     steps: int = 0
-    """How often its own session has called the model for the last prompt."""
+    """How many times its own session has called the model for the last prompt."""
     pid: int | None = None
     """The OpenCode process that asked for it; the phantom gets the environment of this process."""
     prompting: bool = False
@@ -390,7 +390,8 @@ class State:
         roots = {intent.root for intent in self.intents.values()}
         idle = [root for root in self.spent if root not in roots]
         for number, root in enumerate(idle):
-            # An intent that is its own root starts nothing more.
+            # If the root is itself an intent, it has ended and can start nothing more, so what it spent no longer
+            # matters.
             if self.spent[root].closed or root.startswith("int_") or number < len(idle) - KEPT_ROOTS:
                 del self.spent[root]
 

@@ -33,8 +33,8 @@ PHANTOM: Final = "ses_ds2"
 
 SETTLE_SECONDS: Final = 1.0
 SETTLE_LOOKS: Final = 5
-"""How often to look, ``SETTLE_SECONDS`` apart, whether a prompt, or a turn that the service continues by itself, has
-begun."""
+"""How many times to look, ``SETTLE_SECONDS`` apart, whether a prompt, or a turn that the service continues by itself,
+has begun."""
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409

@@ -16,7 +16,7 @@ from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled
 log = logging.getLogger("sidecar.orchestrator")
 
 REST_LOOKS: Final = 50
-"""How often a stopped session is checked until it is idle."""
+"""How many times a stopped session is checked until it is idle."""
 
 _POLL_SECONDS: Final = 0.1
 

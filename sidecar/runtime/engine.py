@@ -138,7 +138,7 @@ class Engine:
         """
         await self._restore()
         if self._next == 0 and not self.agent.begins_anywhere:
-            # Record the beginning, so that a crash before the first input does not move it.
+            # Record where the agent begins, so that a crash before its first input does not move that point.
             event = installed(self.name, self._store.head, self._identity)
             self._next = (await self._store.append([event], on_known="keep_first"))[0].offset + 1
             await self._restore()

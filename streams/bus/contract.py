@@ -74,7 +74,7 @@ class DurableConflict(BusError):
 class Retry(Exception):
     """Raised by a handler to try the message again later.
 
-    ``after_s`` replaces the next back-off; the attempt counts.
+    ``after_s`` replaces the next back-off delay. The attempt still counts towards the limit.
     """
 
     def __init__(self, after_s: float, reason: str = "") -> None:

@@ -203,7 +203,7 @@ class MemoryEventBus:
             if message is not None:
                 return self._attempt(group, message, pending.attempt)
         while group.next <= self._last:
-            # Skip forgotten messages in one step, but never a message that is still to be published.
+            # Jump over all forgotten messages at once, but never beyond the last published one.
             oldest = next(iter(self._messages), self._last)
             sequence = max(group.next, oldest)
             group.next = sequence + 1

@@ -171,7 +171,7 @@ class StoreLock:
         raise StoreFenced(
             f"the lock file of the log in {self._store} was deleted or replaced, so another process may write to the "
             "log",
-            "start the sidecar again if none is running: nothing that was acknowledged is lost",
+            "no acknowledged record is lost; if no sidecar is running now, start one",
         )
 
     def release(self) -> None:

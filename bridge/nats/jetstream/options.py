@@ -90,7 +90,7 @@ def place(server: str) -> str:
 
 
 def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
-    """The TLS context that checks servers; ``None`` if no TLS is wanted.
+    """The TLS context that verifies the server; ``None`` without TLS.
 
     Raises:
         FileRefused: a certificate or key is missing, unreadable or invalid.

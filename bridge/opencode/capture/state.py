@@ -324,7 +324,8 @@ class CaptureState:
     def _step(self, session: SessionState, event: StreamEvent) -> None:
         payload = event.payload
         if payload.get("call"):
-            # The input in `tool.execute.after`. The part's input may belong to another call with this id.
+            # Prefer the input that `tool.execute.after` reported. Call ids can repeat, so the input in the part may be
+            # that of another call.
             ran = input_digest(payload.get("executed_input", payload.get("input")))
             remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {ran}"[-400:])
         turn = session.turn

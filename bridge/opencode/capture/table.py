@@ -214,7 +214,8 @@ IGNORED_HOOKS: frozenset[str] = frozenset(
 """Hooks that only let a plugin change something. Older recordings contain them."""
 
 FINAL_PARTS: frozenset[str] = frozenset({"tool", "text", "reasoning", "step-finish"})
-"""Part types of ``message.part.updated`` that can become an event; the others are noise or already in the input."""
+"""Part types of ``message.part.updated`` that can become an event; the others are noise, or repeat what the
+recorded input already has."""
 
 BY_SOURCE: dict[str, Rule] = {rule.source: rule for rule in RULES if rule.handle}
 UNKNOWN = Rule(

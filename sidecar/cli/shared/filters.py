@@ -26,7 +26,7 @@ ActorsOption = Annotated[
     typer.Option(
         "--actor",
         metavar="NAME",
-        help="Only events by this actor: user, build, …; repeatable.",
+        help="Only events by this actor, such as user or build; repeatable.",
         autocompletion=complete.actors,
     ),
 ]

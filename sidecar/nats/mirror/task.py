@@ -181,7 +181,8 @@ class MirrorTask:
             except _Again:
                 continue
             except Vanished as error:
-                # The server still knows these ids but not their messages, and stores only new ids.
+                # The server lost these messages but still rejects their ids as duplicates, so publish them again under
+                # new ids.
                 self._progress.state.rebuild += 1
                 self._note(str(error))
             except (NatsError, StreamError, OSError) as error:

@@ -148,7 +148,7 @@ class ServerProcess:
         return f"{found[-1][:300]} ({how})" if found else how
 
     async def _listen(self) -> None:
-        # A few lines at most: later output goes to its log file. An unread pipe would block the server.
+        # The server writes only its first few lines here, then uses its log file. An unread pipe would block it.
         assert self._process.stderr is not None
         while chunk := await self._process.stderr.read(1024):
             self._said.append(chunk)

@@ -20,8 +20,8 @@ class Effect:
     """One requested action: ``kind`` names the kind that executes it, ``args`` are JSON values.
 
     ``run`` is the chain of work that it belongs to; ``agent`` asked for it, in its step ``node``. ``visit`` counts from
-    1 how often the agent has asked for the same effect at the same node in this run, so a loop that repeats a call gets
-    a new result.
+    1 how many times the agent has asked for the same effect at the same node in this run, so a loop that repeats a call
+    gets a new result.
     """
 
     kind: str

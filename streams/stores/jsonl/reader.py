@@ -274,7 +274,8 @@ class _Mark(NamedTuple):
         """True if reading after ``after`` can begin here, because the file is still the one read before."""
         if after + 1 != self.expected:
             return False
-        # If a segment begins at the next position, it holds the next line, and the marked segment has ended.
+        # If another segment begins at the next position, the next line is in that segment, and the marked one is
+        # complete.
         last = [segment for segment in segments if segment.first <= after + 1]
         return bool(last) and last[-1].first == self.first and _file_of(last[-1]) == self.file
 

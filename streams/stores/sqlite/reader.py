@@ -384,7 +384,8 @@ class SqliteReader:
         """The log's connection; ``None`` if there is no log. Call it with the lock held."""
         place = _place(self._path)
         if self._connection is not None and (
-            # The log moved away, its old store was discarded, and the log moved back, so this is another file.
+            # The path may now name another file: the log can have been migrated away, its old store discarded, and the
+            # log migrated back.
             place not in (None, self._place) or not self._connection.can_go_on(self._path)
         ):
             self._connection.close()

@@ -3,8 +3,8 @@
 ``feed`` takes the events of a session's durable log in the order of their ``seq``, and the asks, which the service only
 announces. A session is placed by ``appear`` before its first event. ``drain`` returns the events made from them.
 
-Keys come from the service's own ids, so an event that is read twice is recorded once. ``CaptureState`` says where a
-reader continues after a restart: ``host_seq`` and ``host_turn`` of a session.
+Keys come from the service's own ids, so an event that is read twice is recorded once. After a restart, a reader
+continues each session from the ``host_seq`` and ``host_turn`` that ``CaptureState`` holds for it.
 
 For the same activity it makes the same events as OpenCode 1's translator.
 """
