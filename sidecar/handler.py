@@ -90,7 +90,7 @@ class Sidecar:
         self._ingest.take(Origin(link.boot_id, link.instance, link.pid), first_seq, items, link)
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
-        """See ``links.Handler``. These are token deltas: never stored, published while NATS is connected."""
+        """See ``links.Handler``. The items are token deltas: never stored, published while NATS is connected."""
         self._translator.counts["lossy"] += len(items)
         self._nats.deltas(items)
 

@@ -182,7 +182,7 @@ class Home:
         """Return the token, after checking that its file is regular, owned by us, and inaccessible to other users.
 
         Raises:
-            HomeError: it is missing, or one of the checks fails.
+            HomeError: the token's file is missing, or fails one of the checks.
         """
         path = self.token_path
         renew = "remove it; the next start of the sidecar creates a new one"
@@ -383,7 +383,7 @@ def is_alive(pid: int) -> bool:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write and sync a file with mode 0600. It must not exist yet."""
+    """Write and sync a file with mode 0600. The file must not exist yet."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -31,9 +31,9 @@ def command(home: Home) -> list[str]:
 class LastWords:
     """The stderr of the sidecars that we start.
 
-    It says why they ended, even if a full disk keeps the reason out of their log.
+    The text says why a sidecar ended, even if a full disk keeps the reason out of its log.
 
-    Its methods block briefly. It stays empty if no temporary file can be created.
+    Its methods block briefly. The text stays empty if no temporary file can be created.
     """
 
     def __init__(self) -> None:

@@ -36,8 +36,8 @@ def still_runs(pid: int, told_ms: int) -> bool:
 def mark_of(pid: int) -> str:
     """What distinguishes this run of a process from every other: no other process ever has the same pid and mark.
 
-    It holds the process's user and the time of its start, which a later change of the clock does not affect. Empty if
-    no process has the pid, if the whole process has ended, or if the system does not say. May start a program.
+    The mark holds the process's user and the time of its start, which a later change of the clock does not affect.
+    Empty if no process has the pid, if the whole process has ended, or if the system does not say. May start a program.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -14,7 +14,7 @@ from typing import Any, Final
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 """Takes the fields of an event and returns those of the next version. Pure; may change the dictionary it gets.
 
-It is not called for an event whose payload was forgotten. An error that it raises makes the record unreadable.
+An upcaster is not called for an event whose payload was forgotten. An error that it raises makes the record unreadable.
 """
 
 UPCASTERS: Final[dict[int, Upcaster]] = {}

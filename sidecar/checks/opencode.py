@@ -263,7 +263,7 @@ def _check_directory(scene: Scene, directory: Path) -> list[Check]:
         return []
     text = f"without a network, {directory} makes OpenCode wait over a minute for npm at each start"
     if "fetch-retries" in read_rc(directory / RC) or (directory / RC).is_symlink():
-        # This is the user's own setting, which `install` never changes.
+        # ``fetch-retries`` or the link is the user's own setting, which `install` never changes.
         hint = f"to avoid the wait, set fetch-retries=0 in {directory / RC}"
         return [Check("start-up", "note", text, hint)]
     return [Check("start-up", "problem", text, hint, Fix("prepare", directory))]

@@ -18,7 +18,7 @@ def main() -> None:
 def _put_off_collections() -> None:
     """Turn the garbage collector off until a command has run for a while, and for the end of the process.
 
-    It would scan the imported objects again and again, which takes a fifth of a short command's time.
+    The collector would scan the imported objects again and again, which takes a fifth of a short command's time.
     """
     import atexit
     import gc

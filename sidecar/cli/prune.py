@@ -78,7 +78,7 @@ async def prune(
         out.object(answer)
     else:
         if not yes and (plan["cuts"] or plan["kept"]):
-            titles = await _titles(home)  # this reads the log once more if it has no saved catalog
+            titles = await _titles(home)  # reads the log once more if no catalog of it is saved
         _show(out, plan, done, titles, already)
         if plan["cuts"] or already:
             for copy in other_copies(home):

@@ -73,10 +73,10 @@ async def query(
 
 
 def _trace_id(given: str) -> str:
-    """The trace id in ``text``, which is a trace id or a traceparent.
+    """The trace id in ``given``, which is a trace id or a traceparent.
 
     Raises:
-        BadParameter: it is neither.
+        BadParameter: the text is neither.
     """
     from streams.trace import parse_traceparent
 

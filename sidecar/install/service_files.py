@@ -103,7 +103,7 @@ class Service:
 
         Raises:
             ServiceError: another file is in the way, or see ``content``.
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         if os.path.lexists(self.path) and not self.is_ours():
             raise ServiceError(f"{self.path} was not written by durable-stream: move it away, then install again")
@@ -118,7 +118,7 @@ class Service:
         """Remove the file and systemd's link that enabled it; return false if there is no file of ours.
 
         Raises:
-            OSError: it cannot be removed.
+            OSError: the file or the link cannot be removed.
         """
         if not self.is_ours():
             return False

@@ -280,7 +280,7 @@ class ShimConnection:
 
     async def run(self, handler: Handler) -> None:
         """Serve the link until it ends; called by the server, not by the handler."""
-        if self._wire.link.state is not State.CLOSED:  # it may have been drained while it was being opened
+        if self._wire.link.state is not State.CLOSED:  # the link may have been drained while being opened
             self._wire.link.welcome(acked_seq=self.acked_seq, context=self._context)
         self._open.set()
         writer = asyncio.create_task(self._wire.write())

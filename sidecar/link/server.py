@@ -176,7 +176,7 @@ class LinkServer:
         for wire in self._wires:
             wire.leave(reason)
         for socket in list(self._unproved):
-            socket.transport.abort()  # it is owed nothing
+            socket.transport.abort()  # an unproved peer is owed no goodbye
         tasks = set(self._tasks)
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=grace_seconds)

@@ -69,7 +69,7 @@ _UNLIMITED: Final = 2**31
 
 
 class InterestsOverlap(ValueError):
-    """Two agents subscribe to the same commands, which a work queue cannot give to both."""
+    """Two agents subscribe to the same commands, but a work queue gives each command to only one agent."""
 
     code: ClassVar[str] = "interests-overlap"
 

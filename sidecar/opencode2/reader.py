@@ -28,7 +28,7 @@ database.
 """
 
 POLLED: Final = 20
-"""How many of the newest sessions are read each time, and how many of the others. The service lists sessions by when
+"""How many of the newest sessions are read each time, and how many older ones. The service lists sessions by when
 they were created, not by when they were used."""
 
 MAX_WAITING: Final = 20_000

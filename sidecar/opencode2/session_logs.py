@@ -147,7 +147,7 @@ class SessionLogs:
         False if there is none, because the session is deleted or not recorded.
         """
         if session_id in self._reading:
-            return True  # it is waiting for its own child
+            return True  # an outer call is reading this session and waits for its child
         self._reading.add(session_id)
         try:
             if info is not None and session_id not in self._state.sessions and not await self._has_log(session_id):
@@ -231,7 +231,7 @@ class SessionLogs:
         """Record that the numbers up to ``until`` are lost, unless they belong to events that are never recorded."""
         session = self._state.sessions.get(session_id)
         if session is None:
-            return  # it was removed from the log, and the service no longer has it
+            return  # the session was removed from the log, and the service no longer has it
         reached = max(self._cursors[session_id], session.host_seq)
         if until <= reached or (self.is_logless and session_id in self._followed):
             return

@@ -33,7 +33,7 @@ class Borrowed:
         """See ``Headless``: nothing is started, so no environment is needed."""
 
     def never_links(self, directory: str) -> bool:
-        """See ``Headless``: it is the user who starts one, in whatever environment."""
+        """See ``Headless``: the user starts OpenCode, in whatever environment."""
         return False
 
     async def stop(self) -> None:

@@ -177,8 +177,8 @@ class Headless:
         return info
 
     def know(self, pid: int) -> None:
-        """Remember an OpenCode 1 that linked, because its process may have ended when its background work begins. This
-        is kept only in memory.
+        """Remember an OpenCode 1 that linked, because its process may have ended when its background work begins.
+        What is remembered stays in memory only.
         """
         found = _known(pid)
         if found.environment and "DURABLE_STREAM_HEADLESS" not in found.environment:

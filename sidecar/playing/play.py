@@ -141,7 +141,7 @@ async def _played(
                 break
         except LinkClosed as error:
             if error.reason == "replaced":
-                # Do not reconnect: that would end the other process's link; it would reconnect and end ours, and so on.
+                # Do not reconnect: a new link would end the other process's, whose new link would end ours, and so on.
                 hint = "wait for it to finish, then play again: no event is recorded twice"
                 raise LinkUnavailable(f"another process is playing {path}", hint) from None
             progress.relinked += 1
@@ -168,7 +168,7 @@ async def _played(
 
 
 async def _until_gone(home: Home, info: SidecarInfo) -> None:
-    """Wait for a sidecar that closed its link, because it says why it gives up before it releases its home."""
+    """Wait until a sidecar that closed its link has gone: it says why it gives up before it releases its home."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _END_SECONDS
     while loop.time() < deadline:

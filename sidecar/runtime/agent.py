@@ -155,7 +155,7 @@ def outputs_of(returned: Any) -> list[Output]:
     """Check everything that ``receive`` returned; ``None`` is nothing.
 
     Raises:
-        BadOutput: it is not a list, is too long, or contains an invalid output.
+        BadOutput: ``returned`` is not a list, is too long, or contains an invalid output.
     """
     if returned is None:
         return []

@@ -47,7 +47,8 @@ def check_subject(subject: str) -> str:
     """Return ``subject`` if a message can be published under it.
 
     Raises:
-        SubjectError: it is empty or too long, has an empty token, a wildcard, white space or a control character.
+        SubjectError: the subject is empty or too long, has an empty token, a wildcard, white space or a control
+            character.
     """
     for token in _tokens(subject):
         _check_token(subject, token)

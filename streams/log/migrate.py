@@ -143,7 +143,7 @@ class Migration:
             MigrationFailed: the copy differs from the original. The log is unchanged, the copy deleted.
             StoreUnavailable, BadStore: a store cannot be read or written. The log is unchanged.
         """
-        # Records pruned or forgotten in the meantime would be missing from one of the two stores.
+        # Keep removals waiting: a record pruned or forgotten during the copy would be removed from only one store.
         async with self.log.moving():
             with explaining_full_disk(self.log.store, self.to):
                 try:
@@ -151,7 +151,7 @@ class Migration:
                 except MigrationFailed:
                     if not self._continued:
                         raise
-                    # The continued copy was damaged or belonged to another log. It has been deleted.
+                    # The continued copy was damaged or belonged to another log. It has been deleted: begin again.
                     return await self._run()
 
     async def _run(self) -> Progress:

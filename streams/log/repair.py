@@ -1,6 +1,6 @@
 """Defines what ``repair`` does about each fault of a store, and what it leaves alone.
 
-It does only what is provably safe: it removes nothing that was acknowledged, and keeps what it removes in
+``repair`` does only what is provably safe: it removes nothing that was acknowledged, and keeps what it removes in
 ``repaired/``, or a torn tail, as at every opening, in ``torn/``.
 
 =============================================  ======================================================================

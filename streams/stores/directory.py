@@ -65,7 +65,7 @@ def read_manifest(store: Path) -> Manifest | None:
     """Read ``store.json``; ``None`` if there is none.
 
     Raises:
-        ForeignStore: it is not ours, damaged, or of a newer format; the directory or its lock is a symbolic link.
+        ForeignStore: the file is not ours, damaged, or of a newer format; the directory or its lock is a symbolic link.
     """
     refuse_links(store)
     path = store / MANIFEST
@@ -121,7 +121,7 @@ def write_manifest(store: Path, manifest: Manifest) -> None:
 def name_log(store: Path, manifest: Manifest | None, identity: Identity, backend: Backend) -> Manifest:
     """The manifest of a store just opened: ``manifest``, or for a new log one that this writes.
 
-    It is written last, so a store that it names once existed; see ``streams/log/presence.py``.
+    The manifest is written last, so a store that it names once existed; see ``streams/log/presence.py``.
     """
     if manifest is None:
         manifest = Manifest(backend, identity.ulid())
@@ -199,7 +199,7 @@ def take_lock(store: Path) -> StoreLock:
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
             lock = StoreLock(store, directory, file)
-            lock.check()  # it may have been deleted before it was locked
+            lock.check()  # the file may have been deleted before it was locked
         except BaseException:
             os.close(file)
             raise

@@ -1,7 +1,7 @@
 """The head file: a log's last durable record, in a file of its own. Both backends keep one.
 
-Everything at or below it must exist whole. It is rewritten in place after each
-commit, before the ack, without a sync of its own.
+Every record up to that one must exist whole. The file is rewritten in place
+after each commit, before the ack, without a sync of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_head(path: Path) -> Head | None:
     """The head, or ``None`` if the file is missing or damaged (then it is unknown).
 
     Raises:
-        ForeignStore: it is a symbolic link.
+        ForeignStore: the head file is a symbolic link.
     """
     for _ in range(3):  # the writer may be replacing it right now
         try:

@@ -100,8 +100,8 @@ class Hints:
     def set_aside_after(self, position: int) -> list[Lost]:
         """Set aside the hints that are beyond the log's end at ``position``, because their records are lost.
 
-        Once the log had grown that far again, such a hint would refer to different records. It stays next to the
-        others, so that ``verify`` can report the loss.
+        Once the log had grown that far again, such a hint would refer to different records. The hint stays next
+        to the valid ones, so that ``verify`` can report the loss.
         """
         for name, known in self.known():
             if known > position:

@@ -68,7 +68,7 @@ def l0_messages(event: StreamEvent, context: RecordContext) -> list[L0Message]:
     """The L0 messages of one record, in order; empty if it has no L0 meaning.
 
     Raises:
-        IncompleteRecord: it has an L0 meaning, but its session, turn or payload is unknown (or forgotten).
+        IncompleteRecord: the record has an L0 meaning, but its session, turn or payload is unknown (or forgotten).
     """
     if event.type == REFUSED:
         return _refused(event)

@@ -169,7 +169,7 @@ class ToolResult(L0Payload):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Two reports with the same key are the same: ``(agent_turn_id, tool_call_id)`` (seed 002, 4.2)."""
+        """Two reports with the same key are one report: ``(agent_turn_id, tool_call_id)`` (seed 002, 4.2)."""
         return self.agent_turn_id, self.tool_call_id
 
 
@@ -285,10 +285,9 @@ def effective_after_execution(
 ) -> AfterExecution:
     """What happens after a tool.
 
-    It is the result's ``__cg_control.after_execution`` if the tool is trusted and the value is ``suspend`` or
-    ``terminate``; otherwise, it is the value in the report. If the results of all tools counted, any tool's output
-    could end a turn. ``content`` is the content
-    of the result card.
+    The answer is the result's ``__cg_control.after_execution`` if the tool is trusted and the value is ``suspend`` or
+    ``terminate``; otherwise, the answer is the value in the report. If the results of untrusted tools counted too, any
+    tool's output could end a turn. ``content`` is the content of the result card.
     """
     if tool_name is None or tool_name not in trusted_tools or not isinstance(content, dict):
         return report.after_execution

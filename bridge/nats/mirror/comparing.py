@@ -5,14 +5,14 @@ reports the differences:
 
 ===============  ===============================================================================
 ``missing``      the stream lacks a message that it must have
-``extra``        it has a message that it must not have: a second one of a record, or one of a
+``extra``        the stream has a message that it must not have: a second one of a record, or one of a
                  record that the log never had
 ``changed``      subject, headers or body differ from what ``messages.mirrored`` gives for the record
-``order``        it comes after a message of a later record
-``unforgotten``  it still holds a payload that the log has forgotten
+``order``        a message comes after a message of a later record
+``unforgotten``  a message still holds a payload that the log has forgotten
 ===============  ===============================================================================
 
-These are not differences:
+The following are not differences:
 
 * *Waiting*: records after the last one that was ever mirrored.
 * *Expired*: messages that the stream's limits removed. Limits remove only the
@@ -369,7 +369,7 @@ class Comparer:
                 self._difference("unforgotten", position, message, "it contains a payload that the log has forgotten")
             ]
         if held is not None and self._fitting(message, held, part, rebuild) is not None:
-            return []  # it was published when the server had a larger limit
+            return []  # the message was published when the server had a larger limit
         return [self._difference("extra", position, message, "the record has no such message")]
 
     def _content(self, message: KeptMessage, held: _Held | None, part: str, rebuild: int) -> list[Difference]:

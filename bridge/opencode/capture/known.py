@@ -204,9 +204,9 @@ _SESSIONLESS: Final = frozenset({"session.error", "session.diff", "todo.updated"
 
 
 def is_known(item: HookItem) -> bool:
-    """True if the rule of this item's source understands it.
+    """True if the rule of this item's source understands the item.
 
-    Always true for a source without a shape, because it is dropped by name or kept whole anyway.
+    Always true for a source without a shape, because its items are dropped by name or kept whole anyway.
     """
     source = shapes.source_of(item)
     if source not in _PROPERTIES:

@@ -103,7 +103,7 @@ class Parts(Turns):
         return False
 
     def _is_copied(self, session: SessionState, message: str) -> bool:
-        """True if a fork copied this answer into the session: it is older than the session's first message."""
+        """True if a fork copied this answer into the session: the answer is older than the session's first message."""
         if session.misread:
             return False
         if message in self._copied:

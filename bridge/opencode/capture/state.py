@@ -36,8 +36,8 @@ REMEMBERED = 256
 log has their keys."""
 
 BUSY_SESSIONS = 64
-"""How many sessions remember ``REMEMBERED`` entries: those that most recently began a turn or appeared. This keeps the
-state of any log small, and with it the snapshot, the start-up time and the memory use."""
+"""How many sessions remember ``REMEMBERED`` entries: those that most recently began a turn or appeared. This limit
+keeps the state of any log small, and with it the snapshot, the start-up time and the memory use."""
 
 PROMPTS = 16
 """How many prompts a session remembers with their first words, to name the one that is undone."""

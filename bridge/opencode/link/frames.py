@@ -381,7 +381,7 @@ def _decode(message: str | bytes) -> Frame:
         return Lossy(_items(obj, "lossy"))
     model = _MODELS.get(kind) if type(kind) is str else None
     if model is None:
-        # Do not repeat the value, because it could be anything, even payload.
+        # Keep the frame's type out of the error: it could be any text, even payload.
         raise UnknownFrame("unknown frame type") if type(kind) is str else FrameError("type must be a string")
     try:
         return cast("Frame", convert(obj, model, strict=True))

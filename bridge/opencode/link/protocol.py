@@ -301,8 +301,8 @@ CLIENT: Final[Table] = {
 def proof(token: str, side: str, port: int, client_nonce: str, sidecar_nonce: str) -> str:
     """Proof that ``side`` ("sidecar", or the role) holds ``token``, valid for this connection only.
 
-    It includes the port, so that it cannot be relayed to another sidecar of
-    the same home, and the side, so that it cannot be reflected.
+    The proof includes the port, so that it cannot be relayed to another sidecar
+    of the same home, and the side, so that it cannot be sent back to its sender.
     """
     message = f"{side}:{port}:{client_nonce}:{sidecar_nonce}".encode()
     return hmac.new(token.encode(), message, hashlib.sha256).hexdigest()

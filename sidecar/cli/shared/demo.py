@@ -152,7 +152,7 @@ async def _stop(home: Home) -> None:
         async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
             await client.request("stop")
     except ClientError:
-        return  # none is running: it was never started, or the demo was interrupted while it was dead
+        return  # no sidecar is running: none was started, or the demo was interrupted while its sidecar was dead
     while home.is_locked():  # noqa: ASYNC110 - another process's lock: there is no event to wait for
         await asyncio.sleep(0.02)
 

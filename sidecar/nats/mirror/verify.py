@@ -158,8 +158,8 @@ class MirrorCheck:
                     for found in side.comparer.take(message):
                         yield found
                     if side.comparer.rebuild != mirror.rebuild:
-                        # The message most likely belongs to the same rebuild. Expect that rebuild's number, so that the
-                        # two compare equal.
+                        # The message most likely belongs to the stream's current rebuild. Expect that rebuild's number,
+                        # so that the message and the record compare equal.
                         mirror = replace(mirror, rebuild=side.comparer.rebuild)
             self.summary.records += 1
             if self.summary.records % _YIELD_RECORDS == 0:

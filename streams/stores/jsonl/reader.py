@@ -191,7 +191,7 @@ class JsonlReader:
                     return
                 number += 1
                 place = _Place(line, segment, number, expected)
-                # This is nearly always the expected line, and checking that costs a tenth of parsing it.
+                # The line is nearly always the expected one, and this check costs a tenth of parsing the line.
                 if not _says(line, expected):
                     _refuse_other(place)
                 start += len(line) + 1
@@ -210,7 +210,7 @@ async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
     No file is open between two chunks, so a reader that stops early leaves nothing to close.
 
     Raises:
-        ForeignStore: it is a symbolic link.
+        ForeignStore: the segment is a symbolic link.
         FileNotFoundError: the segment was deleted.
     """
     while True:

@@ -138,7 +138,7 @@ class JsonlWriter:
 
         Raises:
             ValueError: a record does not follow the one before it.
-            OSError: they could not be written.
+            OSError: the records could not be written.
         """
         lines: list[bytes] = []
         for record in records:

@@ -281,7 +281,8 @@ def _connect_to_read(path: Path, mode: str, damaged: bool) -> ReadConnection:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             connection.execute("PRAGMA query_only = ON")
             if damaged:
-                # This makes SQLite accept a file shorter than its header says; the connection is still read-only.
+                # ``writable_schema`` makes SQLite accept a file shorter than its header says; the connection is still
+                # read-only.
                 connection.execute("PRAGMA writable_schema = ON")
                 connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA user_version").fetchone()
@@ -297,12 +298,12 @@ def _wal_bytes(path: Path) -> int:
 
 
 def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool:
-    """True if the file holds a log, or with ``records`` a record. An unreadable file counts as both.
+    """True if the file holds a log, or with ``records`` a record. An unreadable file counts as holding both.
 
     ``alone``: see ``connect_to_read``.
 
     Raises:
-        ForeignStore: it is a symbolic link.
+        ForeignStore: the file is a symbolic link.
         StoreLocked: another program holds it.
     """
     _check_files(path)

@@ -2,8 +2,8 @@
 
 ``removed`` holds an entry for each pruned record, ``removed_ranges`` their positions;
 ``bases``, ``marks`` and ``singles`` are as in ``Removal``. ``pending`` holds what an operation
-has yet to do. It is written first, and the transaction that does the last part of a row's work
-deletes the row. ``removals.version`` grows with each of these transactions.
+has yet to do. An operation first writes its rows there, and the transaction that does the last
+part of a row's work deletes the row. ``removals.version`` grows with each of these transactions.
 """
 
 from __future__ import annotations
