@@ -50,8 +50,9 @@ class Channels:
         found = {}
         for channel, url in self._urls.items():
             try:
-                with _listening():
-                    _target(url)
+                apprise = _library()
+                with _listening(apprise):
+                    _target(apprise, url)
             except ChannelError as error:
                 found[channel] = str(error)
         return found
@@ -135,36 +136,39 @@ def _to_command(command: list[str], title: str, text: str) -> None:
         raise ChannelError(f"{name} ended with code {done.returncode}")
 
 
-class _Codes(logging.Handler):
-    """Keeps only the HTTP status codes from apprise's error messages, because such a message may show the URL."""
+class _Codes(logging.Filter):
+    """Keeps apprise's messages from every log, because they may show the URL. Keeps only their HTTP status codes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.codes: list[str] = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See ``logging.Filter``."""
         self.codes += re.findall(r"\berror=(\d{3})\b", record.getMessage())
+        return False
 
 
 @contextmanager
-def _listening() -> Iterator[_Codes]:
-    """Keep apprise's complaints from every log."""
-    logger = logging.getLogger("apprise")
-    logger.propagate = False
+def _listening(apprise: Any) -> Iterator[_Codes]:
     heard = _Codes()
-    logger.addHandler(heard)
+    apprise.logger.addFilter(heard)
     try:
         yield heard
     finally:
-        logger.removeHandler(heard)
+        apprise.logger.removeFilter(heard)
 
 
-def _target(url: str) -> Any:
-    """What apprise makes of a URL."""
+def _library() -> Any:
     try:
         import apprise
     except ImportError:
         raise ChannelError(f"the library apprise is missing; install it: {extra_command('notify')}") from None
+    return apprise
+
+
+def _target(apprise: Any, url: str) -> Any:
+    """What apprise makes of a URL."""
     target: Any = apprise.Apprise()
     try:
         is_usable = target.add(url)
@@ -176,8 +180,9 @@ def _target(url: str) -> Any:
 
 
 def _by_apprise(channel: str, url: str, title: str, text: str) -> None:
-    with _listening() as heard:
-        target = _target(url)
+    apprise = _library()
+    with _listening(apprise) as heard:
+        target = _target(apprise, url)
         try:
             sent = target.notify(body=text, title=title)
         except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
