@@ -20,7 +20,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from sidecar.orchestrator.lifecycle import after
-from sidecar.orchestrator.tool_results import WHOLE, keeps_result
+from sidecar.orchestrator.tool_results import WHOLE, keeps_result, loses_result
 from sidecar.runtime.agent import READY, HealthStatus, Output
 from streams.event import StreamEvent
 
@@ -174,8 +174,8 @@ class CheckpointAgent:
                 return self._effect_ended(event)
             case "workflow.checkpoint":
                 return self._captured(given, event.ts)
-            case "execution.step" if keeps_result(event):
-                return self._kept(event)
+            case "execution.step" if keeps_result(event) or loses_result(event):
+                return self._kept(event, is_lost=loses_result(event))
             case "turn.ended":
                 return [] if given.get("outcome") == "continued" else self._over(given, event.ts)
             case "lifecycle.session.ended":
@@ -295,17 +295,20 @@ class CheckpointAgent:
             if given.get("outcome") in WHOLE:
                 outputs.append(Output("checkpoint.told", {"checkpoint": known.id}))
             else:  # OpenCode died, or was stopped, before it saved what the call returned.
-                outputs += [
-                    Output("checkpoint.left", {"checkpoint": known.id}),
-                    *self._message(known, known.answer, left=True),
-                ]
+                outputs += self._unreturned(known)
         return outputs
 
-    def _kept(self, event: StreamEvent) -> list[Output]:
-        """OpenCode has the result of a tool call."""
+    def _unreturned(self, known: Checkpoint) -> list[Output]:
+        """The session never got the answer that a call returned: send it as a message."""
+        return [Output("checkpoint.left", {"checkpoint": known.id}), *self._message(known, known.answer, left=True)]
+
+    def _kept(self, event: StreamEvent, *, is_lost: bool) -> list[Output]:
+        """OpenCode has saved the result of a tool call, or lost it because the call failed."""
         session, call = str(event.payload.get("session")), str(event.payload["call"])
-        mine = [c for c in self.data.checkpoints.values() if c.session == session and c.returned == call]
-        return [Output("checkpoint.told", {"checkpoint": c.id}) for c in mine if not c.told]
+        mine = [c for c in self.data.checkpoints.values() if c.session == session and c.returned == call and not c.told]
+        if is_lost:
+            return [output for known in mine for output in self._unreturned(known)]
+        return [Output("checkpoint.told", {"checkpoint": c.id}) for c in mine]
 
     def _intent_ended(self, intent: str, type_: str, ts: int) -> list[Output]:
         """Background work has ended: forget its sessions and, if it was stopped, withdraw its asks."""

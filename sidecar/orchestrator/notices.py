@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sidecar.orchestrator.intent_state import Notice, State
-from sidecar.orchestrator.tool_results import WHOLE, keeps_result
+from sidecar.orchestrator.tool_results import WHOLE, keeps_result, loses_result
 from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
@@ -116,11 +116,13 @@ def returned(state: State, event: StreamEvent) -> list[Output]:
 
 
 def kept(state: State, event: StreamEvent) -> list[Output]:
-    """OpenCode has saved the result of a tool call, and that result may be a notice's content."""
+    """OpenCode has saved or lost the result of a tool call, and that result may be a notice's content."""
     session, call = str(event.payload.get("session")), event.payload.get("call")
+    found = [n for n in _returned(state, session) if n.call == call]
+    if loses_result(event):
+        return [Output("notice.held", {"notice": n.id, "why": "the call failed", "again": True}) for n in found]
     if not keeps_result(event):
         return []
-    found = [n for n in _returned(state, session) if n.call == call]
     return [Output("notice.observed", {"notice": n.id, "message": event.payload.get("message")}) for n in found]
 
 

@@ -1,4 +1,4 @@
-"""Tells when OpenCode has saved what a tool call returned. Pure."""
+"""Tells when OpenCode has saved, or lost, what a tool call returned. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ WHOLE: Final = ("completed", "failed", "stopped")
 
 _BEFORE_KEPT: Final = "tool.execute.after"
 """The hook that OpenCode 1 calls after a tool and before it saves the result."""
+
+
+def loses_result(step: StreamEvent) -> bool:
+    """Whether an ``execution.step`` says that a tool call failed, so the session never got what we returned to it.
+
+    The sidecar may have died after it recorded that the call returned, and before OpenCode had the answer.
+    """
+    return bool(step.payload.get("call")) and step.payload.get("status") == "error"
 
 
 def keeps_result(step: StreamEvent) -> bool:

@@ -208,6 +208,17 @@ async def test_an_answer_that_opencode_did_not_keep_goes_to_the_session(
         assert len(intents.data.notices) == (0 if kept else 1)
 
 
+async def test_an_answer_whose_call_failed_goes_to_the_session_although_the_turn_completed() -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT)
+        (known,) = agent.data.checkpoints.values()
+        await answer(run, known.id, "yes")
+        await run.command(NAME, "checkpoint.told", checkpoints=[known.id], call="call_1")
+        await run.happened("execution.step", session=PARENT, call="call_1", kind="tool", status="error")
+        await run.happened("turn.ended", session=PARENT, outcome="completed")
+        assert [n.session for n in intents.data.notices.values()] == [PARENT]
+
+
 async def test_the_answer_for_background_work_that_ended_goes_to_the_session_above() -> None:
     async with asking() as (run, agent, intents):
         await ask(run, PHANTOM)

@@ -67,6 +67,16 @@ def test_a_result_that_a_call_returned_wakes_nobody_if_opencode_kept_it(
     assert world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_2") == []
 
 
+def test_a_result_whose_call_failed_is_told_although_the_turn_completed() -> None:
+    world = World()
+    told_by_a_call(world)
+    world.happens("execution.step", session="ses_user", call="call_1", kind="tool", status="error")
+    world.happens("turn.ended", session="ses_user", outcome="completed")
+    world.settle()
+    assert len(world.messages["ses_user"]) == 1
+    assert world.agent.data.notices["ntc_a"].state == "sent"
+
+
 def test_a_result_that_another_session_read_is_still_told() -> None:
     world = World()
     world.register("a")
