@@ -128,7 +128,7 @@ class Worktrees:
 
     def _root(self, intent: str) -> Path:
         if not _ID.fullmatch(intent):
-            raise WorktreeError("git-failed", f"{intent!r} is not an intent id")
+            raise WorktreeError("no-intent", f"{intent!r} is not an intent id")
         return self._folder / intent
 
     async def _has(self, directory: str, ref: str) -> bool:
