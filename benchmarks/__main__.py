@@ -54,7 +54,8 @@ def main() -> int:
             found = asyncio.run(measure(Path(name), given.seconds))
             print(table(found), flush=True)
             rows += found
-            if given.json is not None:  # written after each group, so that an interrupted run keeps its figures
+            # Write the figures after each group, so that an interrupted run does not lose them.
+            if given.json is not None:
                 figures = {"machine": machine(), "rows": [row.as_json() for row in rows]}
                 given.json.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     return 1 if any(row.verdict == "BELOW FLOOR" for row in rows) else 0

@@ -29,7 +29,8 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     taken: dict[str, list[float]] = {name: [] for name in ("--help", "--version", *(name for name, _, _ in COMMANDS))}
     try:
         for name in taken:
-            _timed(home, name)  # this first run writes the bytecode
+            # The first run of each command is not measured, because it also writes the bytecode.
+            _timed(home, name)
         for _ in range(STARTS):
             for name, times in taken.items():
                 times.append(_timed(home, name))
@@ -45,7 +46,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
 
 def _timed(home: Path, *arguments: str) -> float:
     environment = os.environ | {"DURABLE_STREAM_HOME": str(home), "PYTHONPYCACHEPREFIX": str(home.parent / "bytecode")}
-    # An installed package has its bytecode; without this, a command would compile its modules at each run.
+    # Let Python write bytecode, as it does for an installed package, so that only the first run compiles the modules.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     start = time.perf_counter()
     subprocess.run(
@@ -53,5 +54,5 @@ def _timed(home: Path, *arguments: str) -> float:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
-    )  # `doctor` exits with 1 if no plugin is installed
+    )  # the exit code is not checked, because `doctor` exits with 1 if no plugin is installed
     return time.perf_counter() - start

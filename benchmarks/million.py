@@ -196,7 +196,7 @@ async def _served(home: Home, seconds: float) -> Served:
         if seconds:
             reader = LogReader(home.store_path)
             before, sent = reader.head, 0
-            # The first half of the time warms up, so that memory gained afterwards is growth.
+            # The sidecar warms up during the first half of the time, so only later growth of its memory counts.
             for _ in range(4):
                 sent += await record_for(home, seconds / 4)
                 seen.append(_resident(process.pid))
@@ -216,7 +216,7 @@ def _resident(pid: int) -> float:
 
 async def _commands(home: Home, name: str) -> list[Row]:
     """Measure the commands that only read, with the snapshots that a stopped sidecar left."""
-    # A sidecar writes the catalog from time to time, and when it exits if the catalog is not far behind.
+    # Wait for a recent catalog, because an exiting sidecar completes the catalog only if the catalog is not far behind.
     async with sidecar(home), asyncio.timeout(CATALOG_SECONDS):
         reader = LogReader(home.store_path)
         kept = await reader.snapshot(CATALOG, CATALOG_VERSION)
@@ -232,7 +232,7 @@ async def _commands(home: Home, name: str) -> list[Row]:
 async def _command(home: Home, arguments: tuple[str, ...]) -> float:
     start = time.perf_counter()
     command = [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), *arguments]
-    # Their output (say, that nothing matches) does not matter; a failure does.
+    # Only the duration and a failure of the command matter here, so discard its output.
     done = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     if await done.wait():
         raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}")

@@ -127,7 +127,7 @@ class _Mirroring:
                     await store.append([self._make(done + n) for n in range(APPEND)])
                     done += APPEND
                 task.resume()
-                # The requests before this are made once per connection, not once per record.
+                # Start the clock after the mirror has resumed, because it resumes once per connection, not per record.
                 while task.status()["state"] in ("waiting", "resuming"):
                     await asyncio.sleep(0.001)
                 start, first = time.perf_counter(), task.status()["position"]

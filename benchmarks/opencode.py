@@ -44,7 +44,7 @@ def _measure() -> list[Row]:
         RealOpenCode(binary_path(), model.port, config={"snapshot": False}, lean=False) as client,
         Scene(client, "bench") as scene,
     ):
-        # Without a repository, like the scene's project.
+        # The plain directory has no git repository, because the scene's project has none either.
         plain = OpenCodeApi(_directory(client.root / "plain"))
         plain.port = client.port
         for state, fault in {"recorded": healthy, **FAULTS}.items():

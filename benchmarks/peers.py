@@ -67,9 +67,9 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     rows: list[Row] = []
 
     async def against(name: str, peer: Callable[[float], Awaitable[float]]) -> None:
-        # Measure both of our stores in the same rounds, because a slow peer's slice takes seconds, however short it
-        # should be.
-        await peer(seconds / 10)  # warm
+        # Measure both of our stores in the same rounds, so that a slow peer, which takes seconds per round, runs only
+        # once for both.
+        await peer(seconds / 10)  # warm up before measuring
         theirs: list[float] = []
         taken: dict[str, list[float]] = {ours: [] for ours in stores}
         for _ in range(limits.ROUNDS):
@@ -119,7 +119,7 @@ class EventSourcing:
         from eventsourcing.persistence import StoredEvent
         from eventsourcing.sqlite import SQLiteApplicationRecorder, SQLiteDatastore
 
-        # Use the longest timeout that it offers, because 64 threads share one writing connection.
+        # The timeouts are long, because 64 threads share the library's one writing connection.
         self._datastore = SQLiteDatastore(str(path), pool_timeout=60, lock_timeout=60)
         self._recorder = SQLiteApplicationRecorder(self._datastore)
         self._recorder.create_table()

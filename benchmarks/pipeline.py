@@ -93,7 +93,8 @@ class Ours:
                     await asyncio.sleep(LOOK_SECONDS)
                     handled = consumers.status()[0]["counts"].get("done", 0)
                     if not consumers.status()[0]["counts"].get("delivered"):
-                        start = time.perf_counter()  # connecting happens once per consumer, not per command
+                        # Start the clock at the first delivered command, because each consumer connects only once.
+                        start = time.perf_counter()
                 spent += time.perf_counter() - start
                 done += CHUNK
                 await consumers.close()

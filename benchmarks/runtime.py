@@ -70,7 +70,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
         async def command(runtime: Runtime = runtime) -> None:
             await runtime.command("echo", Command(IDENTITY.ulid(), "say", PAYLOAD))
 
-        await _rate(command, seconds / 10)  # warm
+        await _rate(command, seconds / 10)  # warm up before measuring
         rate, limit = await beside(
             lambda s, one=append: _rate(one, s),
             lambda s, one=command: _rate(one, s),

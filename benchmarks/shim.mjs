@@ -10,7 +10,7 @@ import { pathToFileURL } from "node:url";
 
 const [shim, home, count] = process.argv.slice(2);
 const { create } = await import(pathToFileURL(shim).href);
-// A command that cannot start anything: where a sidecar is wanted, it runs already.
+// The command starts nothing, because the sidecar is already running in each benchmark that needs one.
 const plugin = create({ home, command: ["/bin/false"] });
 const hooks = await plugin({ client: {}, project: { id: "bench" }, directory: "/bench", worktree: "/bench" });
 
@@ -28,7 +28,7 @@ const hookInput = (n) => ({
 });
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-await pause(500); // the link comes up, or not
+await pause(500); // give the link time to open, if there is a sidecar
 const taken = [];
 for (let n = 0; n < Number(count); n += 1) {
   const given = hookInput(n);
@@ -38,7 +38,7 @@ for (let n = 0; n < Number(count); n += 1) {
   await promise;
   if (n % 20 === 19) await pause(5);
 }
-const measured = taken.slice(taken.length / 10).sort((a, b) => a - b); // without the warm-up
+const measured = taken.slice(taken.length / 10).sort((a, b) => a - b); // leave out the first tenth, the warm-up
 const mean = measured.reduce((sum, one) => sum + one, 0) / measured.length;
 console.log(JSON.stringify({ mean: mean * 1000, p99: measured[Math.floor(measured.length * 0.99)] * 1000 }));
 process.exit(0);

@@ -103,7 +103,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
 
 async def _jsonl(directory: Path, seconds: float) -> list[Row]:
     store = await JsonlStore.open(directory / "store", IDENTITY)
-    await append_rate(store, 64, seconds / ROUNDS)  # warm
+    await append_rate(store, 64, seconds / ROUNDS)  # warm up before measuring
 
     def appending(in_flight: int) -> Callable[[float], object]:
         return lambda s: append_rate(store, in_flight, s)
@@ -128,7 +128,7 @@ async def _sqlite(directory: Path, seconds: float) -> list[Row]:
     home = directory / "sqlite"
     home.mkdir()
     store = await SqliteStore.open(home)
-    await append_rate(store, 64, seconds / ROUNDS)  # warm
+    await append_rate(store, 64, seconds / ROUNDS)  # warm up before measuring
     rows = []
     for in_flight, floor, aim in ((1, None, None), (64, 0.6, 0.95)):
         rate, limit = await beside(

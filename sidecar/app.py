@@ -83,7 +83,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    # Check this before anything is created, so that a foreign directory stays unchanged.
+    # Read the manifest before creating anything, so that a directory with a foreign store stays unchanged.
     await asyncio.to_thread(read_manifest, home.store_path)
     home.create()
     identities = Identities.of(seed)
@@ -196,7 +196,7 @@ async def _open(home: Home, config: Config, identity: Identity, stack: AsyncExit
     opening = asyncio.create_task(
         Log.open(home.store_path, identity, backend=config.store.backend, segment_bytes=config.store.segment_bytes)
     )
-    # Opening runs in a thread, which cannot be cancelled, so the log must be closed in any case.
+    # The thread that opens the log cannot be cancelled, so close the log even if this task is cancelled.
     stack.push_async_callback(_close, opening)
     store = await asyncio.shield(opening)
     if store.torn is not None:
@@ -246,7 +246,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     redact = Redactor(
         wanted.patterns,
         wanted.keys,
-        # A model that reads config.toml sees these URLs, but the log must not contain them.
+        # Redact the notification URLs, because a model can read them in config.toml, but the log must not contain them.
         literals={**wanted.literals, **{f"notify-{n}": url for n, url in enumerate(config.notify.urls, 1)}},
         disable=wanted.disable,
         allow=wanted.allow,
@@ -307,8 +307,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         metrics=metrics.text,
     )
     durable.links = lambda: server.links
-    # The components below stop in reverse order: first they stop serving peers, then stop reading spools, then make
-    # all accepted items durable, and finally save a snapshot.
+    # The order matters, because the components stop in reverse order: first they stop serving peers, then stop reading
+    # spools, then make all accepted items durable, and finally save a snapshot.
     door = _Door(home, sidecar, server)
     components = (nats, upkeep, ingest, back_fill, services, spools, worker, _Consumers(nats, worker), door, durable)
     return _Running(sidecar, ingest, spools, server, store, components)
@@ -337,7 +337,8 @@ class _Door:
         self._home, self._sidecar, self._server = home, sidecar, server
 
     async def start(self, stack: AsyncExitStack) -> None:
-        stack.push_async_callback(self._server.drain)  # even if the start is cancelled
+        # Register the drain before the start, so that the server is drained even if the start is cancelled.
+        stack.push_async_callback(self._server.drain)
         sidecar = self._sidecar
         port = await self._server.start()
         mark = await asyncio.to_thread(mark_of, os.getpid())
@@ -363,7 +364,7 @@ async def _until_fenced(store: Log) -> StoreFenced:
         except StoreFenced as error:
             return error
         except OSError:
-            continue  # the disk does not respond; commits will report that
+            continue  # the disk does not respond, which the next commit will report
 
 
 async def _until_stopped(config: Config, running: _Running, idle_exit: bool) -> str | None:

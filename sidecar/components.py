@@ -49,7 +49,7 @@ async def wait_idle(
 
     while True:
         await asyncio.sleep(max(0.0, min(idle_since + idle_seconds - loop.time(), LOOK_SECONDS)))
-        # Ask again after the last look, because a peer may have connected in the meantime.
+        # Call `owing` again after the last look, because a peer may have connected during the look.
         if owing() or (loop.time() - idle_since >= idle_seconds and (await last_look() or owing())):
             idle_since = loop.time()
         elif loop.time() - idle_since >= idle_seconds:

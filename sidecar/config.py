@@ -403,7 +403,7 @@ def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
         faults = [explain(each, Config, path, flags) for each in error.errors(include_url=False)]
         advice = "; ".join(dict.fromkeys(fault.advice for fault in faults if fault.advice))
         raise ConfigError(" and ".join(fault.text for fault in faults), advice) from None
-    except ValueError as error:  # pydantic-settings: a variable whose text is not JSON
+    except ValueError as error:  # pydantic-settings raises this if a variable's text is not JSON
         field = re.search(r'field "(\w+)"', str(error))
         section = f"DURABLE_STREAM_{field[1]}".upper() if field else "DURABLE_STREAM_"
         variables = ", ".join(sorted(name for name in os.environ if name.upper().startswith(section)))
@@ -423,5 +423,5 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         fault = "not UTF-8 text"
     except tomllib.TOMLDecodeError as error:
-        fault = str(error)  # "… (at line 3, column 7)"
+        fault = str(error)  # the text ends with the place, such as (at line 3, column 7)
     raise ConfigError(f"{path}: {fault}", correct_file(path))

@@ -25,7 +25,7 @@ def extra_command(extra: str, prefix: str = sys.prefix) -> str:
 
 def _libraries(extra: str) -> str:
     """The extra's requirements, quoted for a shell."""
-    from importlib.metadata import PackageNotFoundError, requires  # needed only if something is missing
+    from importlib.metadata import PackageNotFoundError, requires  # import these only if something is missing
 
     try:
         found = requires(PACKAGE) or []

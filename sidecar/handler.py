@@ -68,11 +68,11 @@ class Sidecar:
         self._home, self._store, self._now_ms = home, store, identity.now_ms
         self._translator, self._ingest = translator, ingest
         self._upkeep, self._spools, self._nats, self._services = upkeep, spools, nats, services
-        self._versions: dict[str, int] = {}  # OpenCode version → when it was last seen, ordered by that time
+        self._versions: dict[str, int] = {}  # when each OpenCode version was last seen, oldest first
         self._refused: dict[str, Any] | None = None
         self._config_text = _content(home.config_path)
 
-    # What the link server calls
+    # --- what the link server calls ---
 
     async def opened(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""

@@ -126,7 +126,7 @@ class Home:
         try:
             owner = self.path.stat().st_uid
         except OSError:
-            return  # missing or not accessible: the next operation reports it
+            return  # the directory is missing or not accessible, which the next operation reports
         if owner != os.geteuid():
             raise HomeError(self.path, f"the directory is owned by user {owner}, not by you", "choose another --home")
 
@@ -142,7 +142,7 @@ class Home:
             is_file = self.path.exists() and not self.path.is_dir()
             is_foreign = self.path.is_dir() and not self._is_ours()
         except OSError:
-            return  # not accessible: the next operation reports it
+            return  # the directory is not accessible, which the next operation reports
         if is_file:
             raise HomeError(self.path, "it is a file, not a directory", "choose another --home, or move the file away")
         if is_foreign:
@@ -168,7 +168,7 @@ class Home:
             try:
                 draft.unlink(missing_ok=True)
                 write_new(draft, token + "\n")
-                # Use a link, not a rename: it fails if the token exists, and no reader sees half a token.
+                # Use a hard link, not a rename, because linking fails if the token exists. No reader sees half a token.
                 os.link(draft, self.token_path)
             except FileExistsError:
                 return self.read_token()
@@ -187,7 +187,7 @@ class Home:
         path = self.token_path
         renew = "remove it; the next start of the sidecar creates a new one"
         try:
-            # O_NONBLOCK, because opening must not hang if the path is a pipe.
+            # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             raise HomeError(
@@ -225,7 +225,7 @@ class Home:
         descriptor = self._open_lock()
         for attempt in range(_LOCK_TRIES):
             if attempt:
-                # ``running()`` in another process holds the lock for a moment; that is not a sidecar.
+                # Try again, because ``running()`` in another process holds the lock for a moment.
                 time.sleep(_LOCK_PAUSE_SECONDS)
             if _flock(descriptor, fcntl.LOCK_EX):
                 return HomeLock(descriptor)
@@ -242,7 +242,7 @@ class Home:
         if other is not None and is_alive(other.pid):
             hint = "use that sidecar, or stop it with `durable-stream stop`"
             return HomeLocked(self.path, f"another sidecar (pid {other.pid}) is already serving this home", hint)
-        # The holder is unknown: `repair`, or a sidecar that is starting or stopping.
+        # The holder of the lock is unknown. It may be `repair`, or a sidecar that is starting or stopping.
         reason = "another sidecar is serving this home, or `repair` is running"
         hint = "wait until the repair finishes, or stop the sidecar with `durable-stream stop`; then try again"
         return HomeLocked(self.path, reason, hint)
@@ -269,7 +269,7 @@ class Home:
             return None
         try:
             found = os.fstat(descriptor)
-            # The shim has the same rule, because another user who can write this file could redirect us to their port.
+            # Ignore a file that another user can write, because it could redirect us to that user's port.
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 return None
             fields = json.loads(os.read(descriptor, 65536))
@@ -320,7 +320,7 @@ class Home:
     # --- files ---
 
     def _open_lock(self, create: bool = True) -> int:
-        # Open it read-only, so that checking the lock also works on a read-only mount.
+        # Without ``create``, open the file read-only, so that the lock can also be checked on a read-only mount.
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
         try:
             descriptor = os.open(self.lock_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -335,7 +335,7 @@ class Home:
 
         The content of ``store/`` is checked when the store is opened.
         """
-        # List the names before looking for signs of use: a sidecar that starts at this moment may write in between.
+        # List the names before looking for signs of use, because a sidecar that is just starting may write in between.
         names = [path.name for path in self.path.iterdir()]
         if self.was_used() or (self.store_path / "store.json").exists():
             return True
@@ -424,7 +424,7 @@ def make_directories(path: Path, mode: int) -> None:
     try:
         path.mkdir(mode=mode)
     except FileExistsError:
-        return  # another process created it; or it is not a directory, and using it will fail
+        return  # another process created the directory, or the path is a file and using it will fail
     path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o700)
 
 
@@ -468,7 +468,7 @@ def open_file(path: Path) -> int:
     Raises:
         OSError: the path is missing, is a link, is not a regular file, or belongs to somebody else.
     """
-    # O_NONBLOCK, because opening must not hang if the path is a pipe.
+    # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     found = os.fstat(descriptor)
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():

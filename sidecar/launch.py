@@ -48,7 +48,7 @@ class LastWords:
         self.file.seek(0)
         lines = self.file.read().decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "").strip()
-        return _CODE.sub("", last.removeprefix("durable-stream: "))  # the error that quotes it has its own code
+        return _CODE.sub("", last.removeprefix("durable-stream: "))  # the error that quotes this line has its own code
 
     @property
     def size(self) -> int:

@@ -54,7 +54,7 @@ _LOOKED_AT: Final = 256 * 1024
 def failed_start(home: Home) -> FailedStart | None:
     """The last start in the log, if it failed; ``None`` if it succeeded or the log shows none."""
     try:
-        # O_NONBLOCK, because opening must not hang if the path is a pipe.
+        # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
         descriptor = os.open(home.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _LOOKED_AT, 0))
@@ -94,7 +94,7 @@ class OneLine(logging.Formatter):
 
 
 def _private(path: str, flags: int) -> int:
-    # O_NONBLOCK, because opening must not hang if the path is a pipe.
+    # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     os.fchmod(fd, 0o600)
     return fd

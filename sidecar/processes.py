@@ -42,18 +42,19 @@ def mark_of(pid: int) -> str:
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # Two containers may have the same boot and the same pid.
+        # Include the pid namespace, because two containers may have the same boot id and the same pid.
         names = Path("/proc/self/ns/pid").readlink()
         user = Path(f"/proc/{pid}").stat().st_uid
     except (OSError, ValueError):
         return _mark_by_ps(pid) if not Path("/proc/self/stat").exists() else ""
-    # After a kill the main thread may be a zombie while the log's writer still waits for the disk.
+    # A killed process has ended only when its last thread has: the main thread may be a zombie while the log's writer
+    # still waits for the disk.
     has_ended = state in "ZX" and int(fields[16]) <= 1
     return "" if has_ended else f"{user} {fields[18]} {names} {boot}"
 
 
 def _mark_by_ps(pid: int) -> str:
-    import subprocess  # imported here, because it is slow to import and rarely needed
+    import subprocess  # imported here, because ``subprocess`` is slow to import and rarely needed
 
     try:
         found = subprocess.run(  # noqa: S603 - no shell, and a number

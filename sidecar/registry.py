@@ -94,7 +94,7 @@ class Requests:
         try:
             checked = request.args.model_validate(args)
         except ValidationError as error:
-            # Report names and reasons only, because a value may be the user's text.
+            # Report only names and reasons, because a value may be the user's text.
             faults = "; ".join(
                 f"{'.'.join(map(str, each['loc']))[:80]}: {each['msg'][:200]}" for each in error.errors()
             )
@@ -102,7 +102,7 @@ class Requests:
         try:
             return await request.handler(checked)
         except (StreamError, NatsUnavailable) as error:
-            # The text is meant for the caller.
+            # Pass the error's text on unchanged, because it is written for the caller.
             raise RequestError(error.code, str(error)) from None
         except OSError as error:
             log.warning("request %s failed: %s", method, error)

@@ -112,13 +112,13 @@ class LogRequests:
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:
         """Remove old streams."""
-        await self._spools.take()  # this records the end of a session whose OpenCode died
+        await self._spools.take()  # record the end of sessions whose OpenCode has died
         plan, done = await self._upkeep.prune(args.request)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
     async def forget(self, args: ForgetArgs) -> dict[str, Any]:
         """Replace payloads by their digests."""
-        await self._spools.take()  # the spool of a dead OpenCode may also belong to the session
+        await self._spools.take()  # the spool of a dead OpenCode may also have items of the session
         touched = [*args.streams, *await self._upkeep.streams_beside(args.streams, args.sessions)]
         forgotten = await self._upkeep.forget(args.streams, args.sessions)
         self._nats.forgotten(touched)

@@ -31,7 +31,7 @@ def open_to_read(path: str | Path, flags: int = 0) -> int:
             ) from None
         raise
     if stat.S_ISDIR(os.fstat(fd).st_mode):
-        # A directory opens like a file; only the first read fails, without its name.
+        # A directory can be opened, and only the first read would fail, with an error that does not name it.
         os.close(fd)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return checked(path, fd)

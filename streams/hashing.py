@@ -85,7 +85,7 @@ def normalise(value: Any, repairs: Repairs, depth: int = 0) -> Any:
             repairs.too_deep += 1
             return {_TOO_DEEP: type(value).__name__}
         if isinstance(value, dict):
-            # Sort the keys, so that if two keys become equal, the same one always wins.
+            # Sort the keys: if two keys become equal when they are repaired, the same one must always win.
             entries = sorted(value.items(), key=lambda entry: str(entry[0]))
             return {_text(str(k), repairs): normalise(v, repairs, depth + 1) for k, v in entries}
         return [normalise(item, repairs, depth + 1) for item in value]
@@ -106,7 +106,7 @@ def _text(value: str, repairs: Repairs) -> str:
         value.encode()
     except UnicodeEncodeError:
         repairs.surrogates += 1
-        # A surrogate pair is one character that a careless encoder has split.
+        # Join the halves of surrogate pairs, each of which is one character that a careless encoder has split.
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return value
 
@@ -138,13 +138,13 @@ def encode(event: StreamEvent) -> Encoded:
     """Canonical bytes and digests of ``event``; never refuses a payload (see ``normalise``)."""
     try:
         encoded = _encode(event, event.fields(), None)
-    except (TypeError, RecursionError):  # a lone surrogate, a big integer, deep nesting, no JSON
+    except (TypeError, RecursionError):  # orjson refuses lone surrogates, big integers, deep nesting and other non-JSON
         encoded = None
     if encoded is not None:
         return encoded
     repairs = Repairs()
     fields = normalise(event.fields(), repairs)
-    # Readers will get the stored event, so the event returned here must equal it.
+    # Build the event again from its stored form, because readers will get that form.
     event = StreamEvent.trusted(orjson.loads(orjson.dumps(fields)))
     repaired = _encode(event, fields, repairs)
     assert repaired is not None
@@ -158,7 +158,7 @@ def _encode(event: StreamEvent, fields: dict[str, Any], repairs: Repairs | None)
     fields["payload"] = orjson.Fragment(payload)
     whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
     if repairs is None:
-        # orjson writes NaN as null, and nests deeper than the limit. Look closer if the value may contain either.
+        # orjson writes NaN as null and accepts more nesting than our limit, so check the values if either is possible.
         may_differ = b"null" in payload or whole.count(b"{") + whole.count(b"[") > MAX_DEPTH
         if may_differ and not _is_plain(event.fields(), 0):
             return None

@@ -88,7 +88,7 @@ class _Randomness:
     def __init__(self) -> None:
         self._page, self._at = b"", 0
         self._lock = Lock()
-        # Two processes must never use the same page of random bytes.
+        # A forked child must forget its copy of the page, because two processes must never use the same random bytes.
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:

@@ -151,7 +151,7 @@ class Lineage:
         streams: dict[str, None] = {}
         family = [self.root(session_id)]
         seen = set(family)
-        for current in family:  # the list grows during the loop
+        for current in family:  # the loop also visits the children that it appends
             session = self.sessions.get(current)
             streams[session.stream if session is not None else current] = None
             children = [child.id for child in self.children(current) if child.id not in seen]

@@ -51,7 +51,7 @@ async def resume(
         try:
             return load(snapshot.state), snapshot.position
         except ValueError:
-            # A snapshot is a hint. An unreadable one only costs the time of a full replay.
+            # A snapshot is only a hint, so an unreadable one costs nothing but the time of a full replay.
             return fresh(), NOTHING
     return fresh(), NOTHING
 

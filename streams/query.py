@@ -75,10 +75,11 @@ def payload_text(event: StreamEvent) -> str:
 
 def holds_text(event: StreamEvent, text: str) -> bool:
     """Whether a value of the payload contains ``text``; case does not matter."""
-    # Most events do not match here, and this search is several times as fast as testing each value.
+    # Search the JSON text first: most events do not match, and testing each value takes several times as long.
     needle = json_needle(text)
     try:
-        looked = orjson.dumps(event.payload).decode()  # key order does not matter: faster than ``canonical``
+        # The order of keys does not matter, so avoid the slower ``canonical``.
+        looked = orjson.dumps(event.payload).decode()
     except (TypeError, RecursionError):
         looked = payload_text(event)
     if needle is None or needle not in looked.casefold():
@@ -102,7 +103,7 @@ def json_needle(text: str) -> str | None:
 
 def _value_in(values: Iterable[Any], folded: str) -> str | None:
     for value in values:
-        kind = type(value)  # exact types, as JSON is read; a subclass does not count
+        kind = type(value)  # compare exact types, because reading JSON gives no subclasses
         if kind is str:
             if folded in value.casefold():
                 return str(value)

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from streams.hashing import canonical, is_digest
 
-# Returned to callers
+# --- returned to callers ---
 
 
 class StreamSize(NamedTuple):
@@ -97,7 +97,7 @@ class Gone(NamedTuple):
     forgotten_ms: int | None = None
 
 
-# Kept by a store
+# --- kept by a store ---
 
 
 class Base(NamedTuple):

@@ -57,7 +57,7 @@ class InTurn:
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # the waiting caller gets it; without one, asyncio would log "never retrieved"
+            task.exception()  # mark the exception as retrieved, because asyncio would log it if no caller is waiting
 
 
 async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable[[], None] | None = None) -> Result:
@@ -66,7 +66,7 @@ async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable
     Closing a file or a database connection while a thread is using it ends the process or, worse, writes to another
     file. ``interrupt`` makes long work end soon.
     """
-    # Use a future, not a task: ending the loop cancels every task, and the thread would keep running.
+    # Use a future instead of a task, because ending the loop cancels every task, while the thread would keep running.
     call = partial(copy_context().run, work, *args)
     return await to_its_end(asyncio.get_running_loop().run_in_executor(None, call), interrupt)
 
@@ -83,5 +83,5 @@ async def to_its_end(work: Awaitable[Result], interrupt: Callable[[], None] | No
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((task,))
         if not task.cancelled():
-            task.exception()  # no caller is left for it
+            task.exception()  # mark the exception as retrieved, because no caller is left to receive it
         raise

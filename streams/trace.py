@@ -62,7 +62,7 @@ def _parse(text: str) -> TraceContext | None:
     version, trace, span, flags, more = found.groups()
     if version == _FORBIDDEN_VERSION or (version == "00" and more) or trace == _NO_TRACE or span == _NO_SPAN:
         return None
-    # Only the flag "sampled" has a meaning that we may forward.
+    # In later versions of the format, only the flag "sampled" has a meaning that we may forward.
     return TraceContext(trace, span, flags if version == "00" else f"{int(flags, 16) & 1:02x}")
 
 

@@ -31,7 +31,8 @@ def upcast(fields: dict[str, Any], table: Mapping[int, Upcaster]) -> dict[str, A
     """
     if fields["schema_version"] not in table:
         return fields
-    from streams.hashing import is_digest  # imported here, because it imports the event
+    # Import ``hashing`` here, because it imports the event, which imports this module.
+    from streams.hashing import is_digest
 
     while (upcaster := table.get(fields["schema_version"])) is not None:
         kept: dict[str, Any] = {name: fields[name] for name in KEPT if name in fields}

@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
     figures = json.loads(FIGURES.read_text())
     is_drawn = PLOT.exists() and digest(figures) in PLOT.read_text()
     old = PAGE.read_text() if PAGE.exists() else ""
-    # The notes begin with the first heading below the table.
+    # Keep the notes, which begin with the first heading below the table.
     begin = old.find("\n## ")
     wanted = page(figures, old[begin:] if begin >= 0 else "")
     if "--check" in arguments:

@@ -30,8 +30,8 @@ _BLOCK = re.compile(r"```console\n\$ durable-stream (?P<arguments>[^\n]*)\n(?P<o
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _VARIES = re.compile(
     r"/home/ada/\.local/\S+"
-    r"|\b[0-9A-HJKMNP-TV-Z]{26}\b"  # event ids
-    r"|(?<=  )[0-9A-HJKMNP-TV-Z]{6}(?=  )"  # and their ends
+    r"|\b[0-9A-HJKMNP-TV-Z]{26}\b"  # the ids of events
+    r"|(?<=  )[0-9A-HJKMNP-TV-Z]{6}(?=  )"  # the last six characters of the ids of events
     r"|\b[0-9a-f]{64}\b"
     r"|\b\d+(\.\d+)?(ms|s|m|h|d)\b( ago)?|pid \d+|port \d+|\d+ MiB"
     r"|\d{2}:\d{2}:\d{2}"
@@ -79,7 +79,7 @@ def _read(master: int) -> Iterator[bytes]:
     while True:
         try:
             chunk = os.read(master, 65536)
-        except OSError:  # Linux reports EIO where others report end of file
+        except OSError:  # at the end of the output, Linux reports EIO where other systems report end of file
             return
         if not chunk:
             return

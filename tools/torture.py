@@ -277,7 +277,8 @@ def main() -> int:
         missing = [n for n in range(part.chunks) if f"{part.name}:{n}" not in state.done]
         print(f"{part.name}: {part.what}; {part.chunks - len(missing)} of {part.chunks} chunks done", flush=True)
         chunks += [(part, number) for number in missing]
-    chunks.sort(key=lambda chunk: chunk[1])  # so that even an interrupted run has tried some of each part
+    # Interleave the parts, so that even an interrupted run has tried some of each part.
+    chunks.sort(key=lambda chunk: chunk[1])
     pool = ThreadPoolExecutor(options.jobs)
     runs = [pool.submit(run, *chunk, options.seed, state) for chunk in chunks]
     try:

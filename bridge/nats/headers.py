@@ -116,7 +116,7 @@ def header_text(text: str) -> str:
         return "%_"
     raw = text.encode("utf-8", "surrogatepass")
     parts = [chr(b) if 0x20 <= b <= 0x7E and b != 0x25 else f"%{b:02X}" for b in raw]
-    # Clients strip white space at the ends of a value.
+    # Escape a space at either end, because NATS clients strip white space at the ends of a header's value.
     for end in (0, -1):
         if parts[end] == " ":
             parts[end] = "%20"
@@ -164,7 +164,7 @@ def fill_headers(
     """
     notes: list[str] = []
     came = dict(given)
-    # A malformed trace is not an error. A new trace starts instead (W3C, 4.3).
+    # A malformed ``traceparent`` is not an error: W3C Trace Context (section 4.3) says to start a new trace.
     trace = parse_traceparent(came.pop(TRACEPARENT, ""))
     state = came.pop(TRACESTATE, None)
     headers = check_headers(came)
@@ -176,7 +176,7 @@ def fill_headers(
         headers[TRACESTATE] = state
     headers[TRACEPARENT] = str(trace)
     if state is not None and TRACESTATE not in headers:
-        # The tracestate is malformed or belongs to a trace that is not continued.
+        # Drop a ``tracestate`` that is malformed or belongs to a trace that is not continued.
         notes.append("tracestate_dropped")
     warnings: list[str] = []
     if RECURSION_DEPTH in headers:
@@ -222,7 +222,7 @@ def depth_header(depth: int) -> dict[str, str]:
 
 def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
     """The payload's top-level keys that begin like the protocol's headers, in any case."""
-    # This runs for every record, so test the third character first, which excludes nearly all keys.
+    # This function runs for every record, so it first tests the third character, which excludes nearly all keys.
     return tuple(
         [
             key

@@ -75,7 +75,7 @@ def escape(name: str) -> str:
 
 def _shorten(token: str, raw: bytes, limit: int) -> str:
     head = token[: limit - len(_SHORTENED) - _DIGEST]
-    cut = head.rfind("%", len(head) - 2)  # never cut an escape in half
+    cut = head.rfind("%", len(head) - 2)  # an escape such as ``%2F`` must not be cut in half
     return (head if cut < 0 else head[:cut]) + _SHORTENED + sha256(raw).hexdigest()[:_DIGEST]
 
 
@@ -117,7 +117,7 @@ def unescape_dotted(tokens: str) -> str:
     return ".".join([unescape(token) for token in tokens.split(".")])
 
 
-# The mirror's own subjects
+# --- the mirror's own subjects ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def consumer_name(agent: str) -> str:
     return token + _CONSUMER
 
 
-# The L0 protocol's subjects
+# --- the L0 protocol's subjects ---
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 /**
  * `/background` in OpenCode 1's terminal: what is running and waiting, and its cost, without a model call.
  *
- * A command is a prompt to OpenCode. The hook that runs before it shows the list as a text that
- * only the person sees, and ends the command with an error, which the terminal does not show.
- * The TUI plugin (`tui.js`) shows the same as a native list; where it is installed, this command is left out.
+ * OpenCode turns a command into a prompt. The hook that runs before the command shows the list as a text that only
+ * the person sees, and then throws an error, which stops the prompt and which the terminal does not show. If the TUI
+ * plugin (`tui.js`) is installed, that plugin shows a native list, and this command is left out.
  */
 
 import fs from "node:fs";
 
-/** The command, and the name of the call to the sidecar. */
+/** The name of the command, and of the call to the sidecar. */
 export const COMMAND = "background";
 /** How long the sidecar may take to answer, ms. An answer to a checkpoint waits until OpenCode accepts it. */
 const ANSWER_MS = 15_000;
@@ -19,7 +19,7 @@ function isOurs(input) {
   try {
     return input?.command === COMMAND;
   } catch {
-    // A getter threw: this is somebody else's command, which must not fail because of us.
+    // A getter threw, so this is somebody else's command, which must not fail because of us.
     return false;
   }
 }
@@ -33,7 +33,7 @@ export function hasList(file) {
   try {
     return fs.readFileSync(new URL("../tui.json", file), "utf8").includes("durable-stream-tui.js");
   } catch {
-    // The file does not exist, or OpenCode cannot read it either.
+    // `tui.json` does not exist, or OpenCode cannot read that file either.
     return false;
   }
 }
@@ -44,7 +44,7 @@ export class Background {
   #hasList;
 
   /**
-   * @param {any} client OpenCode's
+   * @param {any} client OpenCode's client
    * @param {(name: string, args: any, context: any, ms: number) => Promise<string>} ask calls the sidecar
    * @param {boolean} [hasList] true where the TUI plugin already has the command
    */
@@ -57,7 +57,7 @@ export class Background {
   /** @returns {Record<string, any>} */
   hooks() {
     return {
-      /** The user's own command with this name stays. @param {any} config OpenCode's, which this changes */
+      /** A command that the user defined with this name is kept. @param {any} config OpenCode's; the hook changes it */
       config: async (config) => {
         if (this.#hasList) return;
         try {
@@ -93,7 +93,7 @@ export class Background {
     }
   }
 
-  /** A message to a busy session would start a turn, so it gets a toast. @param {string} id @param {string} text */
+  /** A message to a busy session would start a turn, so use a toast then. @param {string} id @param {string} text */
   async #show(id, text) {
     const { data } = await this.#client.session.status();
     if (data?.[id] && data[id].type !== "idle") {

@@ -1,14 +1,14 @@
 /**
  * Answers `call` frames: the sidecar calls a method of OpenCode's in-process client.
  *
- * Under the TUI, OpenCode listens on no port, so this is the only way in. Methods
- * that are not in the table are refused, because a link is not a shell.
+ * Under the TUI, OpenCode listens on no port, so the sidecar can reach it only through the plugin. Methods that are
+ * not in the table are refused, because a link must not give access to everything.
  */
 
 /** @typedef {import("./counters.js").Counters} Counters */
 /** @typedef {{code: "unknown_method" | "opencode" | "unavailable" | "timeout", message: string, status?: number}} CallError */
 
-/** A result frame may have 16 MiB with its envelope. Checked in bytes, because length counts UTF-16 units. */
+/** A `result` frame may have 16 MiB with its envelope. The limit is in bytes, because `length` counts UTF-16 units. */
 const MAX_RESULT_BYTES = 15 * 1024 * 1024;
 /** Maximum number of calls in progress at once. */
 const MAX_CALLS = 64;
@@ -23,7 +23,7 @@ const METHODS = {
   "session.abort": (client, args) => client.session.abort(args),
   "session.delete": (client, args) => client.session.delete(args),
   "session.status": (client, args) => client.session.status(args),
-  // The model reads a `message` with a rejection; the client's own method has no parameter for it.
+  // The model reads the `message` of a rejection, for which the client's own method has no parameter.
   "permission.reply": (client, { session_id, permission_id, response, message }) =>
     message
       ? post(client, "/permission/{requestID}/reply", permission_id, { reply: response, message })
@@ -31,7 +31,7 @@ const METHODS = {
           path: { id: session_id, permissionID: permission_id },
           body: { response },
         }),
-  // The in-process client has no namespace for questions.
+  // The in-process client has no methods for questions, so send the requests directly.
   "question.list": (client) => client._client.get({ url: "/question" }),
   "question.reply": (client, { request_id, answers }) =>
     post(client, "/question/{requestID}/reply", request_id, { answers }),
@@ -67,7 +67,7 @@ export class Calls {
    * Run a call and encode its `result` frame.
    *
    * @param {{id?: unknown, method?: unknown, args?: unknown}} frame
-   * @returns {Promise<string>} the frame's text; never rejects. After "timeout"
+   * @returns {Promise<string>} the frame's text; never rejects. After the error "timeout",
    *   the call may still take effect.
    */
   async answer({ id, method, args }) {

@@ -3,7 +3,7 @@
  *
  * Invariant: everything in the spool has lower seqs than everything in memory.
  * So a resend reads the spool first, then memory, and the seqs on a socket only
- * rise. Memory holds a single item in flight, and items that the spool refused.
+ * rise. Memory holds an item that is in flight alone, and items that the spool refused.
  */
 import { encodeGap } from "./item.js";
 import { Queue, nextRun } from "./queue.js";
@@ -17,18 +17,17 @@ const FRAME_ITEMS = 256;
 const FRAME_BYTES = 1024 * 1024;
 
 /**
- * A bigger item also goes to the spool. What exceeds the kernel's socket buffers
- * stays in Bun's process (although bufferedAmount says 0), where kill -9 loses
- * it.
+ * An item above this size also goes to the spool. The part of it that exceeds the kernel's socket buffers
+ * stays in Bun's process (although `bufferedAmount` is 0), where kill -9 would lose that part.
  */
 const KERNEL_HOLDS_BYTES = 128 * 1024;
 
 /**
- * The required part of the link.
+ * The part of the link that `Capture` needs.
  *
  * @typedef {object} Sender
  * @property {boolean} live true if items may be sent
- * @property {(text: string) => boolean} send returns false if that lost the link
+ * @property {(text: string) => boolean} send returns false if sending lost the link
  * @property {() => void} watch drop the link if the ack of the items in flight is late
  * @property {() => void} fail drop this link and open another
  */
@@ -43,7 +42,7 @@ export class Capture {
   /** Highest seq sent on the current socket; equals #acked without a socket. */
   #sent = 0;
   #acked = 0;
-  /** @type {Line[]} read from the spool, not yet sent */
+  /** @type {Line[]} lines that were read from the spool but not yet sent */
   #chunk = [];
   #draining = false;
   #closed = false;
@@ -75,8 +74,8 @@ export class Capture {
   }
 
   /**
-   * Pass an item on in this tick. When this returns, the kernel has it, unless
-   * the spool failed.
+   * Pass an item on in this tick. When `add` returns, the kernel has the item,
+   * unless the spool failed.
    *
    * @param {string} text
    * @param {number} bytes
@@ -87,7 +86,7 @@ export class Capture {
     this.#handOn();
   }
 
-  /** Report an item that could not be encoded, in its place. */
+  /** Add a gap in the place of an item that could not be encoded. */
   addLost() {
     this.#counters.lost_unserialisable += 1;
     this.#queue.lose("unserialisable", 0);
@@ -157,7 +156,7 @@ export class Capture {
     }
   }
 
-  /** @param {boolean} atOnce even beyond the memory limit, because this is the last chance */
+  /** @param {boolean} atOnce true to exceed the memory limit, because there is no later chance */
   #tellGaps(atOnce) {
     if (!this.#queue.hasGap) return;
     if (!this.#queue.room(0)) this.#spill();
@@ -170,10 +169,10 @@ export class Capture {
   }
 
   /**
-   * After this the item survives a kill -9 of this process. For one item in
-   * flight the socket alone suffices. With more, an ack that the sidecar writes
-   * to the dead socket can make the socket close and drop frames it has not read yet
-   * (measured: 418 of 500 frames), so those also go to the spool.
+   * When `#handOn` returns, the new item survives a kill -9 of this process. If only
+   * one item is in flight, the socket alone suffices. If several are in flight, they also
+   * go to the spool: when the sidecar writes an ack to the dead process's socket, the
+   * socket may drop frames that the sidecar has not read (measured: 418 of 500 frames).
    */
   #handOn() {
     this.#pump();
@@ -191,7 +190,7 @@ export class Capture {
     }
   }
 
-  /** Send what may be sent: first the spool, asynchronously, then memory, at once. */
+  /** Send what may be sent: first the spool's items, asynchronously, then the items in memory, at once. */
   #pump() {
     if (!this.#link.live) return;
     if (this.#spool.lastSeq > this.#sent) {
@@ -213,7 +212,7 @@ export class Capture {
       while (life === this.#life && this.#link.live && this.#window.room > 0) {
         if (this.#chunk.length === 0) {
           if (this.#spool.lastSeq <= this.#sent) break;
-          // Checked in this very tick: lines that a hook appends while `read` is awaited are not missing.
+          // Check `atEnd` before awaiting `read`, because a hook may append lines meanwhile, which are not missing.
           if (this.#spool.atEnd) {
             this.#chunk = this.#withGaps([], true);
             continue;
@@ -229,19 +228,19 @@ export class Capture {
         if (!this.#send(run, lines[lines.length - 1].end)) break;
       }
     } catch {
-      // The lines are still in the file, so the next link tries again, or the sidecar imports them.
+      // The lines are still in the spool, so the next link sends them, or the sidecar imports them.
       this.#counters.spool_read_failures += 1;
       if (life === this.#life) this.#link.fail();
     } finally {
       this.#draining = false;
     }
-    // Either a new link came while this drain was still running, or the spool is sent and memory is next.
+    // Either a new link was opened while this drain was still running, or the spool is sent and memory is next.
     if (life !== this.#life || this.#spool.lastSeq <= this.#sent) this.#pump();
   }
 
   /**
    * The lines to send, in order. The spool's seqs have no gaps, so missing lines
-   * were damaged in the file. A gap item with the last missing seq replaces them.
+   * were damaged in the file. A gap item with the last missing seq replaces those lines.
    *
    * @param {Line[]} lines
    * @param {boolean} atEnd true if no more lines follow
@@ -260,7 +259,7 @@ export class Capture {
       last = seq;
     };
     for (const line of lines) {
-      // Skip lines in flight, because they were also written to the spool.
+      // Skip lines of items that are already in flight, because such items are also written to the spool.
       if (line.seq <= last || line.seq > lastSeq) continue;
       tellUpTo(line.seq - 1, line.start);
       whole.push(line);

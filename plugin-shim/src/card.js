@@ -1,8 +1,8 @@
 /**
  * The status card in OpenCode 1's terminal: the background work of the session on screen.
  *
- * It is drawn beside the conversation, not in it: a message in a busy session would start a turn of the model,
- * and `/undo` would take back such a message first. The sidecar writes the file that this module reads.
+ * The card is drawn beside the conversation, because a message in a busy session would start a turn of the model, and
+ * `/undo` would first take back such a message. The sidecar writes the file that this module reads.
  */
 import { readFile, stat } from "node:fs/promises";
 import path from "node:path";
@@ -23,7 +23,7 @@ const ORDER = 150;
 /**
  * Draw the card from now on. If this OpenCode cannot draw it, nothing happens.
  *
- * @param {any} api OpenCode's
+ * @param {any} api OpenCode's TUI API
  * @param {string} home
  * @param {() => Promise<Drawing>} [drawing]
  */
@@ -39,7 +39,7 @@ export async function showCard(api, home, drawing = terminal) {
         if (found) setAgents(found);
         if (agents().length > 0) setNow(Date.now());
       } catch {
-        clearInterval(timer); // the card cannot be drawn; no card is better than an error every second
+        clearInterval(timer); // drawing the card failed, and no card is better than an error every second
       }
     }, LOOK_MS);
     timer.unref?.();
@@ -63,18 +63,18 @@ export async function showCard(api, home, drawing = terminal) {
       },
     });
   } catch {
-    // This OpenCode's terminal draws differently: `/background` and `durable-stream top` show the same.
+    // This version of OpenCode draws differently. `/background` and `durable-stream top` show the same work.
   }
 }
 
 /** OpenCode gives TUI plugins the modules that draw its terminal. @returns {Promise<Drawing>} */
 async function terminal() {
-  // @ts-ignore: they exist only there
+  // @ts-ignore: these modules exist only inside OpenCode
   const [{ jsx }, { createSignal }] = await Promise.all([import("@opentui/solid/jsx-runtime"), import("solid-js")]);
   return { jsx, createSignal };
 }
 
-/** The sidecar's file; read only when it has changed. */
+/** The sidecar's file, which is read only when it has changed. */
 export class CardFile {
   #path;
   #seen = "";
@@ -92,7 +92,7 @@ export class CardFile {
       if (seen === this.#seen) return null;
       const { agents } = JSON.parse(await readFile(this.#path, "utf8"));
       this.#seen = seen;
-      // An error while the terminal draws would end OpenCode, so malformed entries are left out first.
+      // Leave out malformed entries, because an error while the terminal draws would end OpenCode.
       return Array.isArray(agents) ? agents.filter(isWhole) : [];
     } catch {
       return null;

@@ -1,7 +1,7 @@
 /**
- * Counters, which the shim uses instead of output: OpenCode owns the terminal, so
- * a number here is the only trace of a fault. All keys exist from the start,
- * which bounds the object.
+ * The shim counts faults instead of printing them, because OpenCode owns the terminal.
+ * So a counter is the only trace of a fault. All keys exist from the start, so the object
+ * cannot grow.
  */
 
 /** @returns counters at zero; all count occurrences since the instance started */
@@ -39,9 +39,9 @@ export function newCounters() {
     handshake_timeouts: 0,
     /** challenges with a wrong proof */
     impostors: 0,
-    /** older sidecars asked to make room for the one that belongs to this shim */
+    /** older sidecars that were asked to make room for a sidecar of this shim's version */
     upgrades: 0,
-    /** links that failed because one side no longer speaks the other's protocol */
+    /** links that failed because shim and sidecar have no common protocol version */
     refusals: 0,
     /** a home, token or sidecar.json that we do not own or that other users may read */
     unsafe_files: 0,

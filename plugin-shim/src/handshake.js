@@ -1,7 +1,7 @@
 /**
- * Lets both sides prove that they hold the home's token, without sending it.
+ * Lets the shim and the sidecar prove that they hold the home's token, without sending the token.
  *
- * The port is part of the message, so a process that relays from another port
+ * The port is part of the proof, so a process that relays messages from another port
  * cannot use a proof made for the sidecar's port.
  */
 import { createHmac, randomBytes, timingSafeEqual } from "node:crypto";
@@ -40,12 +40,12 @@ export function isNonce(value) {
 }
 
 /**
- * Decide from its challenge how to continue with an authenticated sidecar. All protocol
- * versions share hello, challenge, identify and bye, so this always works.
+ * Decide from an authenticated sidecar's challenge how to continue. This works with every
+ * version, because all protocol versions share hello, challenge, identify and bye.
  *
- * usable: identify and wait for its answer; a sidecar that no longer speaks our
- * protocol says so, and counts us. outdated: identify and ask it to make room.
- * hopeless: it is too old, and asking did not help, because the sidecar that we
+ * usable: identify and wait for the sidecar's answer; a sidecar that no longer speaks our
+ * protocol says so, and counts us. outdated: identify and ask the sidecar to make room.
+ * hopeless: the sidecar is too old, and asking did not help, because the sidecar that we
  * start is not newer.
  *
  * @param {{protocol?: unknown, sidecar_version?: unknown}} challenge

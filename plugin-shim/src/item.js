@@ -2,11 +2,11 @@
  * Encodes one hook call as JSON text.
  *
  * OpenCode mutates the objects that it passes to hooks, so they must be encoded
- * while the hook runs. From here on an item is text: frames and spool lines are
- * built by concatenation, and nothing parses it again.
+ * while the hook runs. After that, an item is text: frames and spool lines are
+ * built by concatenation, and the shim never parses the text again.
  */
 
-/** Larger items are cut. A frame may have 16 MiB; the difference is for its envelope. */
+/** Larger items are cut. A frame may have 16 MiB, of which 1 MiB is left for the envelope. */
 export const MAX_ITEM_BYTES = 15 * 1024 * 1024;
 
 /** In an item that is too big, strings longer than this (UTF-16 units) are cut. */
@@ -30,7 +30,7 @@ const CUT_TO = 64 * 1024;
  *   BigInt, a getter that throws) or is still too big after cutting
  */
 export function encodeItem(hook, t, input, output) {
-  // A missing output is null, not absent: the contract requires all four keys.
+  // A missing output becomes null, because the protocol requires all four keys.
   const item = { hook, t, input: input ?? null, output: output ?? null };
   try {
     const text = JSON.stringify(item);
@@ -40,7 +40,7 @@ export function encodeItem(hook, t, input, output) {
     const shortBytes = Buffer.byteLength(short);
     return shortBytes <= MAX_ITEM_BYTES ? { text: short, bytes: shortBytes, cut: true } : null;
   } catch {
-    // The caller counts it as lost.
+    // The caller counts the item as lost.
     return null;
   }
 }

@@ -1,17 +1,17 @@
 /**
  * Keeps one instance's websocket connection to the sidecar, and renews it.
  *
- * The states are a table; an event that is not in it changes nothing. Until the
- * sidecar has proved that it holds the home's token, no user data is sent, not
+ * The states are a table; an event that is not in the state's row changes nothing. Until
+ * the sidecar has proved that it holds the home's token, no user data is sent, not
  * even the project's name.
  */
 import { isNonce, isProof, judge, makeProof, newNonce } from "./handshake.js";
 import { PROTOCOL, SHIM_VERSION } from "./version.js";
 
 /**
- * waiting: the back-off is running. locating: reading the home's files. asking: an
- * older sidecar was asked to make room; waiting for its end. closing: `bye` is
- * sent, the last acks may still come. disposed: closed for good.
+ * waiting: the back-off is running. locating: the home's files are being read. asking: an
+ * older sidecar was asked to make room, and has not ended yet. closing: `bye` was
+ * sent, and the last acks may still come. disposed: the link is closed for good.
  *
  * @typedef {"waiting" | "locating" | "opening" | "proving" | "identifying" | "asking" | "live" | "closing" | "disposed"} State
  * @typedef {"try" | "found" | "absent" | "open" | "proved" | "ask" | "welcome" | "lost" | "dispose"} Happening
@@ -38,24 +38,24 @@ const LINGER_MS = 1000;
 const MAX_UNPROVED = 64 * 1024;
 /** A number of attempts that leads to the longest back-off. */
 const MANY_TRIES = 30;
-/** Maximum lossy bytes sent without a frame from the sidecar; more would pile up in this process. */
+/** Maximum lossy bytes to send while the sidecar sends no frame; more bytes would pile up in this process. */
 const MAX_LOSSY_BYTES = 4 * 1024 * 1024;
 /**
- * Maximum number of frames accepted on one link, besides the acks of sent items. Beyond it, the link is rebuilt.
- * A flood would starve OpenCode, and the answers to the sidecar's calls would pile up here.
+ * Maximum number of frames accepted on one link, besides the acks of sent items. After that, the link is replaced,
+ * because a flood of frames would starve OpenCode, and the answers to the sidecar's calls would pile up here.
  */
 const MAX_FRAMES = 10_000;
-/** Maximum number of acks for one `hooks` frame: one per item. */
+/** Maximum number of acks for one `hooks` frame, which has at most this many items. */
 const ACKS_A_FRAME = 256;
 
 const OPEN = 1;
 
 /**
  * @typedef {object} Timings all in ms
- * @property {number} ackTimeoutMs without an ack for this long the link is dropped; also limits the handshake
+ * @property {number} ackTimeoutMs the link is dropped after this time without an ack; also limits the handshake
  * @property {number} backoffMinMs
  * @property {number} backoffMaxMs
- * @property {number} refusedMs pause after meeting a sidecar that does not speak our protocol: only an upgrade helps
+ * @property {number} refusedMs pause after meeting a sidecar without our protocol, where only an upgrade helps
  */
 
 /**
@@ -140,7 +140,7 @@ export class Link {
         return true;
       }
     } catch {
-      // Falls through: treat a socket that throws as closed.
+      // Treat a socket that throws as closed.
     }
     this.fail();
     return false;
@@ -157,14 +157,14 @@ export class Link {
     counters.lossy_sent += 1;
   }
 
-  /** Watch the items in flight: drop the link if an ack is late. Cheap to call again. */
+  /** Watch the items in flight, and drop the link if an ack is late. Repeated calls are cheap. */
   watch() {
     this.#framesLeft = Math.min(MAX_FRAMES, this.#framesLeft + ACKS_A_FRAME);
     if (this.#watchTimer) return;
     this.#armWatch(this.#parts.timings.ackTimeoutMs);
   }
 
-  /** Drop this socket; the next attempt follows after the back-off. */
+  /** Drop this socket; the next attempt to connect follows after the back-off. */
   fail() {
     this.#end("lost");
   }
@@ -175,7 +175,7 @@ export class Link {
       this.send('{"type":"bye","reason":"disposed"}');
     }
     if (this.#state === "live" && !this.#listener?.settled) {
-      // Acks that still arrive save the sidecar from importing the spool.
+      // Wait for acks that still arrive, because they save the sidecar from importing the spool.
       this.#move("dispose");
       this.#after(LINGER_MS, () => this.#end("lost"));
     } else {
@@ -196,7 +196,7 @@ export class Link {
   #after(ms, act) {
     clearTimeout(this.#timer);
     this.#timer = setTimeout(act, ms);
-    // OpenCode must be able to exit without waiting for us.
+    // OpenCode must be able to exit without waiting for this timer.
     this.#timer.unref?.();
   }
 
@@ -263,7 +263,7 @@ export class Link {
     if (this.#state === "proving") {
       this.#challenged(frame);
     } else if (this.#state === "asking") {
-      // Ignore the old sidecar's frames; when it has closed, ours is started.
+      // Ignore the old sidecar's frames. When the old sidecar has closed the link, a new one is started.
     } else if (frame.type === "bye") {
       this.#refusedBy(frame.reason);
       this.fail();
@@ -289,7 +289,7 @@ export class Link {
       case "call": {
         const socket = this.#socket;
         void calls.answer(frame).then((text) => {
-          // On a newer link, the answer would be mistaken for another call's answer.
+          // Send nothing on a newer link, where the answer would be mistaken for the answer to another call.
           if (this.#socket === socket && this.live) this.send(text);
         });
         break;
@@ -345,7 +345,8 @@ export class Link {
       this.#parts.counters.refusals += 1;
       this.#refused = true;
     }
-    // These reasons do not change soon, and a sidecar that makes room must not be replaced by one of the same version.
+    // Wait long after these reasons. They do not change soon, and a sidecar that makes room must not be replaced by
+    // another of the same version.
     if (reason === "auth" || reason === "protocol" || reason === "upgrade" || reason === "replaced") this.#tries = MANY_TRIES;
   }
 
@@ -370,7 +371,7 @@ export class Link {
     try {
       socket?.close();
     } catch {
-      // Whatever its state, the socket is ending, and we no longer use it.
+      // A socket that cannot be closed is ending anyway, and it is no longer used.
     }
     if (socket) this.#parts.counters.lost_links += 1;
     if (was === "live" || was === "closing") {
@@ -379,7 +380,7 @@ export class Link {
     }
     if (was === "live" && performance.now() - this.#liveSinceMs >= GOOD_LINK_MS) this.#tries = 0;
     if (this.#state !== "waiting") return;
-    // Closed before it opened: the connection was refused, so our sidecar does not listen there.
+    // The socket closed before it opened: the connection was refused, so no sidecar of ours listens on that port.
     if (was === "opening") this.#parts.starter.start();
     this.#backOff();
   }
@@ -389,7 +390,7 @@ export class Link {
     const ms = this.#refused ? refusedMs : Math.min(backoffMaxMs, backoffMinMs * 2 ** Math.min(this.#tries, MANY_TRIES));
     this.#refused = false;
     this.#tries += 1;
-    // Jitter, so that a machine's shims do not all connect at once.
+    // Add jitter, so that the shims of one machine do not all connect at the same moment.
     this.#after(ms * (0.5 + Math.random() / 2), () => void this.#attempt());
   }
 

@@ -1,5 +1,5 @@
 /**
- * The plugin: OpenCode's hooks in, items out.
+ * The plugin, which turns calls of OpenCode's hooks into items.
  *
  * An error thrown in a hook loses the user's prompt, and a hook that waits blocks
  * OpenCode. So every body is wrapped, nothing is awaited, and nothing is ever
@@ -71,7 +71,7 @@ export function create(options = {}) {
       if (env.DURABLE_STREAM?.trim().toLowerCase() === "off") return {};
       return newInstance(options, env, input ?? {});
     } catch {
-      // OpenCode works without a link, but would report a broken plugin if this threw.
+      // OpenCode works without a link, but would report a broken plugin if this function threw an error.
       return {};
     }
   };
@@ -147,10 +147,10 @@ function newInstance(options, env, input) {
   const take = (hook, hookInput, output) => {
     try {
       const type = hook === "event" ? typeOf(hookInput) : undefined;
-      // A new session carries the version of the OpenCode that created it.
+      // A new session contains the version of the OpenCode that created the session.
       if (type === "session.created") version.value ??= versionIn(hookInput);
       const lossy = type === "message.part.delta";
-      // Most deltas are dropped here, without encoding them.
+      // Drop deltas that nobody wants before encoding them, because there are many.
       if (lossy && !record && !link.context.lossy) {
         counters.lossy_dropped += 1;
         return;
@@ -191,15 +191,15 @@ function newInstance(options, env, input) {
       }
     },
   };
-  // Not enumerable: OpenCode sees only hooks.
+  // The counters are not enumerable, so that OpenCode sees only hooks.
   return Object.defineProperty(hooks, COUNTERS, { value: counters });
 }
 
 /**
- * A phantom is a child of the session that started it, so OpenCode counts it as one level deep.
- * A phantom may start as many levels of subagents as the user's session may.
+ * Let a phantom start as many levels of subagents as the user's session may start. OpenCode counts a phantom as one
+ * level deep, because a phantom is a child of the session that started the phantom.
  *
- * @param {any} config OpenCode's, which this changes; a second copy of the plugin gets the same one
+ * @param {any} config OpenCode's, which is changed here; a second copy of the plugin gets the same object
  */
 async function allowSubagents(config) {
   try {
@@ -207,7 +207,7 @@ async function allowSubagents(config) {
     Object.defineProperty(config, DEEPENED, { value: true });
     config.subagent_depth = (config.subagent_depth ?? 1) + 1;
   } catch {
-    // The config cannot be changed, so the task tool refuses and says why.
+    // The config cannot be changed, so OpenCode's task tool refuses to start a subagent and says why.
   }
 }
 
@@ -216,7 +216,7 @@ function typeOf(hookInput) {
   try {
     return hookInput?.event?.type;
   } catch {
-    // A getter threw: encoding fails too, and that reports the loss.
+    // A getter threw an error, so encoding the item will fail too, which reports the loss.
     return undefined;
   }
 }
@@ -226,15 +226,15 @@ function versionIn(hookInput) {
   try {
     return textOrNull(hookInput.event.properties.info.version);
   } catch {
-    // The event has another shape, but the health route also has the version.
+    // The event has another shape, but OpenCode's health route also gives the version.
     return null;
   }
 }
 
 /**
  * OpenCode does not tell a plugin its version, but its health route does, even
- * in-process. The route is called later and not awaited, because it costs 165 ms
- * at start-up. So the first link may say null.
+ * in-process. The route is called some time after the start and not awaited, because it
+ * costs 165 ms at start-up. So the first link may give null as the version.
  *
  * @param {any} client
  * @param {{value: string | null}} version
@@ -245,7 +245,7 @@ function askVersion(client, version) {
       const { data } = await client._client.get({ url: "/global/health" });
       version.value ??= textOrNull(data?.version);
     } catch {
-      // This OpenCode lacks that route, so the version stays null.
+      // This version of OpenCode has no health route, so its version stays null.
     }
   }, ASK_VERSION_MS);
   timer.unref?.();

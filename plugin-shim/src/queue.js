@@ -1,9 +1,9 @@
 /**
  * Holds the items that are only in memory, and numbers all items.
  *
- * Pure: no clock, no I/O. Seqs are 1, 2, 3, ... over the life of an instance,
- * without gaps. An item lost here never had a seq; the gap item that reports
- * the loss has one.
+ * This module is pure: it uses no clock and no I/O. Seqs are 1, 2, 3, ... over the life of an
+ * instance, without gaps. An item that is lost here never had a seq, but the gap item that
+ * reports the loss has one.
  */
 
 /** @typedef {import("./item.js").Gap} Gap */
@@ -56,8 +56,8 @@ export class Queue {
   }
 
   /**
-   * True if there is room for `bytes` more. Once false, it stays false until a
-   * quarter of the limit is free.
+   * True if there is room for `bytes` more. Once there is no room, the result stays false
+   * until a quarter of the limit is free.
    *
    * @param {number} bytes
    */
@@ -127,7 +127,7 @@ export class Queue {
       this.bytes -= this.#items[this.#head].bytes;
       this.#head += 1;
     }
-    // Shifting on each drop would be quadratic, so cut off the dead part once it is the larger one.
+    // Shifting the array on each drop would take quadratic time, so cut off dropped items once they are the majority.
     if (this.#head > 64 && this.#head * 2 > this.#items.length) {
       this.#items = this.#items.slice(this.#head);
       this.#head = 0;

@@ -2,8 +2,8 @@
  * OpenCode 2: `setup` tells the sidecar which service it is running in, and gives the model our tools. The sidecar
  * reads the service's own durable log, so no event passes through here.
  *
- * OpenCode 1 boots an embedded core of 2 that calls `setup` as well, with a context without `event`. In that case
- * the plugin's `server` records, and `setup` does nothing.
+ * OpenCode 1 contains a core of OpenCode 2 that also calls `setup`, with a context without `event`. In that case, the
+ * plugin's `server` records the session, and `setup` does nothing.
  */
 import { randomBytes } from "node:crypto";
 import os from "node:os";
@@ -14,7 +14,7 @@ import { Link } from "./link.js";
 import { Starter, bootId, defaultHome, locate } from "./start.js";
 import { ANSWER_MS, Tools, readTools } from "./tools.js";
 
-// Process-wide: `setup` is called once for each directory, and by each copy of the plugin.
+// The announcements are process-wide, because OpenCode calls `setup` of each copy of the plugin for each directory.
 const ANNOUNCED = Symbol.for("durable-stream.announced");
 const shared = /** @type {Record<symbol, any>} */ (/** @type {unknown} */ (globalThis));
 
@@ -41,7 +41,7 @@ export function announce(options) {
         await leave();
       };
     } catch {
-      // OpenCode works without a link, but would report a broken plugin if this threw.
+      // OpenCode works without a link, but would report a broken plugin if this function threw an error.
       return undefined;
     }
   };
@@ -104,7 +104,7 @@ async function offer(ctx, announced, options, env) {
     });
     return () => void made?.dispose?.();
   } catch {
-    // This version's plugin API has another shape; `doctor` shows on which versions the tools were tested.
+    // This version of OpenCode 2 has another plugin API. `doctor` shows on which versions the tools were tested.
     return () => {};
   }
 }
@@ -158,7 +158,7 @@ function newLink(options, env, home, app) {
       refusedMs: options.refusedMs ?? 60_000,
     },
   });
-  // No items are ever sent on this link, so nothing waits and nothing can be lost.
+  // This link never sends items, so no item waits for an ack and none can be lost.
   link.start({ welcomed() {}, acknowledged() {}, lost() {}, waitingMs: () => 0, settled: true });
   return { link, tools };
 }

@@ -4,8 +4,8 @@
  * The first line is a header, then there is one line per item:
  * {"seq":n,"sum":"...","item":{...}}, seqs without gaps. A line with a wrong sum
  * is damaged and never sent, so a missing seq always means an item lost to
- * damage. Written synchronously and without fsync: the page cache survives a
- * killed OpenCode, which is the spool's purpose. If this process dies, the
+ * damage. The lines are written synchronously and without fsync, because the page cache
+ * survives a killed OpenCode, which is the spool's purpose. If this process dies, the
  * sidecar imports the file. If this process lives, it reads the lines back, sends them,
  * and deletes the file once all of them are acknowledged.
  */
@@ -17,9 +17,9 @@ import { MAX_ITEM_BYTES } from "./item.js";
 /** @typedef {import("./queue.js").Item} Item */
 /** @typedef {Item & {start: number, end: number}} Line an item with start and end of its line */
 
-/** How much to read at once; a longer line is read alone. */
+/** How many bytes to read at once; a longer line is read alone. */
 const CHUNK_BYTES = 256 * 1024;
-/** How long to keep an emptied file: creating one costs ten times an append, and hooks come in bursts. */
+/** How long to keep an emptied file, because creating a file costs ten times an append, and hooks come in bursts. */
 const KEEP_MS = 1000;
 /** How long to wait after a failed open or write. */
 const RETRY_MS = 1000;
@@ -135,7 +135,7 @@ export class Spool {
           return lines;
         }
         if (length >= left || length >= MAX_LINE_BYTES) {
-          // Every complete line has a newline, so the file is damaged or somebody cut it.
+          // Every complete line ends with a newline, so the file is damaged, or somebody has cut it.
           this.#options.counters.spool_read_failures += 1;
           this.#readAt = got < buffer.length ? this.#size : this.#readAt + got;
           return [];
@@ -147,7 +147,7 @@ export class Spool {
     }
   }
 
-  /** Everything before `place` is acknowledged: never read it again. @param {number} place offset */
+  /** Never read anything before `place` again, because it is acknowledged. @param {number} place offset */
   release(place) {
     if (place > this.#startAt) this.#startAt = place;
   }
@@ -180,14 +180,14 @@ export class Spool {
     try {
       fs.unlinkSync(this.path);
     } catch {
-      // The file is already gone, or the sidecar imports it and finds only duplicates.
+      // The file is already gone, or the sidecar will import the file and find only duplicates.
       this.#options.counters.spool_failures += 1;
     }
     this.close();
   }
 
   /**
-   * Rename the file so that the sidecar imports it although our process lives.
+   * Rename the file, so that the sidecar imports the file although our process lives.
    * Nothing more is written to it.
    */
   leave() {
@@ -196,7 +196,7 @@ export class Spool {
       fs.renameSync(this.path, this.path.replace(/jsonl$/, `left${this.#left}.jsonl`));
       this.#left += 1;
     } catch {
-      // The file keeps its name, and the sidecar imports it once our process has ended.
+      // The file keeps its name, and the sidecar imports the file once our process has ended.
       this.#options.counters.spool_failures += 1;
     }
     this.close();
@@ -223,7 +223,7 @@ export class Spool {
   #open() {
     if (this.#fd !== null) return;
     const { dir, header } = this.#options;
-    // Check the home first: root can write into anybody's home, and would own what it creates there.
+    // Check the home's owner first, because root can write into any home and would own the files it creates there.
     for (const [place, look] of /** @type {[string, typeof fs.statSync][]} */ ([[path.dirname(dir), fs.statSync], [dir, fs.lstatSync]])) {
       fs.mkdirSync(place, { recursive: true, mode: 0o700 });
       const about = look(place);
@@ -241,7 +241,7 @@ export class Spool {
       this.#fd = fd;
       this.#size = this.#startAt = this.#readAt = this.#headerEnd = line.length;
     } catch (error) {
-      // A file without its header would block the name and tell the sidecar nothing.
+      // Delete the file, because without a header it would block the name and tell the sidecar nothing.
       closeQuietly(fd);
       fs.unlinkSync(this.path);
       throw error;
@@ -258,7 +258,7 @@ export class Spool {
       const line = `{"seq":${item.seq},"sum":"${sumOf(item.seq, item.text)}","item":${item.text}}\n`;
       room -= item.bytes + (line.length - item.text.length);
       if (room < 0) {
-        // To keep the order, later items wait behind this one in memory until the file is emptied.
+        // Refuse all later items too, which wait in memory until the file is emptied, so that the order is kept.
         this.#full = true;
         this.#options.counters.spool_failures += 1;
         break;
@@ -285,7 +285,7 @@ export class Spool {
     try {
       fs.ftruncateSync(fd, this.#size);
     } catch {
-      // Nothing may follow a torn line, but the complete lines can still be read back.
+      // Append nothing more, because nothing may follow a torn line. The complete lines can still be read back.
       this.#full = true;
     }
   }
@@ -318,7 +318,7 @@ function parseLine(line) {
 }
 
 /**
- * The sum includes the seq, so that a changed seq cannot pass for another item's.
+ * The sum includes the seq, so that a line with a changed seq cannot pass for the line of another item.
  *
  * @param {number} seq
  * @param {string | Buffer} text
@@ -349,6 +349,6 @@ function closeQuietly(fd) {
   try {
     fs.closeSync(fd);
   } catch {
-    // The descriptor is gone either way, and `write` has passed the data to the kernel.
+    // The descriptor is closed even if `closeSync` fails, and `write` has passed the data to the kernel.
   }
 }

@@ -13,10 +13,10 @@ import path from "node:path";
 export const SPAWN_MAX_MS = 5000;
 /** Pause before the third start; there is none before the second. */
 const SPAWN_MIN_MS = 250;
-/** How often one process asks older sidecars to make room. Asking is useless if the sidecar it starts is not newer. */
+/** How often one process asks older sidecars to make room, which is useless if it starts no newer sidecar itself. */
 const MAX_ASKS = 3;
 
-// Process-wide, because one process may hold several copies and versions of this plugin.
+// These values are process-wide, because one process may contain several copies and versions of this plugin.
 const BOOT = Symbol.for("durable-stream.boot");
 const STARTS = Symbol.for("durable-stream.starts");
 const ASKS = Symbol.for("durable-stream.asks");
@@ -51,8 +51,8 @@ export function defaultHome(env) {
  */
 
 /**
- * Where the sidecar of a home listens. "absent": none is running, so start one.
- * "unsafe": its files cannot be trusted, so neither connect nor start.
+ * Where the sidecar of a home listens. "absent": no sidecar is running, so start one.
+ * "unsafe": the home's files cannot be trusted, so neither connect nor start a sidecar.
  *
  * @param {string} home
  * @returns {Promise<Place | "absent" | "unsafe">} never rejects
@@ -74,7 +74,7 @@ export async function locate(home) {
 class UnsafeFile extends Error {}
 
 /**
- * Refuse a home of another user, even if we could write there, as root can.
+ * Refuse another user's home, even if we can write there, as root can.
  *
  * @param {string} home
  */
@@ -116,11 +116,12 @@ function codeOf(error) {
 }
 
 /**
- * Decides when the next start of a sidecar is due. Pure: the clock is a parameter, ms.
+ * Decides when the next start of a sidecar is due. The class is pure: the clock is a parameter, in ms.
  *
- * The first start is due at once. So is a second if the first sidecar ended, because
- * it was killed or another one was still exiting. After that, the pauses double. Progress
- * resets the count: a sidecar killed after useful work is replaced at once.
+ * The first start is due at once. A second start is also due at once if the first sidecar
+ * has ended, because it was killed or another sidecar was still exiting. After that, the
+ * pauses double. Progress resets the count, so a sidecar killed after useful work is
+ * replaced at once.
  */
 export class Pace {
   #starts = 0;
@@ -137,7 +138,7 @@ export class Pace {
     this.#starts += 1;
     const pauseMs = this.#starts < 2 ? 0 : SPAWN_MIN_MS * 2 ** Math.min(this.#starts - 2, 10);
     this.#dueMs = nowMs + Math.min(SPAWN_MAX_MS, pauseMs);
-    // While our sidecar is still starting, a second one is useless.
+    // Start no second sidecar while the first one may still be starting.
     this.#runsUntilMs = nowMs + SPAWN_MAX_MS;
   }
 
@@ -169,14 +170,14 @@ export class Starter {
     this.#how = how;
   }
 
-  /** @returns {Pace} the home's own */
+  /** @returns {Pace} the pace of this home */
   get #pace() {
     const paces = (shared[STARTS] ??= new Map());
     if (!paces.has(this.#how.home)) paces.set(this.#how.home, new Pace());
     return paces.get(this.#how.home);
   }
 
-  /** @returns {Map<string, number>} by home */
+  /** @returns {Map<string, number>} how often older sidecars were asked, by home */
   get #asks() {
     return (shared[ASKS] ??= new Map());
   }
@@ -193,15 +194,15 @@ export class Starter {
     return asked < MAX_ASKS;
   }
 
-  /** A sidecar as new as this plugin is running. So ours is not too old, and asking is useful again. */
+  /** A sidecar as new as this plugin is running. So the one that we start is new enough, and asking is useful again. */
   fits() {
     this.#asks.delete(this.#how.home);
   }
 
   /**
-   * Start a sidecar if one is due. It is detached: it outlives OpenCode and never
-   * touches its terminal. If another process was faster, our sidecar exits; if an
-   * older sidecar is exiting, our sidecar waits for it.
+   * Start a sidecar if one is due. The sidecar is detached, so it outlives OpenCode and never
+   * touches OpenCode's terminal. If another process was faster, our sidecar exits; if an
+   * older sidecar is exiting, our sidecar waits for the older one to end.
    */
   start() {
     const { command, home, env, counters, spawn = spawnChild } = this.#how;
@@ -213,7 +214,7 @@ export class Starter {
     try {
       const child = spawn(command[0], [...command.slice(1), "--home", home, "serve", "--idle-exit"], {
         cwd: "/",
-        // The sidecar does not need OpenCode's own variables, which include its server's password.
+        // The sidecar does not need OpenCode's own variables, which include the password of OpenCode's server.
         env: Object.fromEntries(Object.entries(env).filter(([name]) => !name.startsWith("OPENCODE_"))),
         detached: true,
         stdio: "ignore",

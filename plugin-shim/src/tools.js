@@ -1,8 +1,8 @@
 /**
  * The tools that the model gets, as the sidecar describes them in `tools.json`.
  *
- * OpenCode fixes a plugin's tools when the plugin loads, so the file is read only then. A call
- * goes to the sidecar as a `tool` frame; without a sidecar, it fails with a readable text.
+ * OpenCode fixes a plugin's tools when it loads the plugin, so the file is read only at that time. A call
+ * goes to the sidecar as a `tool` frame; without a sidecar, the call fails with a readable text.
  */
 import fs from "node:fs";
 import path from "node:path";
@@ -12,9 +12,9 @@ const LINK_MS = 5000;
 /** How long the sidecar may take to answer, ms, unless the tool's description says otherwise. */
 export const ANSWER_MS = 60_000;
 const LOOK_MS = 50;
-/** How long a compaction, itself a model call of several seconds, waits for the list of background work, ms. */
+/** How long a compaction waits for the list of background work, ms. A compaction is a model call of several seconds. */
 const COMPACTION_MS = 500;
-/** Maximum size of the file in bytes: it is small, so a large one is not ours. */
+/** Maximum size of `tools.json` in bytes. Our file is small, so a larger one is not ours. */
 const MAX_BYTES = 256 * 1024;
 
 /** @typedef {{description: string, args: Record<string, object>, required: string[], wait_ms?: number}} Definition */
@@ -30,7 +30,7 @@ export function readTools(home) {
     const found = JSON.parse(text);
     return found && typeof found === "object" && !Array.isArray(found) ? found : {};
   } catch {
-    // No sidecar has run in this home yet: use this version's tools.
+    // No sidecar has run in this home yet, so use the tools that this version of the plugin contains.
     return shipped();
   }
 }
@@ -45,7 +45,7 @@ function shipped() {
   }
 }
 
-/** Sends calls over the link, and hands out the answers. */
+/** Sends calls over the link, and passes the answers to the callers. */
 export class Tools {
   #link;
   #count = 0;
@@ -79,7 +79,7 @@ export class Tools {
     }
     return {
       tool,
-      /** OpenCode makes every property required. @param {any} input @param {any} output */
+      /** Restore the required properties, as OpenCode requires all. @param {any} input @param {any} output */
       "tool.definition": async (input, output) => {
         try {
           const definition = definitions[input?.toolID ?? input?.tool ?? input?.id];
@@ -87,10 +87,10 @@ export class Tools {
             output.jsonSchema = { ...output.jsonSchema, required: definition.required };
           }
         } catch {
-          // The model must then name every argument; the sidecar treats null as missing.
+          // The definition cannot be changed, so the model names every argument; null counts as missing.
         }
       },
-      /** A compaction's summary must not forget work that is still running. @param {any} input @param {any} output */
+      /** Name running work in a summary, so that the model remembers it. @param {any} input @param {any} output */
       "experimental.session.compacting": async (input, output) => {
         try {
           if (!this.#link.live || !Array.isArray(output?.context)) return;
@@ -98,13 +98,13 @@ export class Tools {
           const listed = await this.call("intent_status", args, { sessionID: input?.sessionID }, COMPACTION_MS);
           if (listed.startsWith("int_")) output.context.push(`Keep in the summary: background work under way:\n${listed}`);
         } catch {
-          // The summary then does not mention the work, but its result still arrives.
+          // The summary does not mention the background work, but the result of that work still arrives.
         }
       },
     };
   }
 
-  /** Hand out an answer. @param {any} frame a `result` frame */
+  /** Pass an answer to its caller. @param {any} frame a `result` frame */
   answered(frame) {
     const waiting = this.#waiting.get(String(frame.id));
     if (!waiting) return;
@@ -113,7 +113,7 @@ export class Tools {
     else waiting.resolve(typeof frame.value === "string" ? frame.value : JSON.stringify(frame.value));
   }
 
-  /** The link ended: calls on it get no answer. */
+  /** The link ended, so calls on this link get no answer. */
   lost() {
     const ended = [...this.#waiting.values()];
     this.#waiting.clear();

@@ -1,7 +1,7 @@
 /**
  * The TUI plugin of OpenCode 1: `/background` as a native list, without a model call, and the status card.
  *
- * It runs in the terminal's own process, beside the server plugin, and needs no token, because
+ * The TUI plugin runs in the terminal's own process, beside the server plugin. It needs no token, because
  * it uses the command line as a person would.
  */
 import { spawn } from "node:child_process";
@@ -16,7 +16,7 @@ const TITLE = "Background work";
 
 /**
  * @typedef {{command: string[], home: string}} Options
- * @typedef {(...words: string[]) => Promise<string>} Run runs `durable-stream` with these words; its stdout
+ * @typedef {(...words: string[]) => Promise<string>} Run runs `durable-stream` with these words; gives its stdout
  */
 
 /**
@@ -29,7 +29,7 @@ export function tui(options, file = "") {
   const copy = createHash("sha256").update(file).digest("hex").slice(0, 8);
   return {
     id: `durable-stream-tui-${copy}`,
-    /** @param {any} api OpenCode's */
+    /** @param {any} api OpenCode's TUI API */
     tui: async (api) => {
       const list = new List(api, runner(options));
       api.command.register(() => [
@@ -75,7 +75,7 @@ function runner({ command: [program, ...before], home }) {
     });
 }
 
-/** The dialogs: the list, what can be done with an entry, and answering. */
+/** The dialogs: the list, the actions for an entry, and the answers to a question. */
 export class List {
   #api;
   #run;
@@ -143,7 +143,7 @@ export class List {
     }
     this.#select(each.text, [], "Looking…");
     await this.#act(async () => {
-      // The list shows neither how many parts a question has nor the answers that it offers.
+      // Ask for the whole question, because the list contains neither its number of parts nor its options.
       const { text, options, questions } = JSON.parse(await this.#run("checkpoints", each.id, "--json"));
       this.#answer({ id: each.id, options }, partsOf(text, questions));
     });
@@ -204,7 +204,7 @@ export class List {
 }
 
 /**
- * What is asked in each part of a question. Its text has a line for each part, unless a part itself has several.
+ * What is asked in each part of a question. The text has one line for each part, unless a part has several lines.
  *
  * @param {string} text
  * @param {number} count

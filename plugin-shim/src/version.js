@@ -1,4 +1,4 @@
-/** The shim's version; a test checks that package.json has the same. */
+/** The shim's version; a test checks that package.json has the same version. */
 export const SHIM_VERSION = "0.1.0";
 
 /** The link protocol this shim speaks. */
@@ -6,7 +6,7 @@ export const PROTOCOL = 1;
 
 /**
  * True if one release is later than another. A version that does not begin with
- * three numbers is never newer; anything after them is ignored. The sidecar
+ * three numbers is never newer; anything after the three numbers is ignored. The sidecar
  * uses the same rule.
  *
  * @param {unknown} one

@@ -1,7 +1,7 @@
 /**
- * The frames in flight on one socket: sent, not yet acknowledged.
+ * The frames in flight on one socket, which were sent but are not yet acknowledged.
  *
- * Pure: the clock is a parameter, in ms, and never goes back.
+ * This module is pure: the clock is a parameter, in ms, and never goes back.
  */
 
 /** Maximum number of items in flight if the sidecar names no window. */
@@ -14,7 +14,7 @@ const MAX_BYTES = 8 * 1024 * 1024;
  * @property {number} first
  * @property {number} last
  * @property {number} bytes
- * @property {number} end place in the spool after its last line, -1 if it does not come from there
+ * @property {number} end place in the spool after the frame's last line, -1 if the frame does not come from the spool
  */
 
 export class Window {
@@ -60,7 +60,7 @@ export class Window {
    *
    * @param {number} seq
    * @param {number} nowMs
-   * @returns {number} place in the spool up to which everything is acknowledged; -1 if it did not move
+   * @returns {number} place in the spool up to which everything is acknowledged; -1 if that place did not move
    */
   ack(seq, nowMs) {
     let end = -1;
@@ -84,8 +84,8 @@ export class Window {
   }
 
   /**
-   * How long the sidecar has acknowledged nothing while frames are in flight; 0
-   * without any in flight. A slow sidecar that makes progress is not late.
+   * How long the sidecar has acknowledged nothing while frames are in flight; 0 if no
+   * frames are in flight. A slow sidecar that makes progress is not late.
    *
    * @param {number} nowMs
    */

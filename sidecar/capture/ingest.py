@@ -74,9 +74,9 @@ class Ingest:
         self._exclusion, self._committed = Exclusion(exclude), committed
         self._links: dict[Origin, Link] = {}
         self._delivering: set[Origin] = set()
-        self._lost: dict[str, int] = {}  # when the last link of a boot ended
+        self._lost: dict[str, int] = {}  # the time at which each boot's last link ended
         self._unfinished: dict[Token, list[Link]] = {}
-        self._held: Counter[Origin] = Counter()  # how many accepted items each instance has
+        self._held: Counter[Origin] = Counter()  # the number of accepted, unfinished items of each instance
         self._order: asyncio.Queue[tuple[asyncio.Future[None], Drained] | None] = asyncio.Queue()
         self._appends = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -93,7 +93,7 @@ class Ingest:
         """True while an accepted item is not durable."""
         return bool(self._unfinished)
 
-    # Links
+    # --- links ---
 
     def opened(self, link: Link) -> None:
         """Note a link that may now deliver."""
@@ -130,7 +130,7 @@ class Ingest:
         """The number of accepted items that are not finished."""
         return len(self._unfinished)
 
-    # Items
+    # --- items ---
 
     def take(self, origin: Origin, first_seq: int, items: Iterable[HookItem], link: Link | None) -> None:
         """Feed consecutive items; each is finished on ``link`` once its events are durable.
@@ -147,7 +147,7 @@ class Ingest:
             token = Token(origin, seq)
             waiting = self._unfinished.get(token)
             if waiting is not None:
-                # The item was resent over a new link, and its first copy is still on its way to the disk.
+                # The item was resent over a new link while its first copy is still being written.
                 if link is not None:
                     waiting.append(link)
                 continue
@@ -156,7 +156,9 @@ class Ingest:
             try:
                 self._translator.feed(token, item, now)
             except BaseException:
-                self._drop(token)  # otherwise, a resent copy would be taken for one that is already on its way
+                # Forget the item, because a resent copy would otherwise be taken for one whose first copy is still
+                # being written.
+                self._drop(token)
                 raise
         if link is not None and origin not in self._delivering:
             self._delivering.add(origin)
@@ -233,7 +235,8 @@ class Ingest:
             for record in records:
                 if record.duplicate:
                     self.duplicates += 1
-                    # Later events must name the first record's id as their cause, but the translator made a new id.
+                    # Later events must name the first record's id as their cause, so replace the new id that the
+                    # translator made.
                     self._translator.state.apply(record.event)
                 else:
                     self.appended += 1
@@ -269,7 +272,7 @@ class Ingest:
             self.failed.set_result(error)
         self._progress.set()
 
-    # Asking OpenCode
+    # --- asking OpenCode ---
 
     async def _ask(self, session_id: str, origin: Origin) -> None:
         link = self._links.get(origin) or next((known for known in self._links.values() if known.is_open), None)
@@ -302,7 +305,7 @@ class Ingest:
                 self._translator.end_missing(session_id, self._loop.time())
         self.pump()
 
-    # Turns of dead processes
+    # --- turns of dead processes ---
 
     def dead(self) -> dict[str, bool]:
         """Return the boots of open turns that have no link, with whether their OpenCode process is gone."""
@@ -327,7 +330,7 @@ class Ingest:
         """True if accepted items of a boot are not finished."""
         return any(origin.boot_id == boot_id for origin in self._held)
 
-    # Ending
+    # --- ending ---
 
     async def close(self) -> None:
         """Write what is ready and stop. Held items stay unacknowledged; their shims resend them."""

@@ -156,7 +156,7 @@ class _Lines:
         self._file = file
 
     def __iter__(self) -> Iterator[bytes]:
-        # A line longer than any that a shim writes is damaged. It is read in pieces, none of which can be parsed.
+        # A line longer than any that a shim writes is damaged. It is read in pieces, and no piece of it can be parsed.
         while line := self._file.readline(_MAX_LINE):
             self.bytes += len(line)
             if line != b"\n":

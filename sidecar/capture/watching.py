@@ -48,7 +48,7 @@ class SpoolWatch:
         async with self._taking:
             taken = await take_left(self._directory, self._ingest)
             unlinked = self._ingest.dead()
-            # Look for spools only now, because a dead process can write no more of them.
+            # Look for spools only after finding the dead processes, which can no longer write spools.
             spooled = await asyncio.to_thread(boots, self._directory) if unlinked else set()
             over = {boot for boot, dead in unlinked.items() if dead and boot not in spooled}
             over = {boot for boot in over if not self._ingest.holds(boot)}

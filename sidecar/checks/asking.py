@@ -67,7 +67,7 @@ def torn_files(store: Path) -> list[Path]:
     try:
         return sorted(torn.glob("*.bin"), key=lambda file: file.stat().st_mtime_ns) if torn.is_dir() else []
     except PermissionError:
-        return []  # reading the log reports it
+        return []  # the check that reads the log reports this error
 
 
 def refused_plugin(status: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -57,7 +57,7 @@ def _foreign(path: Path) -> Check | None:
     try:
         found = path.lstat()
     except OSError:
-        return None  # missing, or inside something already reported
+        return None  # the path is missing, or inside a directory that is already reported
     if stat.S_ISLNK(found.st_mode):
         text = f"{path} is a symbolic link, which the sidecar does not follow, so nothing is recorded"
         return Check("home", "problem", text, "replace the link with the directory or file it points to")
@@ -106,7 +106,7 @@ def check_port(scene: Scene) -> list[Check]:
         text = f"the running sidecar listens on {info.port}, but {port} is configured"
         return [Check("port", "note", text, "run `durable-stream stop`; the next sidecar uses the configured port")]
     with socket.socket() as probe:
-        # Bind as the sidecar does, so that connections that just closed do not block it.
+        # Bind with SO_REUSEADDR, as the sidecar does, so that recently closed connections do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

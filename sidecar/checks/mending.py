@@ -22,7 +22,8 @@ async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:
     places = Places.of(Path.cwd())
     match fix.action:
         case "install":
-            home.check_kind()  # otherwise, a plugin would write its spool there
+            # Refuse a directory that is not a home, because the installed plugin would write its spool there.
+            home.check_kind()
             target = Target("global" if fix.path == places.user else "project", fix.path)
             done = install(target, shim=shim_path(), command=command, home=home.path)
             return "; ".join([*done.lines, RESTART])
@@ -49,7 +50,7 @@ def _unlock(path: Path) -> str:
 
 def _renew_token(home: Home) -> str:
     if home.running() is not None:
-        # The sidecar keeps the old token in memory, so plugins with the new one could not connect.
+        # The sidecar keeps the old token in memory, so plugins that read the new token could not connect.
         raise HomeError(
             home.token_path,
             "a running sidecar is using it",

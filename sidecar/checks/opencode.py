@@ -241,7 +241,7 @@ def check_excluded(scene: Scene) -> list[Check]:
 def check_startup(scene: Scene) -> list[Check]:
     """Whether OpenCode's start waits for npm, here and in the projects that the log names."""
     if not scene.plugins:
-        return []  # without a plugin OpenCode does not wait
+        return []  # without a plugin, OpenCode does not wait for npm
     directories = dict.fromkeys(scene.places.all)
     if scene.is_everywhere:
         linked = [str(link.get("directory") or "/") for link in (scene.answer or {}).get("links") or []]
@@ -263,7 +263,7 @@ def _check_directory(scene: Scene, directory: Path) -> list[Check]:
         return []
     text = f"without a network, {directory} makes OpenCode wait over a minute for npm at each start"
     if "fetch-retries" in read_rc(directory / RC) or (directory / RC).is_symlink():
-        # ``fetch-retries`` or the link is the user's own setting, which `install` never changes.
+        # A ``fetch-retries`` line or a linked .npmrc is the user's own setting, which `install` never changes.
         hint = f"to avoid the wait, set fetch-retries=0 in {directory / RC}"
         return [Check("start-up", "note", text, hint)]
     return [Check("start-up", "problem", text, hint, Fix("prepare", directory))]
@@ -288,8 +288,8 @@ def check_service(scene: Scene) -> list[Check]:
 def output_of(command: Sequence[str]) -> str | None:
     """What a program prints; ``None`` if it cannot be run, fails, or takes too long."""
     try:
-        # Run the program from the root directory, because the plugin starts it from any project, never from this
-        # checkout.
+        # Run the program from the root directory: in a checkout, Python could import modules that are not installed,
+        # but the plugin starts the program in other directories.
         done = subprocess.run(  # noqa: S603 - the command is the one that was installed
             command,
             capture_output=True,

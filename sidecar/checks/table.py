@@ -61,10 +61,10 @@ async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> As
         try:
             scene = scene._replace(answer=await ask_sidecar(home, "status", identity.nonce))
         except NotAsked:
-            scene = scene._replace(silence="")  # the token's own check says why
+            scene = scene._replace(silence="")  # the check of the token says why
         except SidecarSilent as error:
             scene = scene._replace(silence=str(error))
-    # Run all checks at once, because some start programs, and OpenCode takes half a second to print its version.
+    # Run all checks at once, because some start programs, and OpenCode takes half a second to print a version.
     running = [asyncio.create_task(asyncio.to_thread(check, scene)) for check in BEFORE_THE_LOG]
     surveying = asyncio.create_task(recording.survey(home))
     for task in running:

@@ -19,7 +19,7 @@ def check_unlinked(scene: Scene) -> list[Check]:
     ours = [plugin.target.plugin for plugin in scene.plugins if plugin.names.home == str(scene.home.path)]
     is_silent = scene.answer is None and scene.home.running() is not None
     if not ours or is_silent:
-        return []  # another check reports this
+        return []  # another check reports the missing plugin or the silent sidecar
     linked = {link.get("pid") for link in (scene.answer or {}).get("links") or []}
     installed_ms = min(path.stat().st_mtime_ns // 1_000_000 for path in ours)
     running = [service for service in running_services(scene.environ) if service.pid not in linked]
@@ -41,7 +41,7 @@ def running_services(environ: Mapping[str, str]) -> list[Registration]:
     """This user's services that can be reached."""
     found = []
     for path in registration_paths(environ):
-        with suppress(UnsafeService):  # once the plugin is linked, `check_services` reports it
+        with suppress(UnsafeService):  # `check_services` reports an unsafe service once its plugin is linked
             service = read_registration(path)
             if service is not None and _is_listening(service):
                 found.append(service)

@@ -10,7 +10,8 @@ def main() -> None:
     from sidecar.cli.app import build, named
 
     command = named(sys.argv[1:])
-    if command is not None:  # not for `--version`: the benchmark compares with it, so it stays as it was
+    # `--version` names no command. Its start must not change, because the benchmark compares every command with it.
+    if command is not None:
         _put_off_collections()
     build(command)(prog_name="durable-stream")
 

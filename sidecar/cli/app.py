@@ -144,7 +144,7 @@ _EXAMPLE = (
 
 def build(only: str | None = None) -> typer.Typer:
     """The app with all commands, or with one, because building the others takes longer than most commands run."""
-    # Help formatted by Rich would add a third of a second to every `--help`.
+    # Switch off Rich's formatting of help texts, because it would add a third of a second to every `--help`.
     options: dict[str, Any] = {
         "rich_markup_mode": None,
         "pretty_exceptions_enable": False,
@@ -178,7 +178,7 @@ def named(arguments: Sequence[str]) -> str | None:
 
 
 def _add(built: typer.Typer, row: Row) -> None:
-    # `import` is a Python keyword, and a function named `list` would hide the built-in. Hence the trailing `_`.
+    # The name of a module or function ends in `_` if it is a keyword (`import`) or would hide a built-in (`list`).
     module = import_module(f"sidecar.cli.{row.module or row.name}{'_' * iskeyword(row.name)}")
     function = getattr(module, f"{row.name}_", None) or getattr(module, row.name)
     add_command(built, function, panel=row.panel, examples=list(row.examples))

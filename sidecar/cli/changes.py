@@ -87,7 +87,7 @@ async def _records(
         return records_of(reader, await family_of(reader, stream, session=session))
     if wanted.since_ms is None and chosen is None:
         return reader.query(Filter(types=TYPES))
-    # A turn may have begun before --since, so read the streams from the start.
+    # A turn may have begun before --since, so read each stream with later records from its beginning.
     later = tuple(
         each.id
         for each in catalog.streams.values()

@@ -100,7 +100,7 @@ async def _write(reader: LogReader, family: Family, log_id: object, file: IO[byt
     from sidecar.keeping.exported import header
     from sidecar.views.select import records_of
 
-    # The header has the number of records, so records that arrive during the export are left out.
+    # The header states the number of records, so records that arrive during the export are left out.
     head = reader.head
     count = 0
     async for _ in records_of(reader, family, up_to=head):

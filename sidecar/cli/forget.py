@@ -99,7 +99,7 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
         ids = [id_ for name in streams if (found := catalog.streams.get(name)) is not None for id_ in found.sessions]
     else:
         streams, ids = [], [child]
-        for id_ in ids:  # the list grows: descendants are appended
+        for id_ in ids:  # the loop also visits the descendants that it appends
             ids += [session.id for session in known.values() if session.parent == id_ and session.id not in ids]
     sessions = [
         {"id": id_, "title": catalog.sessions[id_].title, "parent": known[id_].parent if id_ in known else None}

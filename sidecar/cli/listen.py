@@ -149,7 +149,7 @@ class _Listening:
                 ended = asyncio.ensure_future(session.ended())
                 await asyncio.wait((printing, ended), return_when=asyncio.FIRST_COMPLETED)
                 if printing.done():
-                    printing.result()  # this raises if the pipe was closed
+                    printing.result()  # this raises an error if the reader of the pipe has closed it
                 raise _ended(ended.result())
             finally:
                 printing.cancel()

@@ -166,7 +166,7 @@ async def _follow(
         if not began:
             continue
         for stream in joined:
-            # Otherwise the records that a stream had before it was joined would never be shown.
+            # Print the earlier records of a stream that has just joined, because they would otherwise never be shown.
             async for earlier in LogReader(store).read(stream):
                 lines.learn(earlier)
                 if earlier.position < record.position and wanted.matches(earlier.event):

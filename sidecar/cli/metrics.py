@@ -59,7 +59,7 @@ def _scrape_config(home: Home) -> str:
     write_durably(home.metrics_token_path, (bearer_of(home.read_token()) + "\n").encode())
     if not fixed:
         note(f"the port changes with each start of the sidecar: set [link] port in {home.config_path}")
-    # Every JSON string is a valid YAML string, whatever the path contains.
+    # Write the strings as JSON, because every JSON string is a valid YAML string, whatever the path contains.
     return (
         "scrape_configs:\n"
         "  - job_name: durable-stream\n"

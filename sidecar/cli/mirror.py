@@ -233,7 +233,8 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
     from streams.log.reader import LogReader
 
     check = await _check(home, sessions, with_ids=False)
-    await sessions.get()  # raises if the server is unreachable: that differs from an unreadable log
+    # Connect first, so that an unreachable server is not reported as an unreadable log.
+    await sessions.get()
     unreadable = ""
     try:
         try:

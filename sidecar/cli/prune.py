@@ -70,7 +70,7 @@ async def prune(
         await reader.close()
     out = Output(json)
     _need_log(home)
-    titles = await _titles(home) if yes and not json else {}  # read them before they are removed
+    titles = await _titles(home) if yes and not json else {}  # read the titles before their streams are removed
     request = PruneRequest(older_than_ms, most, tuple(named))
     answer = await (_prune if yes else _preview)(home, request)
     plan, done = answer["plan"], answer["done"]
@@ -78,7 +78,7 @@ async def prune(
         out.object(answer)
     else:
         if not yes and (plan["cuts"] or plan["kept"]):
-            titles = await _titles(home)  # reads the log once more if no catalog of it is saved
+            titles = await _titles(home)  # this reads the log once more if it has no saved catalog
         _show(out, plan, done, titles, already)
         if plan["cuts"] or already:
             for copy in other_copies(home):
@@ -99,7 +99,7 @@ async def _titles(home: Home) -> dict[str, str]:
         catalog, _ = await catalog_of(reader)
         await reader.close()
     except StoreLocked:
-        raise  # waiting for it once more would not help
+        raise  # the store stays locked, so waiting a second time would not help
     except (StreamError, OSError):
         return {}  # the error is reported when the log is opened for the removal
     return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}

@@ -56,7 +56,8 @@ async def query(
     is_all = wanted == Filter(streams=wanted.streams)
     if limit is None:
         async for record in reader.query(wanted):
-            if not is_all:  # otherwise, everything about them was already printed
+            # If every record is printed, the ones that this record refers to were already printed.
+            if not is_all:
                 await lines.look_up(reader, record)
             lines.print(record)
     else:

@@ -36,7 +36,7 @@ async def repair(
     out, home = Output(json), home_of(context)
     home.check_owner()
     refuse_links(home.store_path)
-    # Check before taking any lock, so that a directory that is refused, or is not a store, stays unchanged.
+    # Check the directory before taking any lock, so that it stays unchanged if it is refused or is not a store.
     if not home.store_path.is_dir() or not await asyncio.to_thread(is_begun, home.store_path):
         return _nothing(out, home)
     with _held(home, dry_run):
@@ -64,7 +64,7 @@ def _held(home: Home, dry_run: bool) -> Iterator[None]:
     from streams.log.directory import refuse_writer, take_lock
 
     if dry_run:
-        refuse_writer(home.store_path)  # first, because this error names the process
+        refuse_writer(home.store_path)  # check for a writer first, because that error names the process
         home.refuse_locked()
         yield
         return

@@ -29,7 +29,7 @@ async def serve(
     home = home_of(context)
     home.check_owner()
     if idle_exit and home.running() is not None:
-        return 0  # several shims may start a sidecar at the same time; the late ones should cost nothing
+        return 0  # several shims may start a sidecar at the same time, and the later ones should exit at once
 
     from sidecar.app import serve as run
     from sidecar.config import load_config

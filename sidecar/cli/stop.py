@@ -38,7 +38,8 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     home.check_owner()
     info = home.running()
     if info is not None and info.process and not info.still_runs:
-        info = None  # another process, such as `repair`, holds the lock, or has got the pid
+        # There is no sidecar to stop: another process, such as `repair`, holds the lock or has the sidecar's pid.
+        info = None
     info = info or home.unlocked()
     if info is None:
         return _told(out, f"no sidecar is running for {home.path}", stopped=False, pid=None)
@@ -50,7 +51,7 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
         out.text(f"the sidecar (pid {info.pid}) did not stop on request ({reason}): killing it")
         out.flush()
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
-        # Killing is safe: what was acknowledged is durable, and the shims keep the rest.
+        # Killing the sidecar is safe, because acknowledged items are durable and the shims keep the others.
         try:
             if info.process and not info.still_runs:
                 raise ProcessLookupError
@@ -91,7 +92,7 @@ async def _ask_to_stop(home: Home) -> str | None:
     except RequestError as error:
         return str(error)
     except (ClientError, HomeError) as error:
-        # If the sidecar closes the link before it answers, it is already stopping.
+        # If the sidecar closes the link instead of answering, the sidecar is already stopping.
         return None if isinstance(error, LinkClosed) else str(error)
     return None
 
@@ -104,7 +105,7 @@ async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
     end = loop.time() + seconds
     while True:
         running = home.running()
-        # A sidecar that is exiting has deleted its address but may still be closing files.
+        # Also check the lock, because an exiting sidecar deletes its address before it has closed its files.
         is_released = running.boot != info.boot if running is not None else not home.is_locked()
         if is_released and not info.still_runs:
             return True

@@ -92,7 +92,7 @@ def _upward(directory: Path) -> Iterator[Path]:
 def waits(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """True if OpenCode with a plugin and without a network waits for npm because of this directory."""
     if not _is_writable(directory):
-        return False  # OpenCode skips such a directory
+        return False  # OpenCode skips a directory that it cannot write to
     if os.path.lexists(directory / MODULES) and _needed(directory) <= _locked(directory):
         return False
     home = Path(environ.get("HOME") or Path.home())
@@ -157,7 +157,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return {}  # OpenCode treats it as empty, too
+        return {}  # OpenCode also treats an unreadable file as empty
     return found if isinstance(found, dict) else {}
 
 
@@ -218,7 +218,7 @@ def make(directory: Path, kind: str) -> bool:
         before = path.read_bytes() if path.is_file() else b""
         if RC_TEXT in before:
             return False
-        # Write it at the front, because a section at the end of the file would swallow the setting.
+        # Write the setting at the front, because a section at the end of the file would swallow it.
         mark = _BOM if before.startswith(_BOM) else b""
         write(path, mark + RC_TEXT + before.removeprefix(mark))
     return True
@@ -237,7 +237,7 @@ def undo(directory: Path, kind: str) -> bool:
         try:
             path.rmdir()
         except OSError:
-            return False  # not empty: somebody is using it
+            return False  # the directory is not empty, so something is using it
         return True
     content = path.read_bytes() if path.is_file() else b""
     if kind == LOCK:
@@ -264,9 +264,9 @@ def write(path: Path, content: bytes, *, is_ours: bool = False) -> None:
     Raises:
         OSError: the file cannot be written; the old one is unchanged.
     """
-    # The draft gets the same mode as the file, because an .npmrc may hold a token.
+    # The draft gets the mode of the file that it replaces, because an .npmrc may contain a token.
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else FILE_MODE
     if is_ours:
         mode &= ~OTHERS_MAY_WRITE
-    # The directory belongs to someone else, so use a name that cannot exist yet.
+    # The directory belongs to somebody else, so use a name for the draft that cannot exist yet.
     write_durably(path, content, mode=mode, draft=path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}"))

@@ -129,7 +129,7 @@ def read_plugin(path: Path) -> Installed | None:
         command, _, home = exports.removeprefix("export default plugin({ command: ").partition(", home: ")
         return Installed(shim, tuple(json.loads(command)), json.loads(home.removesuffix(" }, import.meta.url);")))
     except (ValueError, TypeError):
-        return Installed("", (), "")  # its first line shows that it is ours, but it was changed since
+        return Installed("", (), "")  # its first line shows that the plugin file is ours, but it was changed later
 
 
 def is_ours(path: Path) -> bool:
@@ -272,11 +272,10 @@ def _is_needed(directory: Path, ledger: Ledger, home: Path) -> bool:
     """True if one of the remaining plugins would make OpenCode wait for npm in this directory."""
     configs = [Path(plugin).parent.parent for plugin in ledger.plugins]
     if not configs or ledger.user in configs:
-        return bool(configs)  # the user's plugin is loaded everywhere
+        return bool(configs)  # OpenCode loads the user's plugin in every project
     if directory.name != ".opencode" or directory.parent == home:
-        return True  # the user's directories count in every project
-    # OpenCode also loads the project's plugin when it runs in a subdirectory, and then reads every config directory in
-    # between too.
+        return True  # OpenCode reads the user's directories in every project
+    # In a subdirectory, OpenCode also loads the project's plugin, and reads every config directory in between.
     place, roots = directory.parent, [config.parent for config in configs]
     return any(root.is_relative_to(place) or place.is_relative_to(root) for root in roots)
 
@@ -326,7 +325,7 @@ class Ledger:
             plugins, made = list(found["plugins"]), dict(found["made"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ledger
-        # Accept only what install can have written, because other programs write to this directory too.
+        # Accept only what `install` can have written, because other programs write to this directory too.
         ledger.plugins = [name for name in plugins if isinstance(name, str) and Path(name).name == PLUGIN_NAME]
         for name, kinds in made.items():
             if Path(name).is_absolute() and isinstance(kinds, list):

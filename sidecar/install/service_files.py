@@ -138,7 +138,7 @@ def systemd_unit(command: Sequence[str]) -> str:
     program, *arguments = command
     if any(character in "\"'\\" or not character.isprintable() for character in program):
         raise ServiceError(f"systemd cannot run {program!r}; install it at a path without quotes or backslashes")
-    # systemd expands variables in arguments, but not in the program's name.
+    # Escape `$` only in the arguments, because systemd expands no variables in the program's name.
     words = " ".join([_quoted(program), *(_quoted(word).replace("$", "$$") for word in arguments)])
     return f"""{FIRST_LINE}
 [Unit]

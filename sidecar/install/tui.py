@@ -61,7 +61,7 @@ def install_tui(config: Path, text: str) -> str | None:
     wanted = config_text(config)
     found = _read(settings) if settings.is_file() else None
     if found is None and os.path.lexists(settings):
-        return None  # a directory, or a broken link: not ours
+        return None  # the path is a directory or a broken link, which is not ours
     if found is not None and TUI_NAME not in found:
         return None
     changed = [path for path, content in ((file, text), (settings, found or wanted)) if _put(path, content)]

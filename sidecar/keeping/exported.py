@@ -138,7 +138,7 @@ def _event(record: dict[str, Any], number: int, path: Path) -> StreamEvent | Non
         event = StreamEvent.parse(fields)
     except InvalidEvent as error:
         raise ExportError("damaged-export", f"line {number} of {path}: {error}") from None
-    # An agent's records are its state. In another log, the agent would continue the work or do it twice.
+    # An agent's records are its state. In another log, the agent would continue that work or do it twice.
     if "role" in event.metadata or event.stream_id.startswith("agent/"):
         raise ExportError(
             "agent-export", f"line {number} of {path} was recorded by an agent; only sessions can be imported"

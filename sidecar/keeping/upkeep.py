@@ -113,7 +113,8 @@ class Upkeep:
 
     async def look(self) -> None:
         """Run the upkeep that is due now."""
-        async with self._removing:  # otherwise, a snapshot could bring back what is being forgotten
+        # Hold the lock, because a snapshot taken during a removal could bring back what is being forgotten.
+        async with self._removing:
             await self.keep_snapshot(SNAPSHOT_RECORDS)
             await self.keep_catalog(SNAPSHOT_RECORDS)
         if self._is_due():
@@ -159,7 +160,7 @@ class Upkeep:
             if self._store.head - catalog.position <= SLOW_TAIL:
                 await self.keep_catalog(1)
             else:
-                # Building the catalog for the first time would delay the exit, so keep what is done so far.
+                # Building the catalog for the first time would delay the exit, so save only what has been built so far.
                 await self._put_catalog(1)
         except (StreamError, OSError) as error:
             log.warning("no snapshot was saved, so the next start reads more of the log: %s", error)
@@ -169,7 +170,7 @@ class Upkeep:
         sizes = self._store.file_sizes()
         return None if sizes is None else asdict(sizes)
 
-    # Migrating to another backend
+    # --- migrating to another backend ---
 
     def migrate(self, to: Backend) -> dict[str, Any]:
         """Begin to migrate the log, unless a migration is in progress; return its progress, as ``migration`` does."""
@@ -210,7 +211,8 @@ class Upkeep:
             try:
                 return await discard_old(self._store.store)
             finally:
-                self._store.reread_manifest()  # discard_old changes the manifest first, even if the deletion then fails
+                # Read the manifest again in any case: ``discard_old`` has changed it even if the deletion fails.
+                self._store.reread_manifest()
 
     @asynccontextmanager
     async def _exclusively(self, what: str) -> AsyncIterator[None]:
@@ -225,7 +227,7 @@ class Upkeep:
                 await self._close_index()
                 yield
 
-    # Pruning and forgetting
+    # --- pruning and forgetting ---
 
     async def prune(self, request: PruneRequest) -> tuple[PrunePlan, Pruned | None]:
         """Remove what the request asks for; return the plan, and what was done, or ``None`` if there was nothing to
@@ -318,7 +320,7 @@ class Upkeep:
             return
         indexed = 1
         while indexed and self._is_quiet():
-            async with self._removing:  # a removal closes the index
+            async with self._removing:  # wait for a removal, because it closes the index
                 if self._store.backend != "sqlite":
                     return  # the log has migrated in the meantime
                 if self._index is None:

@@ -146,7 +146,7 @@ class _Client:
         """Say bye and close. Unacknowledged items may or may not be durable. Idempotent."""
         self._end(reason)
         self._link.bye(reason)
-        with contextlib.suppress(LinkClosed):  # the link has already ended, which is what we want
+        with contextlib.suppress(LinkClosed):  # the link may have ended already, which is no error
             await self._flush()
         tasks = [self._reader, *self._answers]
         for task in tasks:

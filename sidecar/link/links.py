@@ -196,7 +196,7 @@ class ShimConnection:
         self._context: dict[str, Any] = {}
         self._calls: dict[str, asyncio.Future[Any]] = {}
         self._call_count = 0
-        self._open = asyncio.Event()  # welcomed, or closed before that
+        self._open = asyncio.Event()  # set when the link is welcomed, or closed before that
         self._closed = False
         self._queue: asyncio.Queue[tuple[HooksReceived, int] | None] = asyncio.Queue()
         self._queued_bytes = 0
@@ -291,7 +291,7 @@ class ShimConnection:
             self.end()
             self._wire.wake()
             self._queue.put_nowait(None)
-            # The items that the shim delivered before it died are still written.
+            # Wait until the items that the shim delivered before it died are written.
             await worker
             await writer
         finally:
@@ -320,7 +320,7 @@ class ShimConnection:
                         return
                     case _:
                         raise AssertionError(type(event).__name__)
-            self._wire.wake()  # a repeated ack, or a tool's answer
+            self._wire.wake()  # send a repeated ack or the answer to a tool call
             if self._wire.crowded():
                 return
             while self._queued_bytes > MAX_QUEUED_BYTES:
@@ -361,7 +361,7 @@ class ShimConnection:
                 await handler.hooks(self, batch.first_seq, batch.items)
             except Exception as error:  # noqa: BLE001 - whatever happens in the handler, other links continue
                 self._failed("hooks", error)
-                # The shim keeps what was not acknowledged and reconnects.
+                # On this bye, the shim reconnects and resends what was not acknowledged.
                 self._wire.bye("draining", INTERNAL_ERROR)
                 self._queued_bytes = 0
                 self._room.set()
@@ -372,7 +372,7 @@ class ShimConnection:
     def _answer(self, event: ResultReceived) -> None:
         future = self._calls.pop(str(event.id), None)
         if future is None or future.done():
-            return  # too late: the call timed out
+            return  # the answer is too late, because the call timed out
         if event.error is None:
             future.set_result(event.value)
         else:

@@ -26,6 +26,6 @@ def is_allowed(authorization: Sequence[str], bearer: str) -> bool:
     """Whether a request has exactly one ``Authorization`` header, with this bearer token. Takes constant time."""
     given = authorization[0] if len(authorization) == 1 else ""
     scheme, _, value = given.partition(" ")
-    # Compare bytes, because the comparison refuses text that is not ASCII.
+    # Compare bytes, because ``compare_digest`` refuses text that is not ASCII.
     is_right = hmac.compare_digest(value.strip().encode("utf-8", "replace"), bearer.encode())
     return is_right and scheme.lower() == "bearer"

@@ -112,9 +112,9 @@ class LinkServer:
         self._max_connections, self._handshake_seconds = max_connections, handshake_seconds
         self._metrics, self._bearer = metrics, bearer_of(token)
         self._server: Server | None = None
-        self._unproved: dict[ServerConnection, None] = {}  # in order of arrival
+        self._unproved: dict[ServerConnection, None] = {}  # a dict, because it keeps the order of arrival
         self._flood_told = -math.inf
-        self._wires: set[SocketWire] = set()  # authenticated
+        self._wires: set[SocketWire] = set()  # only authenticated connections
         self._links: list[ShimConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory = AckMemory()
@@ -138,7 +138,7 @@ class LinkServer:
             OSError: the port is taken.
         """
         logger = logging.getLogger("sidecar.link.websockets")
-        logger.setLevel(logging.ERROR)  # its DEBUG lines hold frames, and frames hold the user's text
+        logger.setLevel(logging.ERROR)  # the library's DEBUG lines contain frames, which contain the user's text
         self._server = await serve(
             self._connection,
             "127.0.0.1",
@@ -176,7 +176,7 @@ class LinkServer:
         for wire in self._wires:
             wire.leave(reason)
         for socket in list(self._unproved):
-            socket.transport.abort()  # an unproved peer is owed no goodbye
+            socket.transport.abort()  # a peer that has not proved itself gets no close handshake
         tasks = set(self._tasks)
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=grace_seconds)
@@ -212,7 +212,7 @@ class LinkServer:
             return socket.respond(HTTPStatus.FORBIDDEN, "Browsers are not allowed to connect.\n")
         hosts = [host.lower() for host in headers.get_all("Host")]
         if len(hosts) != 1 or hosts[0] not in {f"{name}:{self.port}" for name in _HOSTS}:
-            self.counters.refused_host += 1  # another host name that points here (DNS rebinding)
+            self.counters.refused_host += 1  # another host name points to this address (DNS rebinding)
             return socket.respond(HTTPStatus.FORBIDDEN, "Unexpected Host.\n")
         if request.path.partition("?")[0] == PATH and self._metrics is not None:
             return self._scraped(socket, headers.get_all("Authorization"), self._metrics)
@@ -339,7 +339,7 @@ class LinkServer:
         link = ShimConnection(wire, identity, self._memory, self._handler_failed)
         for other in self.links:
             if other.key == link.key and other.is_open:
-                # The shim has given up its old link, or it would not have reconnected.
+                # The shim must have given up its old link, because it has connected again.
                 self.counters.replaced += 1
                 other.close("replaced")
         try:
@@ -364,7 +364,7 @@ class LinkServer:
 
     def _handler_failed(self, where: str, error: Exception) -> None:
         self.counters.handler_errors += 1
-        # Log the type only, because an error's text may hold payload, which must not reach the log.
+        # Log only the error's type, because its text may contain payload, which must not reach sidecar.log.
         log.error("the handler's %s failed with %s; closing that link", where, type(error).__name__)
 
     # --- the command line ---

@@ -142,7 +142,7 @@ class ClientSocket:
             opcode, final = first & 0x0F, bool(first & _FINAL)
             size = second & 0x7F
             is_control = opcode >= _CLOSE
-            # A server does not mask, and no extension was negotiated that uses the reserved bits.
+            # Refuse masked frames and reserved bits, because a server masks nothing and no extension was negotiated.
             if first & 0x70 or second & _MASKED or (is_control and (size > 125 or not final)):
                 raise self._broken()
             if size >= 126:

@@ -176,7 +176,7 @@ class _AgentConsumer:
         )
         streams = [each for each in wanted() if each.name in (COMMANDS, DEAD)]
         answered: Callable[[Delivery], None] = lambda delivery: stop("after-ack")  # noqa: E731
-        # This class counts the attempts, because not every redelivery is an attempt.
+        # Switch off the loop's own limit: this class counts attempts, and not every redelivery is one.
         unlimited = replace(settings, attempts=_UNLIMITED)
         self.loop = PullLoop(
             sessions, COMMANDS, definition, self._handle, unlimited, definitions=streams, answered=answered
@@ -237,7 +237,7 @@ class _AgentConsumer:
             except InputRefused as error:
                 return await self._bury(delivery, arrived, error.reason, error.code)
             except StreamError:
-                await asyncio.sleep(PAUSE_SECONDS)  # the runtime has already recorded the reason
+                await asyncio.sleep(PAUSE_SECONDS)  # pause before the redelivery; the runtime recorded the reason
             except AgentFailed as error:
                 return await self._failed(delivery, arrived, error.reason)
             except Exception as error:
@@ -249,7 +249,7 @@ class _AgentConsumer:
 
     async def _failed(self, delivery: Delivery, arrived: ArrivedCommand, reason: str) -> Outcome:
         if self._runtime.engines[self._agent].is_broken:
-            # The fault is the agent's, not the command's. Commands wait until the agent works again.
+            # The agent is broken, not the command, so let its commands wait until the agent works again.
             return Again(self._settings.longest_backoff_s)
         if delivery.count < self._settings.attempts:
             return Again(self._settings.backoff(delivery.count))
@@ -300,7 +300,7 @@ class _AgentConsumer:
         identity = f"dead:{self._name}:{delivery.stream}:{delivery.sequence}"
         headers |= {h.MESSAGE_ID: identity, DEAD_LETTER: letter}
         if is_known:
-            # The server forgets message ids after a while.
+            # Look for an earlier copy, because the server forgets message ids after a while.
             try:
                 async for found in read_back(session, DEAD, subject=subject):
                     if found.headers.get(DEAD_LETTER) == letter:
@@ -336,7 +336,7 @@ def _kept_body(body: bytes) -> dict[str, Any]:
         text = {"body": kept.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError as error:
         if error.end == len(kept) < len(body) and error.start >= len(kept) - 3:
-            text = {"body": kept[: error.start].decode(), "encoding": "utf-8"}  # cut within a character
+            text = {"body": kept[: error.start].decode(), "encoding": "utf-8"}  # the limit cut a character in half
         else:
             text = {"body": base64.b64encode(kept).decode(), "encoding": "base64"}
     return {**text, "size": len(body)}

@@ -96,7 +96,7 @@ class NatsService:
         if self._config.mode == "off":
             return
         try:
-            # The library is optional and takes a tenth of a second to load, so load it only with NATS on.
+            # The library is optional and takes a tenth of a second to load, so load it only if NATS is switched on.
             from bridge.nats.jetstream.sessions import Sessions
             from sidecar.nats.mirror.deltas import DeltaStream
             from sidecar.nats.mirror.task import MirrorTask

@@ -89,7 +89,7 @@ class ServiceClient:
             ServiceGone: the connection broke, or nothing came for ``silence`` seconds.
         """
         async with self._open(path) as body:
-            begun: list[bytes] = []  # the pieces of a line that has not ended
+            begun: list[bytes] = []  # the pieces of a line whose end has not arrived
             size = 0
             async for piece in _limited(body, silence):
                 *ended, rest = piece.split(b"\n")
@@ -124,7 +124,7 @@ class ServiceClient:
             raise ServiceGone(type(error).__name__) from None
         finally:
             if writer is not None:
-                writer.transport.abort()  # nothing is left to send
+                writer.transport.abort()  # abort instead of close, because nothing is left to send
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

@@ -220,7 +220,7 @@ class Reader:
         infos = [info for info in found if isinstance(info, dict)] if isinstance(found, list) else []
         return infos, text(mapping(page.get("cursor")).get("next")) if infos else None
 
-    # What the sessions' logs do not say
+    # --- what the sessions' logs do not contain ---
 
     async def _list_asks(self, session_id: str) -> None:
         for kind, name in (
@@ -231,7 +231,7 @@ class Reader:
             try:
                 answer = await self._client.get(f"/api/session/{quote(session_id, safe='')}/{kind}")
             except ServiceError:
-                continue  # this version of OpenCode has no such asks
+                continue  # this version of OpenCode has no asks of this kind
             found = mapping(answer).get("data")
             for ask in found if isinstance(found, list) else []:
                 data = {"form": ask} if kind == "form" else mapping(ask)

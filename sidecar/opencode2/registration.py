@@ -93,7 +93,7 @@ def read_registration(path: Path) -> Registration | None:
     try:
         told = orjson.loads(content)
     except ValueError:
-        return None  # the file is being written
+        return None  # the service is still writing the file
     return _parse(told, found.st_mtime_ns // 1_000_000) if isinstance(told, dict) else None
 
 

@@ -170,7 +170,7 @@ class Services:
             await asyncio.sleep(wait)
 
     async def _read(self, known: _Announced, registration: Registration) -> None:
-        pid = 0 if is_played(known.path) else registration.pid  # nothing is known about a recorded process
+        pid = 0 if is_played(known.path) else registration.pid  # the pid of a recorded process means nothing here
         service = Service(registration.id, registration.version, pid, place_of(known.path))
         known.version = registration.version
         known.reader = Reader(
@@ -178,7 +178,7 @@ class Services:
             service,
             self.translator,
             self.write,
-            # The service's first turns may be over before the first sidecar begins the log.
+            # The first turns may end before the first sidecar begins the log, so read from the service's start.
             since_ms=min(self._since_ms, registration.written_ms or self._since_ms),
             began_ms=self._now_ms(),
             excludes=self._ingest.excludes,

@@ -88,7 +88,8 @@ class SessionLogs:
             info = session_info(event.data)
             if text(info.get("parentID")) is None and await self._place(session_id, info, event.t):
                 self._followed.add(session_id)
-            return  # a child is placed at its next event, because the call that made it is announced before that
+            # Place a child session at its next event, because the call that created it is announced before that.
+            return
         cursor = self._cursors.get(session_id)
         if cursor is None or event.reach > cursor:
             is_there = (cursor is not None and event.seq == cursor + 1) or await self.read(session_id)
@@ -106,7 +107,8 @@ class SessionLogs:
         for session_id, until in list(self._unread.items()):
             async with self._turn:
                 if session_id not in self._followed:
-                    # Its last event may have been committed between the log's rows and the number at their end.
+                    # Read once more, because the session's last event may have been committed after the service sent
+                    # the log's rows but before it sent the number at their end.
                     is_there = await self.read(session_id)
                     await self._miss(session_id, until, is_deleted=not is_there)
                 self._followed.add(session_id)
@@ -132,7 +134,7 @@ class SessionLogs:
             return False
         parent = text(info.get("parentID"))
         if parent is not None and parent not in self._cursors and parent not in self._reading:
-            # The parent's log names the call that made this session. Where that call ends, this session's log is read.
+            # Read the parent first: its log names the call that created this session, which is read at that call.
             self._reading.discard(session_id)
             await self.read(parent)
             self._reading.add(session_id)
@@ -147,11 +149,11 @@ class SessionLogs:
         False if there is none, because the session is deleted or not recorded.
         """
         if session_id in self._reading:
-            return True  # an outer call is reading this session and waits for its child
+            return True  # an outer call is reading this session and waits for one of its children
         self._reading.add(session_id)
         try:
             if info is not None and session_id not in self._state.sessions and not await self._has_log(session_id):
-                return False  # nothing has happened in it yet, or it belongs to OpenCode 1
+                return False  # nothing has happened in the session yet, or it belongs to OpenCode 1
             return await self._place(session_id, info) and await self._read_log(session_id)
         except ServiceError as error:
             if error.status == 404:
@@ -177,7 +179,8 @@ class SessionLogs:
         session = self._state.sessions[session_id]
         begin = self._cursors.get(session_id)
         if begin is None:
-            # This sidecar reads the session for the first time, so it must remember again what the latest turn needs.
+            # This sidecar reads the session for the first time, so read the latest turn again to restore what is
+            # remembered about it.
             begin = min(session.host_turn, session.host_seq)
             self._translator.forget(session_id)
         recorded = max(begin, session.host_seq)
@@ -198,8 +201,8 @@ class SessionLogs:
                 await self._write()
             reached, is_empty = max(reached, event.reach), False
             batch.append(event)
-            # Events that are read a second time are written separately, so that later events are made from what the log
-            # recorded.
+            # Write events that are read a second time before any later event, so that later events are made from what
+            # the log recorded.
             if len(batch) >= _BATCH or event.seq == recorded:
                 await self._feed(session_id, batch, recorded)
                 batch = []

@@ -276,7 +276,7 @@ class AlertAgent:
             return [Output("alert.held", {"alert": alert.id, "due": later})]
         said = _message([alert, *joined])
         if alert.is_question:
-            said["checkpoint"] = alert.about  # its link is made while sending, so the log never has it
+            said["checkpoint"] = alert.about  # the answer link is made while sending, so the log never contains it
         effects = [
             Output("effect.requested", {"channel": channel, **said}, effect=SEND, node=f"{alert.id} {channel}")
             for channel in stage
@@ -314,7 +314,7 @@ class AlertAgent:
         others = {name: state for name, state in alert.channels.items() if name != channel}
         if alert.state != "sending" or "sending" in others.values():
             return outputs
-        # The whole stage has answered.
+        # All channels of the stage have now succeeded or failed.
         reached = how == "sent" or any(others.get(name) == "sent" for name in (alert.stages or [[]])[0])
         return [*outputs, self._staged(alert, "alert.reached" if reached else "alert.failed", reached, about)]
 
@@ -362,7 +362,7 @@ class AlertAgent:
             alert.due, alert.closed = None, given.get("ts")
 
     def _tidy(self) -> None:
-        # Also drop old alerts that nobody saw, once every channel was tried.
+        # Also drop old alerts that nobody has seen, once every channel has been tried.
         ended = [a.id for a in self.data.alerts.values() if a.state == "seen" or (not a.stages and a.due is None)]
         for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
             del self.data.alerts[old]

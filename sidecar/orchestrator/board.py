@@ -115,7 +115,7 @@ class Board:
         for ask in self.catalog.asks():
             if ask.request not in told:
                 identifier = checkpoints.checkpoint_id(ask.session, ask.request)
-                permission = ask.request.startswith("per")  # the prefix of OpenCode's ids shows their kind
+                permission = ask.request.startswith("per")  # the prefix of OpenCode's request ids shows their kind
                 about = {"kind": "permission" if permission else "question", "session": ask.session}
                 options = list(PERMISSION) if permission else []
                 row = {"id": identifier, **about, "since": ask.since_ms, "text": ask.text, "options": options}

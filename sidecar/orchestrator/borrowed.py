@@ -54,7 +54,8 @@ class Borrowed:
         chosen = (asked or near or opened)[-1]
         if (found := self._linked(chosen.pid, directory)) is not None:
             return found
-        try:  # A request for the directory loads the plugin there.
+        # OpenCode loads the plugin for a directory when it gets a request for that directory.
+        try:
             await chosen.call("session.list", {"query": {"directory": directory, "limit": 1}}, timeout=_CALL_SECONDS)
             async with asyncio.timeout(LINK_SECONDS):
                 return await self._loaded(chosen.pid, directory)

@@ -204,7 +204,7 @@ class CheckpointAgent:
         outputs: list[Output] = []
         known = self.data.checkpoints.get(given["checkpoint"])
         if known is None:
-            # An ask of the user's own session; the person who answers it found it in the log.
+            # The ask belongs to the user's own session, so only the log has it. The person answering found it there.
             payload = {**given["ask"], "ts": given["ask"].get("ts") or ts}
             outputs.append(Output("checkpoint.opened", payload))
             known = _checkpoint(payload)
@@ -230,7 +230,7 @@ class CheckpointAgent:
                 outputs.append(Output("checkpoint.returned", {"checkpoint": known.id, "call": given["call"]}))
                 continue
             outputs.append(Output("checkpoint.told" if told else "checkpoint.left", {"checkpoint": known.id}))
-            # The answer arrived just as the call gave up.
+            # The answer arrived just as the call stopped waiting for it, so send the answer as a message.
             if not told and known.kind == "ask" and known.state in ("answered", "expired"):
                 outputs += self._message(known, known.answer, left=True)
         return outputs
@@ -273,7 +273,7 @@ class CheckpointAgent:
         if known is None or (known.state in CLOSED and not (known.state == "withdrawn" and known.key)):
             return []
         answer = answer_of(given)
-        # OpenCode reports that our own answer has arrived. We know better than OpenCode who gave it.
+        # OpenCode reports that our own answer has arrived. We know who gave that answer, but OpenCode does not.
         rejected = answer[:1] == known.answer[:1] == ["reject"]
         ours = known.state in ("answering", "withdrawn") and (answer == known.answer or rejected)
         by = {"by": known.by, "key": known.key} if ours else {"by": "user", "key": ""}
@@ -287,14 +287,14 @@ class CheckpointAgent:
             for c in mine
             if c.state not in CLOSED and (whole or c.kind != "ask")
         ]
-        # A person stopped the turn, so its call no longer accepts the answer.
+        # If a call is still waiting when its turn ends, the turn was stopped, and the call no longer accepts an answer.
         outputs = withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
         for known in mine:
             if not known.returned or known.told:
                 continue
             if given.get("outcome") in WHOLE:
                 outputs.append(Output("checkpoint.told", {"checkpoint": known.id}))
-            else:  # OpenCode died, or was stopped, before it saved what the call returned.
+            else:  # OpenCode died or was stopped before it saved the call's result
                 outputs += self._unreturned(known)
         return outputs
 
@@ -400,7 +400,7 @@ def asked(given: dict[str, Any]) -> dict[str, Any]:
     assert isinstance(metadata, dict)
     if questions:
         labels = [_labels(each) for each in questions]
-        # One list cannot hold the options of several questions, so each question's text names its own.
+        # One list cannot hold the options of several questions, so each question's text names its own options.
         lines = [str(each.get("question", "")) for each in questions]
         if len(questions) > 1:
             lines = [f"{line} ({', '.join(own)})" if own else line for line, own in zip(lines, labels, strict=True)]

@@ -117,7 +117,7 @@ class Headless:
             except (OSError, ValueError):
                 return None
         if self._process is not None:
-            self._process.poll()  # else a dead child stays a zombie
+            self._process.poll()  # without ``poll``, a dead child process would stay a zombie
         if not still_runs(self._info["pid"], self._info["started_ms"]):
             self._info = None
         return self._info

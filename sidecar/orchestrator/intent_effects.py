@@ -46,7 +46,8 @@ def prompt(intent: Intent, session: str, text: str) -> Output:
         "agent": intent.agent,
         "model": model,
         "pid": intent.pid,
-        "waits": text == CONTINUE,  # waiting for an OpenCode; the session itself already has the prompt
+        # Wait for an OpenCode instead of failing, because the session already has the prompt that it must continue.
+        "waits": text == CONTINUE,
     }
     return effect(PROMPT, intent.id, args)
 

@@ -275,7 +275,7 @@ class State:
             intent.state, intent.ended = "refused", intent.created
             intent.reason, intent.code = payload["reason"], payload["code"]
         else:
-            # The root that was used last is forgotten last.
+            # Move the root to the end of the dict, so that the root that was used last is forgotten last.
             self.spent[intent.root] = spent = self.spent.pop(intent.root, None) or Spent()
             spent.sessions += 1
         self._tidy()
@@ -390,8 +390,7 @@ class State:
         roots = {intent.root for intent in self.intents.values()}
         idle = [root for root in self.spent if root not in roots]
         for number, root in enumerate(idle):
-            # If the root is itself an intent, it has ended and can start nothing more, so what it spent no longer
-            # matters.
+            # A root that is itself an intent has ended and can start nothing more, so its spending no longer matters.
             if self.spent[root].closed or root.startswith("int_") or number < len(idle) - KEPT_ROOTS:
                 del self.spent[root]
 
@@ -435,7 +434,7 @@ def differences(intent: Intent, payload: Mapping[str, Any]) -> list[str]:
     """The arguments in which a registration is other work than an intent. Title and isolation do not count."""
     other = intent_of({**payload, "ts": intent.created})
     found = [name for key, name in _GIVEN.items() if getattr(intent, key) != getattr(other, key)]
-    # The models that failed are no longer in the state.
+    # The intent no longer lists the models that have failed, so compare only the remaining ones.
     models = other.models if intent.fell_back is None else other.models[-len(intent.models) :]
     return [*found, "models"] if models != intent.models else found
 

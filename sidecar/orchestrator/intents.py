@@ -109,10 +109,10 @@ class IntentAgent:
         """See ``Agent``."""
         outputs = self._decide(event)
         if event.type == "execution.step" and event.payload.get("finish") in ANSWERED:
-            return outputs  # The end of the turn follows: work that is done is not stopped for what it cost.
+            return outputs  # the turn's end follows, and finished work is not stopped because of its cost
         if event.type not in ("tick", "sidecar.started") and not any(output.type in _CHANGES for output in outputs):
             return outputs
-        # The rest is decided on the state as it will be after these outputs.
+        # Apply the outputs to a copy of the state, because the other decisions depend on them.
         ahead = IntentAgent(self._limits)
         ahead.data = deepcopy(self.data)
         for output in outputs:
@@ -275,7 +275,7 @@ class IntentAgent:
         if doom is not None:
             return self._stop(intent, ts, doom)
         match found.get("state"):
-            case "busy" if intent.state == "resuming":  # its OpenCode continued it by itself
+            case "busy" if intent.state == "resuming":  # OpenCode continued the session by itself
                 return [Output("intent.resumed", {"intent": intent.id, "ts": ts})]
             case "answered":
                 said = str(found.get("text") or "")[:MAX_RESULT]
@@ -296,7 +296,7 @@ class IntentAgent:
             return notices.woken(self.data, event, node, {} if failed or not isinstance(result, dict) else result)
         intent = self.data.intents.get(node)
         if kind == PROMPT and intent is not None and intent.is_stopped:
-            # OpenCode accepted the prompt after the abort, or at the same time.
+            # OpenCode accepted the prompt after the abort or at the same time, so abort the session again.
             is_sent = not failed and not (isinstance(result, dict) and result.get("absent"))
             return [asked.abort(intent, is_late=True)] if is_sent else []
         if intent is None or intent.state in ENDED:
@@ -333,7 +333,7 @@ class IntentAgent:
             return [Output("intent.waiting", {"intent": intent.id, "ts": event.ts})]
         if kind == PROMPT:
             type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
-            # A prompt sent by an earlier sidecar may have ended unseen.
+            # An earlier sidecar may have sent the prompt, and its turn may have ended since, so look at the session.
             is_old = isinstance(result, dict) and result.get("held")
             prompted = Output(type_, {"intent": intent.id, "ts": event.ts})
             return [prompted, *(watch.check(intent, event.ts) if is_old else [])]

@@ -41,7 +41,7 @@ def deliver(state: State, session: str) -> list[Output]:
     if not waiting or any(n.state in ("sending", "sent") for n in mine):
         return []
     key = f"{waiting[0].id}.{len(waiting)}.{waiting[-1].id}"
-    # A message that was sent before keeps its key, so that it is recognised in the history.
+    # A message that was sent before keeps its key, so that it is recognised in the session's history.
     outputs = [Output("notice.sending", {"notice": n.id, "key": n.key or key}) for n in waiting]
     texts = [{"key": n.key or key, "text": n.text} for n in waiting]
     args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting)}
@@ -80,7 +80,8 @@ def woken(state: State, event: StreamEvent, session: str, result: dict[str, Any]
         return [Output("notice.sent", {"notice": n.id, "ts": event.ts}) for n in sending]
     why = str(result.get("status") or event.payload.get("error", ""))
     about = {"why": why, "again": bool(state.nudged.get(session))}
-    # A busy session or an absent OpenCode gives a sign when it is ready. After an error there is no sign.
+    # After an error, set a time for the next attempt. A busy session and an absent OpenCode need none, because an event
+    # shows when the session becomes idle or OpenCode connects.
     failed = not result.get("status")
     return [
         Output("notice.held", {"notice": n.id, **about, "due": event.ts + _pause(n.failures) if failed else None})
@@ -95,7 +96,7 @@ def _pause(failures: int) -> int:
 def seen(state: State, event: StreamEvent) -> list[Output]:
     """A message in a session carries one of our keys, so its notice has arrived."""
     parts = event.payload.get("parts")
-    # OpenCode 1 keeps the mark in the part, OpenCode 2 in the message.
+    # OpenCode 1 keeps our mark in a part of the message, and OpenCode 2 keeps it in the message itself.
     marked = [event.payload, *(parts if isinstance(parts, list) else [])]
     keys = {
         mark.get("key")

@@ -140,8 +140,8 @@ class People:
         identifier, number = "", 0
         known: Checkpoint | None = None
         while not identifier or (known is not None and known.told):
-            # Once its answer was received, a question may be asked again. Until then, the same question is the same
-            # checkpoint.
+            # The same question is the same checkpoint until its answer was received. Then the question may be asked
+            # again.
             identifier, number = checkpoint_id(session, f"{args.question}#{number}"), number + 1
             known = self.checkpoints.data.checkpoints.get(identifier)
         payload = {
@@ -183,7 +183,7 @@ class People:
             await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
 
             def is_over() -> bool:
-                # If its turn was stopped, the call is no longer waiting; the answer is then sent another way.
+                # If the turn was stopped, its call is no longer waiting, and the answer is sent as a message.
                 now = self.checkpoints.data.checkpoints.get(identifier)
                 return now is not None and (now.state in CLOSED or not now.waiting)
 

@@ -265,7 +265,7 @@ class DurableStream:
             except InputRefused as error:
                 if error.code != "key-conflict":
                     raise
-        # An intent whose key was used long ago is only in the log.
+        # If the key was used long ago, its intent is no longer in the state, but it is still in the log.
         found: Intent | None = self.data.intents.get(intent) or await read_intent(
             open_reader(self._home.store_path), intent
         )

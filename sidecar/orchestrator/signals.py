@@ -89,7 +89,7 @@ class SignalAgent:
         given = event.payload
         if event.type == "signal.await":
             came = self.data.signals.get(given["name"])
-            if came is not None:  # the signal came just as the call ended
+            if came is not None:  # the signal came just as the waiting call ended
                 return [_message(given["name"], came.payload, given["session"], event.id)]
             known = given["session"] in self.data.awaited.get(given["name"], ())
             return [] if known else [Output("signal.awaited", {**given, "ts": event.ts})]

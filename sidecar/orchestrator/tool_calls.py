@@ -88,7 +88,7 @@ class ToolCalls:
     async def _spawn(self, link: Any, session: str, args: SpawnArgs, context: dict[str, Any]) -> str:
         key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
         given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
-        # Another agent may have a model of its own, which the parent's would replace.
+        # Another agent may have its own model, which the parent's model must not replace.
         is_other = args.agent not in (None, context.get("agent"))
         about = self._durable.host.about(session)
         own = None if is_other else about.get("model")

@@ -153,7 +153,7 @@ def check(name: str, given: dict[str, Any]) -> ToolArgs:
     if model is None:
         raise BadToolCall(f"there is no tool {name[:50]!a}")
     try:
-        # Models send null for what they leave out.
+        # Models send null for arguments that they leave out.
         return model.model_validate({key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, each['loc']))[:50]}: {each['msg']}" for each in error.errors())

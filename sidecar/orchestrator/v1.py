@@ -83,7 +83,7 @@ class V1Host:
         }
         if parent is not None:
             body["parentID"] = parent
-            # OpenCode uses it if neither the prompt nor its agent names a model.
+            # OpenCode uses this model if neither the prompt nor the prompt's agent names one.
             provider, _, name = str(self.about(parent).get("model") or "").partition("/")
             if name:
                 body["model"] = {"providerID": provider, "id": name}
@@ -124,8 +124,8 @@ class V1Host:
         wanted = [part for part in parts if part.key not in held]
         if not wanted:
             return False
-        # OpenCode may take seconds to save a prompt that it accepted. A second prompt with the same ids changes
-        # nothing.
+        # The history may lack the prompt, because OpenCode may take seconds to save a prompt that it accepted. A second
+        # prompt with the same ids changes nothing.
         known = [str((message.get("info") or {}).get("id")) for message in history]
         message = message_id(session, known, wanted[-1].key)
         ids = dict(zip(parts, part_ids(message, [part.key for part in parts]), strict=True)) if message else {}
@@ -167,7 +167,8 @@ class V1Host:
         """See ``Host``."""
         link = self._hosting(session)
         if link is None and self._is_phantom(session) and self._headless.pid is not None:
-            link = await self._phantoms(directory, None)  # OpenCode links back after a sidecar starts
+            # The headless OpenCode is running, but needs a moment to connect to a new sidecar, so wait for its link.
+            link = await self._phantoms(directory, None)
         if link is not None:
             await _call(link, "session.abort", {"path": {"id": session}})
         elif self._is_cut_off(session):
@@ -176,7 +177,7 @@ class V1Host:
     async def look(self, session: str, *, directory: str) -> Look:
         """See ``Host``."""
         look = await self._look(session, directory=directory)
-        if look.state == "unprompted":  # OpenCode accepts a prompt a moment before it saves it.
+        if look.state == "unprompted":  # OpenCode saves a prompt a moment after accepting it
             await asyncio.sleep(_KEPT_SECONDS)
             look = await self._look(session, directory=directory)
         return look
@@ -281,7 +282,7 @@ class V1Host:
     def _would_host(self, session: str, link: Link) -> bool:
         hosting = self._hosting(session)
         if hosting is None and self._is_phantom(session) and isinstance(self._headless, Borrowed):
-            return True  # Any OpenCode of the user may continue the session.
+            return True  # any OpenCode of the user may continue the session
         return hosting is link
 
     # --- who hosts what ---
@@ -298,7 +299,7 @@ class V1Host:
             return None
         opened = [link for link in self._links() if link.is_open]
         alone = Counter((link.pid, link.directory) for link in opened)
-        # If there are two instances in one process, only one delivers, and only that one may be asked to act.
+        # If a process has two plugin instances for a directory, only the one that delivers may be asked to act.
         links = [link for link in opened if self._delivers(link) or alone[link.pid, link.directory] == 1]
         turn = known.turn or known.last_turn
         boots = {turn.boot} if turn is not None else known.boots

@@ -92,7 +92,9 @@ class V2Host:
             "location": {"directory": directory},
         }
         if parent is not None and about.get("directory") == directory:
-            body["parentID"] = parent  # a child works in its parent's directory, whatever its location says
+            # OpenCode 2 runs a child in its parent's directory, whatever location the child has, so set a parent only
+            # if both agree.
+            body["parentID"] = parent
         if chosen := _model(model or about.get("model")):
             body["model"] = chosen
         made = mapping(mapping(await _post(client, "/api/session", body)).get("data"))
@@ -124,8 +126,8 @@ class V2Host:
                 await _post(client, f"{_path(session)}/agent", {"agent": agent})
             if chosen := _model(model):
                 await _post(client, f"{_path(session)}/model", {"model": chosen})
-        # Each queued message gets its own turn. But a note must start no turn, and several messages must share one.
-        # The session is idle now, so the pending messages in it are notes.
+        # Each queued message gets its own turn. But a note must start no turn, and several messages must share one
+        # turn. The session is idle now, so its pending messages are notes.
         is_alone = reply and len(parts) == 1 and not await self._pending(client, session)
         for count, part in enumerate(parts, 1):
             body = {
@@ -141,8 +143,7 @@ class V2Host:
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""
         client, message = await self._client(session), message_id(key)
-        # Check the pending list first: a message that becomes part of the history between the two requests is then
-        # found by the second.
+        # Check the pending list first: a message may move from that list to the history between the two requests.
         if message in await self._pending(client, session):
             return True
         return await _get(client, f"{_path(session)}/message/{message}") is not None
@@ -172,7 +173,7 @@ class V2Host:
         else:
             return Look("unanswered" if last else "unprompted")
         if not _is_over(last):
-            # Only the service's log says whether a person stopped it, and the log may not have been read that far yet.
+            # Only the service's log says whether a person stopped the turn, and it may not have been read that far yet.
             is_told = known is None or known.turn is None
             return Look("busy" if _is_cut_short(last) and not is_told else "unanswered")
         said = [text(each.get("text")) or "" for each in map(mapping, _list(last.get("content")))]
@@ -213,7 +214,7 @@ class V2Host:
             return "gone"
         reply = f"{waiting}/{quote(request, safe='')}/reply"
         if kind == "permission":
-            # Released versions of OpenCode 2 call this field ``decision``, the preview calls it ``reply``: send both.
+            # Released versions of OpenCode 2 call this field ``decision``, and the preview ``reply``, so send both.
             body = {"reply": answer[0], "decision": answer[0]} | ({"message": answer[1]} if answer[1:] else {})
             sending = _sent(client, "POST", reply, body)
         elif list(answer) == ["reject"]:

@@ -66,7 +66,7 @@ class Worktrees:
             return None
         await self._remove(top, root)
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Empty if the user has no uncommitted changes.
+        # ``git stash create`` prints nothing if the user has no uncommitted changes.
         base = (await _git(directory, "stash", "create", f"before {intent}")).strip() or head
         await _git(directory, "worktree", "add", "--quiet", "--detach", str(root), base)
         below = (await _git(directory, "rev-parse", "--show-prefix")).rstrip("\n")

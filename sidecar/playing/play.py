@@ -134,14 +134,14 @@ async def _played(
         try:
             info = await ensure_running(home, start_seconds, words)
             starting = False
-            # A killed sidecar may have left unacknowledged records, which recovery cuts off.
+            # Read the head again, because a killed sidecar may leave unacknowledged records, which recovery cuts off.
             lowest = min(lowest, _head(home))
             async with await ShimClient.connect(home, identity=player.announce(), nonce=nonce) as client:
                 await player.run(client)
                 break
         except LinkClosed as error:
             if error.reason == "replaced":
-                # Do not reconnect: a new link would end the other process's, whose new link would end ours, and so on.
+                # Do not reconnect: our new link would end the other process's link, and the two would fight forever.
                 hint = "wait for it to finish, then play again: no event is recorded twice"
                 raise LinkUnavailable(f"another process is playing {path}", hint) from None
             progress.relinked += 1
@@ -149,17 +149,17 @@ async def _played(
             when = "repeatedly without accepting anything"
             failure = LinkUnavailable(*ended(home, when, words))
         except LinkUnavailable as error:
-            # The sidecar may have died between the check and the connection, or while it started.
+            # The sidecar may have died while it started, or between the check that it is running and the connection.
             failure = error
             if starting and words.size > heard:
-                raise  # the sidecar gave the reason why it cannot start
+                raise  # the sidecar has said why it cannot start, so trying again is useless
         if progress.acked > acked:
             failures = explained = 0
             give_up_at = loop.time() + give_up_seconds
         else:
             failures += 1
             explained += 1 if words.size > heard else 0
-        # Start a sidecar again if it was killed, but not if it cannot write its log.
+        # Start another sidecar if the last one was killed, but not if sidecars keep stating why they fail.
         if explained >= MAX_EXPLAINED or loop.time() >= give_up_at:
             raise failure
         await asyncio.sleep(min(0.05 * failures, _MAX_PAUSE_SECONDS))

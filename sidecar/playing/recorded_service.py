@@ -148,7 +148,7 @@ class RecordedService:
             self.shown = max(self.shown, count)
             self._news.notify_all()
 
-    # Answers to requests; called in the server's threads
+    # --- answers to requests, called in the server's threads ---
 
     def is_known(self, login: str) -> bool:
         """Whether a request has the password."""

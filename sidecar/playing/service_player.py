@@ -88,7 +88,7 @@ class ServicePlayer:
             client.need_open()
             status: dict[str, Any] = await control.request("status")
             mine = [each for each in status["services"] if each["registration"] == str(self.registration)]
-            # The live stream begins with a row of its own.
+            # ``taken`` must exceed ``shown``, because it also counts the row with which the live stream begins.
             if mine and mine[0]["state"] == "read" and mine[0]["taken"] > self._service.shown:
                 self.progress.acked = self._service.shown
                 self._pace.note()

@@ -263,7 +263,7 @@ class Engine:
                 self._metrics.dead(self.name)
             return record
         finally:
-            # The record is in the agent's stream, so the next commit must expect one offset more.
+            # The record is in the agent's stream, so ``_next`` is outdated; -1 makes the engine read the stream.
             self._next = -1
 
     async def _enqueue(self, given: Input) -> asyncio.Future[Handled]:
@@ -271,7 +271,7 @@ class Engine:
             self._room.clear()
             await self._room.wait()
         future: asyncio.Future[Handled] = asyncio.get_running_loop().create_future()
-        # Perhaps nobody is awaiting the future any more; the error is in ``last_error``.
+        # Retrieve the error even if nobody awaits the future any more. It is also in ``last_error``.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._waiting.append(_Waiting(given, future))
         self._news.set()
@@ -293,7 +293,7 @@ class Engine:
                 left = await self._handle(group)
                 self._waiting.extendleft(reversed(left))
             except Conflict as error:
-                # Another engine recorded something for this agent: read those records, then decide again.
+                # Another engine recorded something for this agent, so read those records and decide again.
                 self._waiting.extendleft(reversed(group))
                 await self._restore_or_break()
                 try:
@@ -366,7 +366,7 @@ class Engine:
             self._metrics.committed(asyncio.get_running_loop().time() - started, len(batch))
             self._stop("after-commit")
             if records[-1].duplicate:
-                # Another engine recorded the same input a moment ago, and perhaps others before it.
+                # Another engine recorded the same input a moment ago, and perhaps earlier ones, so restore the state.
                 answers = [
                     (waiting, Handled("duplicate") if isinstance(result, Handled) else result, 0, 0)
                     for waiting, result, _, _ in answers

@@ -72,7 +72,7 @@ class Command:
     """Set if the command broke a rule before it arrived. It is then recorded as refused, and its depth is ignored."""
 
 
-@dataclass  # not frozen: an Input is made for every event that an agent lists, and making a frozen one takes longer
+@dataclass  # not frozen, because an Input is made for every event that an agent lists, and a frozen one takes longer
 class Input:
     """An input for an agent: ``event`` is passed to ``receive``, and ``record`` is the first event of the input's group
     in the agent's stream.

@@ -164,7 +164,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if not _guards or not event.startswith(_AUDITED):
         return
     if event == "open" and str(arguments[0]).endswith((".py", ".pyc", ".so")):
-        return  # an import
+        return  # importing a module opens its file, which is allowed
     _guards[-1].append(event)
     raise Impure(event)
 
@@ -267,7 +267,8 @@ class _Names:
                     yield node.id
             elif not isinstance(found, ModuleType) and callable(found):
                 module = getattr(found, "__module__", None) or ""
-                owner = getattr(found, "__self__", None)  # random.random is a method of a hidden Random instance
+                # ``random.random`` is a method of a hidden Random instance, whose type gives the module.
+                owner = getattr(found, "__self__", None)
                 module = type(owner).__module__ if owner is not None and not module else module
                 if _is_impure(module) or f"{module}.{getattr(found, '__name__', '')}" in IMPURE_CALLS:
                     yield node.id

@@ -191,7 +191,7 @@ class _Replay:
             kept = json.loads(snapshot.state)
             return int(kept["next"]), canonical(kept["state"])
         except (ValueError, KeyError, TypeError):
-            return None  # the engine ignores this snapshot, too
+            return None  # the engine also ignores such a snapshot
 
 
 def _is_refused(group: _Group) -> bool:
@@ -227,7 +227,7 @@ def _recorded(event: StreamEvent) -> dict[str, Any]:
 def _is_same(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
     if was is None or now is None:
         return False
-    if was.get("refused"):  # a command that was too deep; its payload is not recorded
+    if was.get("refused"):  # the payload of a command that was too deep is not recorded
         return (was["type"], was["to"]) == (now.get("type"), now.get("to"))
     return canonical(was) == canonical(now)
 

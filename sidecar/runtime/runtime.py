@@ -187,7 +187,8 @@ class Runtime:
         end = loop.time() + LEVEL_SECONDS
         while True:
             is_reading = self._reading is not None and not self._reading.done()
-            # The record at the head may have been pruned.
+            # The view may never reach the head, because the record at the head may have been pruned, so stop waiting
+            # after a while.
             if self.view.position >= head or not is_reading or loop.time() > end:
                 return
             await asyncio.sleep(LOOK_SECONDS)

@@ -118,7 +118,7 @@ class Approval:
             given = list(filter(None, (first_text(each, *names) for each in inputs)))
             if given and (asked := as_text(metadata.get(name))):
                 return any(asked == text or (name == "filepath" and _may_be_same_file(asked, text)) for text in given)
-        # The patterns of a command are parts of the command.
+        # An ask for a command lists parts of the command as its patterns, so look for a pattern within the command.
         given = list(filter(None, (as_text(each.get(_PATTERN_FIELDS.get(self.ask.permission, ""))) for each in inputs)))
         return not (given and patterns) or any(part in text or "*" in part for part in patterns for text in given)
 

@@ -153,7 +153,7 @@ class Catalog:
         if event.type in _TITLED:
             session.title = as_text(payload.get("title")) or session.title
         if event.type in _ENDS_ASKS:
-            # OpenCode keeps its asks in memory, so they end with the turn and with the process.
+            # OpenCode keeps its asks only in memory, so they end when the turn or the process ends.
             session.asks.clear()
         if event.type in (CREATED, RESUMED):
             session.agent = session.agent or as_text(payload.get("agent"))
@@ -165,7 +165,7 @@ class Catalog:
         elif event.type == CHECKPOINT:
             self._checkpoint(record, session)
         elif event.type == "turn.started":
-            # An earlier turn without an end is also over: OpenCode died, and the session continued.
+            # An earlier turn without an end is over too: its OpenCode died, and the session continued later.
             stream.turns += 1
             session.agent = session.agent or event.actor
             session.turn, session.is_turn_open = as_text(payload.get("message")), True
@@ -199,7 +199,7 @@ class Catalog:
                 session.is_turn_open = False
                 session.asks.clear()
 
-    # Queries
+    # --- queries ---
 
     def asks(self, streams: Collection[str] | None = None) -> list[OpenAsk]:
         """What is waiting for a person, oldest first; only in ``streams`` if they are given."""
@@ -275,7 +275,7 @@ class Catalog:
         if self._below is None:
             self._below = {}
             for one in self.lineage.sessions.values():
-                # A root has no parent, even if sessions wrongly name each other as parents.
+                # A root is not a child here, even if sessions wrongly name each other as parents.
                 if one.parent is not None and one.id in self.sessions and self.lineage.root(one.id) != one.id:
                     self._below.setdefault(one.parent, []).append(self.sessions[one.id])
         return self._below.get(session_id, [])
@@ -288,7 +288,7 @@ class Catalog:
 def add_cost(total: float, payload: dict[str, Any]) -> float:
     """``total`` plus the cost of a step."""
     cost = payload.get("cost")
-    # Round the sum, so that the order of addition does not matter.
+    # Round the sum, so that it does not depend on the order in which the costs are added.
     return round(total + cost, 9) if is_number(cost) else total
 
 

@@ -150,7 +150,7 @@ class Changes:
         for approval in self._decided:
             event, answer = approval.asked.event, approval.answer
             if event.id in self._edited or answer is None:
-                continue  # shown with the file
+                continue  # the decision is shown with the edited file
             key = approval.session, approval.ask.turn
             turn = found[key] = found.get(key) or self._new_turn(answer, *key)
             turn.decisions.append(Decision(answer.event.id, answer.event.ts, event.actor, approval))

@@ -30,7 +30,7 @@ class Conversation:
         """Apply one record."""
         event, payload = record.event, record.event.payload
         named = payload.get("session")
-        # A root session has its stream's name, so forgotten records stay with it.
+        # A forgotten record names no session, so it goes to the root session, which has its stream's name.
         fold = self._fold(named if isinstance(named, str) else event.stream_id, record)
         fold.apply(record)
         if is_forgotten(payload):

@@ -123,7 +123,7 @@ def _step(left: dict[str, Any]) -> list[Part]:
             if not changes:
                 found.append(Part("text", text))
     if changes:
-        given.pop("filePath", None)  # the diff names it
+        given.pop("filePath", None)  # the diff names the file
     found += [Part("diff", change.patch) for change in changes]
     if output := as_text(left.pop("output", None)):
         found.append(Part("output", output))

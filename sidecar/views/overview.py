@@ -69,7 +69,7 @@ class Overview(Catalog):
         payload = record.event.payload
         turns = self._turns.setdefault(session.id, [])
         if turns and was_active:
-            # The previous turn never ended, because OpenCode died; the session continues in a new process.
+            # The previous turn never ended, because OpenCode died. The session continued in a new process.
             turns[-1].outcome = "unknown"
         message = as_text(payload.get("message"))
         turns.append(

@@ -133,8 +133,8 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
         SelectError: there is no match, or more than one.
         CorruptLog: no match comes before the fault.
     """
-    given = given.lstrip("…")  # a narrow terminal shows a stream with it
-    with suppress(CorruptLog):  # reading the whole log hits the same fault
+    given = given.lstrip("…")  # a narrow terminal shows the end of a stream's id after an ellipsis
+    with suppress(CorruptLog):  # ``catalog_of`` below finds the same fault
         known = await first(reader.read(given))
         if known is not None:
             return known.event.stream_id, None
@@ -288,7 +288,7 @@ async def family_of(reader: LogReader, stream: str, *, only: bool = False, sessi
 
     In a damaged log, the family covers the records before the damage.
     """
-    # Reading the records of the family finds and reports the fault.
+    # Ignore the fault that ``catalog_of`` returns, because reading the family's records finds and reports it.
     catalog, _ = await catalog_of(reader)
     return Family(stream, catalog.lineage, only=only, session=session)
 

@@ -48,7 +48,7 @@ class SessionFold:
         fold = _FOLDS.get(event.type, SessionFold._other)
         (SessionFold._forgotten if is_forgotten(payload) else fold)(self, record, payload)
 
-    # Turns
+    # --- turns ---
 
     def turn(self, message: str) -> Turn:
         """The turn of a user message; without a message, the latest turn."""
@@ -72,7 +72,7 @@ class SessionFold:
         turn = self.turn(as_text(payload.get("message")))
         earlier = self.current
         if earlier is not None and earlier is not turn and earlier.started_ms is not None and not earlier.outcome:
-            earlier.outcome = "unknown"  # OpenCode died, and the session continues
+            earlier.outcome = "unknown"  # the earlier turn never ended, because OpenCode died
         model = as_mapping(payload.get("model"))
         turn.model = "/".join(filter(None, (as_text(model.get(name)) for name in ("provider", "model"))))
         turn.agent = as_text(payload.get("agent")) or record.event.actor
@@ -90,7 +90,7 @@ class SessionFold:
         turn.ended_ms = record.event.ts
         self._end_asks(turn.message)
 
-    # The session
+    # --- the session ---
 
     def _begun(self, record: Record, payload: dict[str, Any]) -> None:
         session = self.session
@@ -115,7 +115,7 @@ class SessionFold:
     def _title(self, payload: dict[str, Any]) -> None:
         self.session.title = as_text(payload.get("title")) or self.session.title
 
-    # What people and models said
+    # --- what people and models said ---
 
     def _input(self, record: Record, payload: dict[str, Any]) -> None:
         event, texts, files = record.event, [], []
@@ -127,7 +127,7 @@ class SessionFold:
         text = "\n\n".join(filter(None, texts))
         prompt = Prompt(event.id, event.ts, event.actor, text, files, shell=as_text(payload.get("shell")))
         if not (text or files or prompt.shell):
-            return  # only synthetic text, which OpenCode adds itself
+            return  # the input has only synthetic text, which OpenCode itself adds
         message = as_text(payload.get("message")) or event.id
         self.prompts[message] = prompt
         self.turn(message).items.append(prompt)
@@ -142,7 +142,7 @@ class SessionFold:
                 said.kind = "summary"
             turn.items.append(said)
 
-    # What agents did
+    # --- what agents did ---
 
     def _step(self, record: Record, payload: dict[str, Any]) -> None:
         turn = self.turn_of(payload)
@@ -167,14 +167,14 @@ class SessionFold:
         call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
         call.duration_ms = as_int(payload.get("duration_ms"))
         call.diffs = diffs_of(payload, self.session.directory)
-        # An ask that already belongs to an earlier call with this id is no longer an item of the turn.
+        # An ask that belongs to an earlier call with the same id is no longer an item of the turn.
         asks = [each.ask for each in self.approvals.of_step(payload)]
         call.asks = [ask for ask in asks if any(item is ask for item in turn.items)]
         turn.items = [item for item in turn.items if not any(item is ask for ask in asks)]
 
     def _checkpoint(self, record: Record, payload: dict[str, Any]) -> None:
         known = self.approvals.apply(record)
-        if known is None:  # an answer to an unknown ask is an item of its own
+        if known is None:  # an answer to an unknown ask is shown as its own item
             ask = ask_of(record)
             add_answer(ask, record)
             self.turn(ask.turn).items.append(ask)
@@ -187,7 +187,7 @@ class SessionFold:
             if ask.state == "waiting" and turn in (None, ask.turn):
                 ask.state = "over"
 
-    # Everything else
+    # --- everything else ---
 
     def notice(self, record: Record, what: NoticeKind, text: str, turn: str = "") -> None:
         """Add a notice to a turn, by default to the latest."""

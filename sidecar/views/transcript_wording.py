@@ -39,7 +39,7 @@ _OUTCOMES = {
 
 def shortened(lines: list[T], most: int, *, full: bool = False) -> tuple[list[T], int, list[T]]:
     """The beginning of ``lines``, how many are left out, and the end, which often shows how a command went."""
-    if full or len(lines) <= most + 1:  # a line about one omitted line would save nothing
+    if full or len(lines) <= most + 1:  # a line that reports one omitted line would save nothing
         return lines, 0, []
     tail = most // 3
     return lines[: most - tail], len(lines) - most, lines[len(lines) - tail :]

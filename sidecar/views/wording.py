@@ -26,7 +26,7 @@ def local_time(ts: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     try:
         return datetime.fromtimestamp(ts / 1000, UTC).astimezone().strftime(form)
     except (OverflowError, ValueError, OSError):
-        return f"{ts}ms"  # beyond the year 9999, from a badly wrong clock
+        return f"{ts}ms"  # a badly wrong clock may give a time after the year 9999
 
 
 def iso_time(ts: int) -> str:

@@ -105,7 +105,7 @@ class MemoryEventBus:
         """See ``EventBus.publish``."""
         published, first_attempts = self._keep_message(subject, body, headers or {}, message_id)
         if self._waits and first_attempts and _HANDLED_BY.get() is not self:
-            # ``wait`` does not cancel the futures when the publisher is cancelled.
+            # Use ``asyncio.wait``, which does not cancel the handlers' futures when the publisher is cancelled.
             await asyncio.wait(first_attempts)
         return published
 
@@ -156,7 +156,7 @@ class MemoryEventBus:
         redelivery = redelivery or Redelivery()
         if group is None:
             self._check_queue(pattern, durable)
-            # A work queue has no starting point: it delivers everything unhandled.
+            # A work queue has no starting point, because it delivers every message that is not handled yet.
             begins_new = start == "new" and not covers(_COMMANDS, pattern)
             group = _Group(durable, pattern, redelivery, self._last + 1 if begins_new else 1)
             self._groups.append(group)
@@ -203,7 +203,7 @@ class MemoryEventBus:
             if message is not None:
                 return self._attempt(group, message, pending.attempt)
         while group.next <= self._last:
-            # Jump over all forgotten messages at once, but never beyond the last published one.
+            # Jump over all forgotten messages at once, but never beyond the last published message.
             oldest = next(iter(self._messages), self._last)
             sequence = max(group.next, oldest)
             group.next = sequence + 1
@@ -246,7 +246,7 @@ class MemoryEventBus:
 
     def _give_up(self, group: _Group, delivery: Delivery, reason: str) -> None:
         if group.durable is None or self._closed or delivery.subject.startswith(f"{DEAD_LETTERS}."):
-            # A dead letter that fails does not become another dead letter, which would only hide the first.
+            # A dead letter that cannot be handled does not become another one, which would only hide the first.
             self.counts["given_up"] += 1
             return
         subject, headers = dead_letter(delivery, group.durable, reason)
@@ -309,7 +309,7 @@ class MemorySubscription:
                     await self.group.work.wait()
                     continue
                 await self._handle(delivery)
-                # A handler that never awaits must not block the others.
+                # Let the other handlers run, even if this handler never awaits anything.
                 await asyncio.sleep(0)
         finally:
             self._bus.left(self)
@@ -319,7 +319,7 @@ class MemorySubscription:
             await self._handler(delivery)
         except asyncio.CancelledError as error:
             if not self._task.cancelling():
-                # Something that the handler awaited was cancelled, not the handler itself.
+                # This task itself was not cancelled but something that the handler awaited, so the attempt has failed.
                 self._bus.failed(self.group, delivery, error)
                 return
             self.group.again.appendleft(_Pending(delivery.sequence, delivery.attempt))

@@ -28,7 +28,7 @@ def missing_for_copy(store: Path, to: Backend) -> int:
     database = _size(store / LOG_FILE) + _size(store / (LOG_FILE + "-wal"))
     lines = sizes_of(store / "log")
     if to == "jsonl":
-        # The write-ahead file may have to fit into the database first.
+        # Count the write-ahead file twice, because its pages may have to be moved into the database before the copy.
         whole, there = database + _size(store / (LOG_FILE + "-wal")), lines.bytes
     else:
         whole, there = ROWS_TO_LINES * lines.bytes + min(lines.bytes, WAL_BYTES), database
@@ -72,7 +72,7 @@ def discard(store: Path, backend: Backend) -> int:
     manifest = read_manifest(store)
     if manifest is not None and manifest.backend == backend:
         raise ValueError(f"{backend} holds the log")
-    # Delete sqlite's head file first: without its database, it would report a lost log.
+    # Delete sqlite's head file before the database, because a head file without a database would report a lost log.
     database = [store / HEAD_FILE, *_database_files(store)]
     places = [store / "log", store / "head"] if backend == "jsonl" else database
     freed = 0

@@ -100,7 +100,7 @@ class Log(KeepsHints):
 
         def prepared() -> tuple[StoreLock, Manifest | None]:
             if not (store / LOCK).exists():
-                located(store)  # A refused store stays as it is, even without a lock file.
+                located(store)  # a refused store stays unchanged, even if it has no lock file
             create(store)
             lock = take_lock(store)
             try:
@@ -268,7 +268,7 @@ class Log(KeepsHints):
         """
         if self._closed:
             raise StoreClosed("the log is closed", "open it again")
-        async with self._to_sqlite_turn:  # concurrent removals migrate the log only once
+        async with self._to_sqlite_turn:  # hold the lock, so that concurrent removals migrate the log only once
             if self.backend == "sqlite":
                 return None
             moved_from = self.backend
@@ -293,7 +293,7 @@ class Log(KeepsHints):
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the waiting caller gets it; without one, asyncio would log "never retrieved"
+            task.exception()  # mark the exception as retrieved, because asyncio would log it if no caller is waiting
 
     @asynccontextmanager
     async def _removing(self) -> AsyncIterator[SqliteStore]:
@@ -302,7 +302,7 @@ class Log(KeepsHints):
         self._still.clear()
         try:
             async with self._to_sqlite_turn:
-                await discard_old(self.store)  # the old store would still hold what is removed here
+                await discard_old(self.store)  # the old store would still contain what is removed here
             self.reread_manifest()
             if not isinstance(self._backend, SqliteStore):
                 raise StoreUnavailable(
@@ -335,13 +335,13 @@ class Log(KeepsHints):
         self._live.close()
         self._lock.release()
 
-    # The files of a jsonl log
+    # --- the files of a jsonl log ---
 
     def file_sizes(self) -> Sizes | None:
         """The number of files of a jsonl log, and their bytes; ``None`` with another backend. Blocks briefly."""
         return self._backend.file_sizes() if isinstance(self._backend, JsonlStore) else None
 
-    # Migrating to another backend; see streams/log/migrate.py
+    # --- migrating to another backend (see streams/log/migrate.py) ---
 
     @property
     def source(self) -> DiskStore:
@@ -362,7 +362,7 @@ class Log(KeepsHints):
         """Admit no append until ``release``. Returns when all running appends have ended, including cancelled ones."""
         self._admitted.clear()
         await self._quiet.wait()
-        # Cancelling an append ends its caller's wait, not the write.
+        # Cancelling an append ends only its caller's wait, so also wait for the writes of cancelled appends.
         await self._backend.drained()
 
     def release(self) -> None:
@@ -395,7 +395,8 @@ class Log(KeepsHints):
         try:
             await asyncio.to_thread(write_manifest, self.store, manifest)
         except OSError:
-            # The rename may not have been synced. The next start must not find the copy, which gets no more records.
+            # The rename may have happened without a sync. Restore the manifest, because the next start must not find
+            # the copy, which gets no more records.
             await asyncio.to_thread(write_manifest, self.store, self.manifest)
             raise
         old, self._backend, self.manifest = self._backend, backend, manifest

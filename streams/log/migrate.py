@@ -143,7 +143,7 @@ class Migration:
             MigrationFailed: the copy differs from the original. The log is unchanged, the copy deleted.
             StoreUnavailable, BadStore: a store cannot be read or written. The log is unchanged.
         """
-        # Keep removals waiting: a record pruned or forgotten during the copy would be removed from only one store.
+        # Keep removals waiting, because a removal during the copy would affect only one of the two stores.
         async with self.log.moving():
             with explaining_full_disk(self.log.store, self.to):
                 try:
@@ -151,7 +151,7 @@ class Migration:
                 except MigrationFailed:
                     if not self._continued:
                         raise
-                    # The continued copy was damaged or belonged to another log. It has been deleted: begin again.
+                    # The continued copy was damaged or belonged to another log, and was deleted. Begin a new copy.
                     return await self._run()
 
     async def _run(self) -> Progress:
@@ -190,7 +190,7 @@ class Migration:
             if log.source is not copy:
                 await copy.close()
                 if isinstance(error, Exception):
-                    # ValueError: store.json names the copy, so it stays.
+                    # If store.json already names the copy, ``discard`` raises ValueError, and the copy stays.
                     with suppress(OSError, ValueError):
                         await in_thread(discard, log.store, self.to)
             raise
@@ -212,7 +212,8 @@ class Migration:
         A store that once held the log is never continued. It may have been damaged since, so it is deleted.
         """
         if self.log.manifest.kept is not None:
-            await discard_old(self.log.store)  # verifies the log first: the old store may be the only good copy
+            # ``discard_old`` verifies the log first, because the old store may be the only good copy.
+            await discard_old(self.log.store)
             self.log.reread_manifest()
         with suppress(BadStore):
             copy = await self._open()
@@ -236,7 +237,7 @@ class Migration:
             await copy.copy_in(records)
             self.progress.copied = copy.head + 1
             self._report(self.progress.phase)
-        if self.progress.phase in ("verifying", "switching"):  # earlier records are read by _verify
+        if self.progress.phase in ("verifying", "switching"):  # ``_verify`` checks the records that were copied earlier
             async for records in copy.copy_out(after=last, most=CHUNK):
                 await in_thread(self._check, records)
 

@@ -44,7 +44,7 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
             raise MissingLog(str(store), lost.reason, lost.hint)
         return None
     if manifest.backend == "jsonl":
-        # Either file shows that the log was here. Reading will report which file is missing.
+        # If the head file or a segment is left, the log was here, and reading the log reports what is missing.
         if not (store / "head").exists() and not list_segments(store / "log"):
             raise _gone(store, manifest, alone, "log/ and head are missing")
     elif not holds_known_log(store, alone=alone):
@@ -122,7 +122,7 @@ def kept_hint(store: Path) -> str | None:
         if manifest is None or manifest.kept is None or manifest.kept.backend not in with_records(store):
             return None
     except (StreamError, OSError):
-        return None  # the code that needs it reports the error
+        return None  # the code that needs the manifest reports the error
     command = "`durable-stream repair --dry-run`"
     return f"{_kept_words(manifest.kept)}: {command} shows whether that store is intact and how to use it"
 

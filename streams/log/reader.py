@@ -42,7 +42,7 @@ class LogReader:
         self._jsonl = JsonlReader(store)
 
     def _backend(self) -> DiskReader:
-        # Once its database is open, the sqlite store was there; checking it on every read would be slow.
+        # Check a sqlite store's files only until its database is open, because a check on every read is slow.
         look = located if self._sqlite is None else read_manifest
         manifest = look(self.store)
         if manifest is None or manifest.backend == "jsonl":
@@ -117,7 +117,7 @@ class LogReader:
         Raises:
             CorruptLog: a file is missing or was cut short.
         """
-        # ``located`` already compares a sqlite log with its head file.
+        # Only a jsonl log needs this check, because ``located`` has already compared a sqlite log with its head file.
         if self._backend() is self._jsonl:
             await self._jsonl.glance()
 

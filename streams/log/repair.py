@@ -194,7 +194,7 @@ def _truth(facts: Facts, manifest: Manifest) -> Iterator[Item]:
     for fault in store.faults:
         if fault.kind == "torn":
             why = f"it was never acknowledged: {'cut it off and keep it in torn/' if safe else 'it stays'}"
-            if Path(fault.file).name == "log.db":  # a removal that was cut off
+            if Path(fault.file).name == "log.db":  # the fault in ``log.db`` is a removal that was interrupted
                 why = "finish it" if safe else "it stays"
         elif _is_head(fault):
             why = "every record passed verification: rewrite it; a loss of records at the very end would go unnoticed"
@@ -336,7 +336,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
     whole = {hint.name for hint in known}
     ahead = {f"hints/{name}": until for name, _, until in hints.lost()}
     if truth is not None and (stores[truth].is_sound or stores[truth].only_indexes):
-        # Nobody knows how far a damaged log went. Once the log is restored from a backup, it may reach these positions.
+        # A hint beyond head is wrong only if the log is sound: a damaged log may reach it once restored from a backup.
         ahead |= {f"hints/{name}": until for name, until in known if until > head}
     return Facts(
         manifest=manifest,
@@ -370,7 +370,7 @@ class Repairing:
                 assert item.manifest is not None
                 await asyncio.to_thread(self._write_manifest, item.manifest, item.paths)
             case "open":
-                # Opening the store cuts the tail, keeps it in torn/, and writes the head file.
+                # Opening the store cuts off the torn tail, keeps a copy of the tail in torn/, and writes the head file.
                 manifest = read_manifest(self.store)
                 await (await open_backend(self.store, "jsonl" if manifest is None else manifest.backend)).close()
             case "copy rows":
@@ -400,7 +400,7 @@ class Repairing:
 
     def _replace_database(self, fresh: Path) -> None:
         path = self.store / LOG_FILE
-        # Link the file under a second name, then rename: the log is never without a database.
+        # Link the old file under a second name before the rename, so that the log is never without a database.
         os.link(path, self._aside() / LOG_FILE)
         sync_directory(self._aside())
         (fresh / LOG_FILE).replace(path)
@@ -479,8 +479,7 @@ async def _head(store: Path, backend: Backend) -> int:
 
 async def _search_fault(store: Path, log: StoreFacts) -> SearchFault | None:
     fault = await asyncio.to_thread(search_fault, store, log.head)
-    # Nobody knows how far a damaged log went. Once the log is restored from a backup, it may reach the indexed
-    # positions.
+    # An index beyond head is wrong only if the log is sound: a damaged log may reach it once restored from a backup.
     return None if fault == "ahead" and not (log.is_sound or log.only_indexes) else fault
 
 

@@ -101,7 +101,7 @@ class Verification:
         try:
             manifest = read_manifest(self._store)
         except ForeignStore:
-            return  # damaged: the check of the manifest reports it
+            return  # the check of the manifest reports the damage
         names = {manifest.backend, manifest.kept.backend if manifest.kept else None} if manifest is not None else set()
         if manifest is not None and self._backend not in names:
             raise StoreUnavailable(
@@ -116,7 +116,7 @@ def _backend_of(store: Path) -> Backend:
     try:
         manifest = read_manifest(store)
     except ForeignStore:
-        manifest = None  # the check of the manifest reports it
+        manifest = None  # the check of the manifest reports the damage
     if manifest is not None:
         return manifest.backend
     return "sqlite" if with_records(store) == ["sqlite"] else "jsonl"

@@ -162,7 +162,7 @@ class GroupCommit:
             self._flush_is_due = True
             loop.call_soon(self._flush)
             if self._last_group == 1 and self._is_for_the_loop():
-                # No other append shared the last commit, so this one need not wait for others.
+                # No other append shared the last commit, so do not wait for others to share this one.
                 self._commit_on_loop()
         return await pending.future
 
@@ -199,7 +199,7 @@ class GroupCommit:
             if self._stop is None:
                 self._leave_to_thread(group)
                 return
-            # The thread may have ended already, so write here, on the loop.
+            # The writer thread may have ended already, so write here, on the event loop.
             self.on_loop = False
             self._write(group)
         finally:
@@ -300,7 +300,7 @@ class GroupCommit:
         try:
             self.check()
         except (StoreFenced, OSError) as lost:
-            # Do not cut the end of the log, because another process may have written there since.
+            # Do not cut the end of the log, because another process may have written there in the meantime.
             may_abandon = False
             failure = lost if isinstance(lost, StoreFenced) else failure
         else:

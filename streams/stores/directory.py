@@ -98,7 +98,7 @@ def refuse_links(store: Path) -> None:
 
     Also raised if a file is in the place of the directory or of its home.
     """
-    with suppress(OSError):  # no permission: reading it will report that
+    with suppress(OSError):  # if a permission is missing, reading the store reports that
         file = next((path for path in (store, store.parent) if path.exists() and not path.is_dir()), None)
         if file is not None:
             hint = "choose another home with --home, or move this file away"
@@ -134,9 +134,9 @@ def create(store: Path, *inside: Path) -> None:
     for directory in (store, *inside):
         make_directory(directory)
     if not (store / MANIFEST).exists():
-        # The store is new, and perhaps its home too: a power loss must not lose the directories above it.
+        # Sync every parent, because the store's home may be as new as the store, and a power loss must lose neither.
         for directory in store.absolute().parents:
-            with suppress(PermissionError):  # a directory that we may not list is not one that we made
+            with suppress(PermissionError):  # we did not make a directory that we may not list
                 sync_directory(directory)
 
 
@@ -165,7 +165,7 @@ class StoreLock:
         except (FileNotFoundError, NotADirectoryError):
             pass
         else:
-            # The open descriptor keeps the number from being given to another file.
+            # The inode number identifies the lock file, because our open descriptor keeps it from being reused.
             if (found.st_dev, found.st_ino) == self._identity:
                 return
         raise StoreFenced(
@@ -199,7 +199,7 @@ def take_lock(store: Path) -> StoreLock:
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
             lock = StoreLock(store, directory, file)
-            lock.check()  # the file may have been deleted before it was locked
+            lock.check()  # check again, because the file may have been deleted before it was locked
         except BaseException:
             os.close(file)
             raise

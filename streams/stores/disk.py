@@ -36,7 +36,7 @@ class Disk:
         """Open a new append-only file, mode 0600, and make its name durable."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            os.fchmod(fd, 0o600)  # the umask may clear the owner's bits too
+            os.fchmod(fd, 0o600)  # the umask may have removed the owner's permissions too
             sync_directory(path.parent)
         except OSError:
             os.close(fd)

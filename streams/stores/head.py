@@ -56,7 +56,7 @@ def read_head(path: Path) -> Head | None:
     Raises:
         ForeignStore: the head file is a symbolic link.
     """
-    for _ in range(3):  # the writer may be replacing it right now
+    for _ in range(3):  # try again, because the writer may be replacing the file at this moment
         try:
             text = read_file(path).rstrip()
         except FileNotFoundError:

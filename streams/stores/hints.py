@@ -130,7 +130,7 @@ class Hints:
             return None
         try:
             fields = _Header(**orjson.loads(header))
-            # The checksum also covers the numbers, as written.
+            # The checksum also covers the version and the position, so a change in either counts as damage.
             if newline and fields.crc == _crc(fields.version, fields.position, state):
                 return Snapshot(fields.version, fields.position, state)
         except (orjson.JSONDecodeError, TypeError):
@@ -149,7 +149,7 @@ class Hints:
                 file.write(header + b"\n" + state)
             temporary.replace(self._directory / name)
         except BaseException:
-            temporary.unlink(missing_ok=True)  # do not fill a full disk any further
+            temporary.unlink(missing_ok=True)  # delete the partial file, so that it does not fill a full disk further
             raise
 
 
@@ -157,7 +157,7 @@ class KeepsHints:
     """``StreamStore``'s hint methods over files, for a store that has a ``head`` and sets ``_hints``."""
 
     _hints: Hints
-    head: Any  # an int; every store defines it as a property
+    head: Any  # every store defines ``head`` as a property of type int
 
     async def cursor(self, name: str) -> int:
         """See ``StreamStore.cursor``."""

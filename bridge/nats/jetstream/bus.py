@@ -145,7 +145,8 @@ class JetStreamEventBus:
         for each in running:
             each.stop()
         for each in running:
-            # Cancel them one by one and in this task, because a handler that closes the bus must not wait for itself.
+            # Cancel the subscriptions one by one and in this task: if this task is a handler of one of them, it must
+            # not wait for itself.
             await each.cancel()
 
     # --- inside ---
@@ -189,7 +190,8 @@ class JetStreamEventBus:
             (pattern,),
             ack_wait_s=self._ack_wait_s,
             max_ack_pending=_MAX_ACK_PENDING,
-            # A work queue has no starting point: it delivers everything unhandled.
+            # The server lets a work queue's consumer start only at the beginning, where only unhandled messages are
+            # left.
             new_only=start == "new" and stream.retention != "workqueue",
             inactive_s=FORGOTTEN_SECONDS if durable is None else 0,
             metadata={_REDELIVERY: kept, _DURABLE: durable or ""},
@@ -216,7 +218,7 @@ class JetStreamEventBus:
             NatsError: storing failed.
         """
         if durable is None or delivery.subject.startswith(f"{DEAD_LETTERS}."):
-            # A dead letter that fails does not become another dead letter, which would only hide the first.
+            # A dead letter that cannot be handled does not become another one, which would only hide the first.
             self.counts["given_up"] += 1
             return
         subject, headers = dead_letter(delivery, durable, reason)
@@ -271,7 +273,7 @@ class JetStreamSubscription:
                     session = await self._bus._sessions.get()
                     await pulling.remove_consumer(session, self._stream, self._consumer.name)
                 except NatsError:
-                    return  # the server removes it automatically
+                    return  # the server itself removes an inactive consumer after a while
         finally:
             self._bus.left(self)
 
@@ -283,7 +285,7 @@ class JetStreamSubscription:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Something that the handler awaited was cancelled, not the handler itself.
+            # This task itself was not cancelled but something that the handler awaited, so the attempt has failed.
             return self._failed(delivery, error)
         except Exception as error:  # noqa: BLE001 - any error in a handler is a failed attempt
             return self._failed(delivery, error)

@@ -98,7 +98,7 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
             )
     except BaseException as error:
         ended.cancel()
-        # ``close`` would wait forever after a failed TLS handshake. The client has started no task yet.
+        # ``close`` would wait forever after a failed TLS handshake. The client has not started any task yet.
         client.abort()
         if not isinstance(error, Exception):
             raise
@@ -136,7 +136,8 @@ class GuardedClient(Client):
         """Call ``on_message`` directly when a message is read from the socket: in order, with no queue and no task in
         between.
         """
-        callback = _callback(on_message)  # the library requires one; ``_process_msg`` does not call it
+        # The library requires a callback, but our ``_process_msg`` never calls this one.
+        callback = _callback(on_message)
         self._direct[callback] = on_message
         return await self.subscribe(pattern, cb=callback)
 
@@ -145,7 +146,7 @@ class GuardedClient(Client):
         return await self.subscribe(pattern, cb=_callback(on_message))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        # The library parses headers character by character, which would take half the time of reading a stream.
+        # Bypass the library's header parser, which is so slow that it takes half the time of reading a stream.
         subscription = self._subs.get(sid)
         on_message = self._direct.get(subscription._cb) if subscription is not None and subscription._cb else None
         if on_message is None:
@@ -159,7 +160,7 @@ class GuardedClient(Client):
         await self._flush_pending(force_flush=True)
 
     async def _process_pong(self) -> None:
-        # The library fails, and loses the connection, when the answer to a cancelled flush arrives.
+        # Handle the answer to a cancelled flush here, because the library would fail on it and lose the connection.
         if self._pongs and self._pongs[0].done():
             self._pongs.pop(0)
             self._pongs_received += 1
@@ -168,7 +169,7 @@ class GuardedClient(Client):
             await super()._process_pong()
 
     async def _process_op_err(self, e: Exception) -> None:
-        # The library reports the end only after writing all unsent data, to a peer that may never read again.
+        # Report the end at once, because the library first writes all unsent data, to a peer that may never read it.
         if not self._ended.done() and not self.is_connecting:
             self._ended.set_result(short(e))
         self.abort()
@@ -179,10 +180,10 @@ class GuardedClient(Client):
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
-        # With unsent data, closing raises halfway and leaves tasks behind.
+        # Discard unsent data, because with such data the library's ``close`` fails halfway and leaves tasks behind.
         self._pending.clear()
         self._pending_data_size = 0
-        # When the library's writer ends, it forgets the tasks that wait for it, which would then wait forever.
+        # Wake the tasks that wait for a flush, because the library's writer forgets them when it ends.
         while self._flush_queue is not None and not self._flush_queue.empty():
             waiting = self._flush_queue.get_nowait()
             if not waiting.done():
@@ -198,7 +199,7 @@ class GuardedClient(Client):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()
         except (OSError, nats.errors.Error, AttributeError, TimeoutError) as error:
-            # The library would close parts that it has not opened yet, and wait for a peer that may never answer.
+            # The library's ``close`` may fail on parts that are not open yet, or wait for a peer that never answers.
             log.debug("closing a connection failed: %s", short(error))
         finally:
             self.abort()

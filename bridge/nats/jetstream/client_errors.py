@@ -63,8 +63,7 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
     if "certificate" in text.lower() or "ssl" in type(error).__name__.lower():
         return TlsFailed(f"TLS with {where} failed: {text}", "check cert_dir in [nats] and the server's certificate")
     if isinstance(error, OSError | nats.errors.Error | TimeoutError | asyncio.TimeoutError):
-        # An embedded server has no address in the configuration, because the sidecar restarts it and reports its
-        # problems.
+        # The sidecar restarts an embedded server and reports its problems, so the user need not do anything.
         hint = "" if options.token else "start it, or correct servers in [nats]"
         return Unreachable(f"cannot reach the NATS server at {where}: {_why(error)}", hint)
     return NatsUnavailable(f"the NATS server at {where} failed: {text}")

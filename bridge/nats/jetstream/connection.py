@@ -222,7 +222,8 @@ class JetStream:
         finally:
             if self.is_open:
                 try:
-                    # The library's ``unsubscribe`` would silently lose messages that the server has already sent.
+                    # Drain, because the library's ``unsubscribe`` silently loses messages that the server has already
+                    # sent.
                     async with asyncio.timeout(CLOSE_SECONDS):
                         await subscription.drain()  # type: ignore[no-untyped-call]
                 except Exception as error:  # noqa: BLE001 - the subscription ends with the connection at the latest
@@ -259,7 +260,7 @@ class JetStream:
     def _forget(self, token: str, done: asyncio.Future[Received]) -> None:
         self._waiting.pop(token, None)
         if not done.cancelled():
-            done.exception()  # mark the exception as retrieved, so that asyncio does not log an abandoned request
+            done.exception()  # mark the exception as retrieved, because asyncio would log it for an abandoned request
 
     def _end_all(self, ended: asyncio.Future[str]) -> None:
         why = "it was abandoned" if ended.cancelled() else ended.result()

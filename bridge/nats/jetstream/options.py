@@ -112,7 +112,7 @@ def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
         _read(certificate, "certificate")
         _read(key, "certificate key")
         try:
-            # The empty password keeps OpenSSL from asking on the terminal.
+            # The empty password keeps OpenSSL from asking for a password on the terminal.
             context.load_cert_chain(certificate, key, password="")
         except (ssl.SSLError, OSError) as error:
             reason = f"{certificate} and {key} do not match ({_reason(error)})"

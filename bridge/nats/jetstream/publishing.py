@@ -125,7 +125,7 @@ async def publish_all(
     try:
         for sent, message in enumerate(messages):
             if len(in_flight) - len(stored) >= window:
-                # Wait for half of the window, because waking up for every answer costs more than it gains.
+                # Wait for half of the window at once, because waking up for every answer costs more than it gains.
                 await _take(messages, in_flight, stored, sent - window // 2)
             in_flight.append(await session.begin(message.subject, message.body, {**message.headers, **more}))
         await _take(messages, in_flight, stored, len(messages))
@@ -204,8 +204,8 @@ async def stage_batch(
         raise ValueError(f"a batch must have 1 to {MAX_BATCH} messages, not {len(messages)}")
     begun = None
     if len(messages) > 1:
-        # The server answers the first message (with an empty body or an error) but not the messages between the first
-        # and the last.
+        # Begin the first message on its own: the server answers it (with an empty body or an error), but no message
+        # between the first and the last.
         first = messages[0]
         begun = await session.begin(first.subject, first.body, _in_batch(first, batch_id, 1, expect))
         await session.send_all(

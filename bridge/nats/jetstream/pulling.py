@@ -288,7 +288,8 @@ class PullLoop:
                                 raise NatsUnavailable(f"the server ended a request for messages: {why}")
                             break
         finally:
-            # Give back messages that arrived too late, so that other consumers need not wait for the deadline.
+            # Give back messages that arrived too late to be handled, so that the server need not wait for their ack
+            # deadline before it redelivers them.
             while not arrived.empty():
                 left = arrived.get_nowait()
                 if not left.status:

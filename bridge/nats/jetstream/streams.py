@@ -111,7 +111,7 @@ async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinit
     for each in plans:
         await _carry_out(session, each)
     read = {each.name: await facts(session, each.name) for each in wanted}
-    # Read the settings back, because the server silently keeps some old ones.
+    # Read the settings back, because the server silently ignores changes of some settings.
     for each in plan(wanted, [dict(one.config) for one in read.values()], server=version):
         if each.action != "keep" and any(change.setting not in _OPTIONAL for change in each.changes):
             raise StreamRefused(f"stream {each.name}", 0, f"the server did not apply the settings: {each}")
@@ -125,8 +125,8 @@ _OPTIONAL: Final = frozenset({"allow_atomic", "allow_direct", "description"})
 async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:
     if wanted.action not in ("create", "update"):
         return
-    # The server answers before it removes a deleted stream's directory, so the removal can hit a new stream of the
-    # same name.
+    # Try again if the server is busy: it confirms the deletion of a stream before it removes the stream's directory,
+    # which can break a new stream of the same name.
     pauses = iter(_CREATE_PAUSES_S)
     while True:
         try:

@@ -121,7 +121,9 @@ def read_command(
         notes.append("reserved_keys")
     key = fields.get("idempotency_key") or given.get(h.MESSAGE_ID) or f"{stream}:{sequence}"
     if h.LOG in given and fields.get("idempotency_key"):
-        key = f"{given[h.LOG]}:{key}"  # keys are unique only within one log, and any number of homes may send commands
+        # A key is unique only within one log, and the command may come from any home's log, so put that log's id before
+        # the key.
+        key = f"{given[h.LOG]}:{key}"
     correlation, causation = fields.get("correlation_id"), fields.get("causation_id")
     depth, decision = _judged(given, recorded(correlation) if correlation else None, causation, limit)
     metadata: dict[str, Any] = {"subject": subject, "project": names.project, "workspace": names.workspace}
@@ -138,7 +140,7 @@ def read_command(
         depth=depth,
         decision=decision,
         correlation_id=correlation,
-        # A whole event was recorded elsewhere, so it is itself the cause of what is recorded here.
+        # A command that is a whole event was recorded elsewhere, so that event is the cause of the records here.
         causation_id=fields["id"] if fields.keys() >= _WHOLE else causation,
         traceparent=_trace_of(given, fields, key, metadata, notes),
         ts=_ts_of(given, fields, notes),

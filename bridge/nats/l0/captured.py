@@ -107,7 +107,7 @@ def _step(event: StreamEvent, session: str, context: RecordContext) -> list[L0Me
     )
     step = Step(
         agent_turn_id=_id(payload.get("turn") or event.correlation_id, event, "turn"),
-        # A call that never became a part has only its event's id.
+        # A call that never became a part has no part id, so the id of its event identifies the step.
         step_id=_id(payload.get("part") or event.id, event, "step"),
         phase="failed" if failed else "completed",
         metadata=metadata,

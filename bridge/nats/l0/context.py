@@ -95,7 +95,7 @@ class ContextProjection:
         if session is None:
             known = payload.get("lineage") in ("root", "child")
             session = self._sessions[session_id] = _Session(None, parent, known)
-        # Keep the first known project, so that all records of a session share a subject prefix.
+        # Keep the first known project, so that all records of a session share one subject prefix.
         if session.project is None and isinstance(project, str) and project:
             session.project = project
             self._projects.setdefault(event.stream_id, project)

@@ -108,7 +108,7 @@ class L0Payload(BaseModel):
             raise PayloadError(cls.what(), (f"the body has {len(body)} bytes; the limit is {MAX_BODY}",))
         try:
             fields = orjson.loads(body)
-        except ValueError:  # the base class of orjson's error
+        except ValueError:
             raise PayloadError(cls.what(), ("the body is not JSON",)) from None
         if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
             repairs = Repairs()

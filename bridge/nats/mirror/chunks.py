@@ -92,7 +92,7 @@ class Coalescer:
                 ready += self._send(next(iter(self._open)))
             current = _Open(delta.turn, delta.step, delta.kind, now + self.max_wait_s)
             self._open[delta.session] = current
-        # An encoder may split surrogate pairs; ``_pieces`` joins the halves.
+        # A delta may end in the middle of a surrogate pair; ``_pieces`` joins the two halves.
         current.texts.append(delta.text)
         current.size += len(delta.text.encode("utf-8", "surrogatepass"))
         if current.size >= self.max_bytes:
@@ -127,7 +127,8 @@ class Coalescer:
         ready = []
         for content in _pieces("".join(current.texts), self.max_bytes):
             number = self._numbers.pop(key, 0)
-            self._numbers[key] = number + 1  # the newest goes to the end
+            # Re-insert the key at the end, because the oldest key, at the front, is dropped first.
+            self._numbers[key] = number + 1
             chunk = Chunk(
                 agent_turn_id=current.turn,
                 step_id=current.step,

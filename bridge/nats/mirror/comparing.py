@@ -178,7 +178,8 @@ class Comparer:
         self.result = Comparison(stream)
         self._family, self._mirror, self._head = family, mirror, head
         self._removed, self._limits = removed, limits
-        skew = SKEW_MS if family == "records" else 0  # for L0 messages, the publisher's clock decides
+        # The server's clock may be ahead of ours. The expiry of L0 messages depends only on the publisher's clock.
+        skew = SKEW_MS if family == "records" else 0
         self._old_before = now_ms - limits.max_age_ms - skew if limits.max_age_ms else None
         self._wanted, self._seen = bytearray(head + 1), bytearray(head + 1)
         self._current: _Held | None = None
@@ -244,7 +245,7 @@ class Comparer:
     def take(self, message: KeptMessage) -> list[Difference]:
         """Take the stream's next message; return its differences."""
         if self._family == "meanings" and message.headers.get(h.LOG) != h.header_text(self._mirror.log):
-            return []  # a message of another home, which uses the same subjects
+            return []  # the message is from another home, which uses the same subjects
         self.result.messages += 1
         position = self.position_of(message)
         if position is None:
@@ -291,7 +292,7 @@ class Comparer:
             lacking = self._count_lacking(position)
             if not lacking:
                 continue
-            # Positions without messages, such as pruned ones, do not end a run.
+            # A run of missing messages continues across positions that have no messages, such as pruned ones.
             if count and any(self._wanted[between] & 0x1F for between in range(last + 1, position)):
                 yield self._missing(first, last, count)
                 count = 0
@@ -369,12 +370,12 @@ class Comparer:
                 self._difference("unforgotten", position, message, "it contains a payload that the log has forgotten")
             ]
         if held is not None and self._fitting(message, held, part, rebuild) is not None:
-            return []  # the message was published when the server had a larger limit
+            return []  # the message was published when the server had a larger size limit
         return [self._difference("extra", position, message, "the record has no such message")]
 
     def _content(self, message: KeptMessage, held: _Held | None, part: str, rebuild: int) -> list[Difference]:
         if held is None or part not in held.open:
-            return []  # the record is no longer held; the late message is reported as out of order
+            return []  # the record is no longer in memory, and its late message is reported as out of order
         self.result.compared += 1
         record, expected = held.record, held.open[part]
         if self._is_forgotten(record) and message.headers.get(h.FORM) in ("whole", None):
@@ -395,7 +396,8 @@ class Comparer:
         """The message that the mirror would publish to a server whose limit is exactly this message's size."""
         sent = {name: value for name, value in message.headers.items() if _is_ours(name) or name == h.MESSAGE_ID}
         if h.FORM in sent:
-            sent[h.FORM] = "forgotten"  # headers are measured with this form, before the form is known
+            # The mirror measures headers with this longest form, before it knows the real form.
+            sent[h.FORM] = "forgotten"
         limit = BATCH_RESERVE + wire_size(sent, len(message.body))
         made = mirrored(held.record, held.context, replace(self._mirror, rebuild=rebuild, max_payload=limit))
         return next((each for each in made.messages if _split_id(each.headers[h.MESSAGE_ID])[1] == part), None)

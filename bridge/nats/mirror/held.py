@@ -60,7 +60,7 @@ class HeldText:
         whole = str(self._clean(self._said))
         same = len(self._told)
         if not whole.startswith(self._told):
-            # Text that was already released became part of a secret. Continue where the old and new texts differ.
+            # Text that was already released became part of a secret, so continue where the old and new texts differ.
             pairs = zip(whole, self._told, strict=False)
             same = next((at for at, (new, old) in enumerate(pairs) if new != old), min(len(whole), len(self._told)))
         leaving, self._told = whole[same:], whole

@@ -164,7 +164,8 @@ def _command_headers(record: Record, mirror: Mirror, message_type: str, part: st
         sender=event.source.agent,
         payload=event.payload,
         message_id=h.message_id(event.id, part=part),
-        limit=10**MAX_DEPTH_DIGITS,  # the agent's limit was applied when the command was recorded
+        # Set no limit here, because the agent's limit was applied when the command was recorded.
+        limit=10**MAX_DEPTH_DIGITS,
         version=mirror.version,
     ).headers
 
@@ -191,9 +192,8 @@ def _own_message(
     subject = _record_subject(context.project, mirror.log, event.stream_id, event.type)
     if isinstance(event.metadata.get(h.TRACESTATE), str):
         return _own_message_by_name(record, context, mirror, subject)
-    # Nearly every message is built here: look up the header lines that it shares with many others, and write the rest
-    # as text.
-    # A test checks that both ways agree.
+    # This is the fast path for nearly every message: the header lines that it shares with many others are cached, and
+    # the rest is written as text. A test checks that ``_own_message_by_name`` gives the same message.
     shared = _shared_lines(
         event.stream_id, event.traceparent, context.depth, mirror.log, mirror.version, event.type, event.source.agent
     )
@@ -205,7 +205,7 @@ def _own_message(
     form, body = _body(event, mirror.max_payload - BATCH_RESERVE - VERSION_LINE_BYTES - len(text) - _LONGEST_FORM)
     text, count = f"{text}{form}\r\n", shared.lines + _OWN_LINES
     if not h.are_lines(text, count):
-        # If the log was tampered with, its text must not pass for a header line. The publisher decides what to do.
+        # A line break in a tampered log must not forge a header line. The publisher decides what to do.
         return _own_message_by_name(record, context, mirror, subject)
     found = h.reserved_keys(event.payload)
     notes, warnings = _noted(shared.notes, found) if found else (shared.notes, ())
@@ -223,7 +223,8 @@ def _own_message_by_name(
     given[HASH] = record.hash
     identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
     headers, _, notes, warnings = _filled(event, given, mirror, event.type, identity, event.payload)
-    headers[FORM] = "forgotten"  # the longest possible value
+    # Measure the headers with the longest possible form, because the real form is not known yet.
+    headers[FORM] = "forgotten"
     form, body = _body(event, mirror.max_payload - BATCH_RESERVE - wire_size(headers, 0))
     headers[FORM] = form
     return Message(subject, headers, body), _with_form(notes, form), warnings

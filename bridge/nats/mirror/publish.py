@@ -234,7 +234,8 @@ async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
     """Store a begun run. No other run of the log may be in flight. Raises as ``publish_run`` does."""
     session, run = begun.session, begun.run
     l0 = await _publish(session, begun.l0)
-    # A work queue accepts no atomic batches; the id identifies a message that is published again.
+    # Publish commands one by one, because a work queue accepts no atomic batches. A message that is sent again is
+    # recognised by its id.
     l0 += await _publish(session, [_Part(run.commands, None)] if run.commands else [])
     own = await _publish(session, begun.own)
     duplicates = sum(stored.duplicate for stored in own)
@@ -271,7 +272,7 @@ async def _publish(session: JetStream, parts: Sequence[_Part]) -> list[Stored]:
                 stored.append(await part.staged.commit())
                 continue
             except BatchRefused:
-                pass  # nothing of the batch was stored; publishing one by one finds the duplicates
+                pass  # nothing of the batch was stored, and publishing one by one finds the duplicates
         try:
             stored += await publish_all(session, part.messages)
         except PublishStopped as stopped:

@@ -55,7 +55,7 @@ def turn_items(session: str, messages: list[dict[str, Any]], last: int = 0) -> I
         else:
             answering = text(about.get("parentID")) or answering
             last = number(mapping(about.get("time")).get("completed")) or at
-            # The first update begins the turn. An error must come after the parts, as in a recording at the time.
+            # The first update begins the turn. The error comes after the parts, as in OpenCode's live hooks.
             begun = {**about, "error": None, "time": {**mapping(about.get("time")), "completed": None}}
             yield _event("message.updated", at, {"sessionID": session, "info": begun})
             yield from _parts(session, parts, at)

@@ -132,7 +132,7 @@ _PARTS: Final[dict[str, Shape]] = {
         "cost?": _number,
         "snapshot?": str,
     },
-    # Parts of these types are noise, or repeat what the recorded input already has.
+    # Parts of these types contain nothing worth recording, or repeat what the recorded input already contains.
     **{kind: {} for kind in ("step-start", "snapshot", "patch", "compaction", "retry", "file", "agent", "subtask")},
 }
 """Shapes of message parts, by type."""

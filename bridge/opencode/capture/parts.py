@@ -75,7 +75,7 @@ class Parts(Turns):
                 del self._aborts[session_id]
                 self.finish(late.entry.token)
 
-    # Parts: steps, outputs, child sessions
+    # --- parts: steps, outputs, child sessions ---
 
     def part_updated(self, entry: Entry, session: SessionState | None) -> bool:
         part = shapes.properties_of(entry.item)["part"]
@@ -201,12 +201,12 @@ class Parts(Turns):
     def _write_after(self, after: _After) -> None:
         """Make the step from the hook alone, because the part's end never came."""
         session = self.state.sessions.get(after.session)
-        if session is None:  # pruned or forgotten while the hook was held
+        if session is None:  # the session was pruned or forgotten while the hook was held
             self.counts["session_removed:tool.execute.after"] += 1
             self.finish(after.entry.token)
             return
         opened = [t for t in self._open.values() if t.session == after.session and t.call == after.call]
-        # If two calls share a part, the part gets the step of the call that ends it, and that call is not known yet.
+        # If two calls share a part, the part's step belongs to the call that ends it, and that call is not known yet.
         part = next((one.part for one in opened if len(one.inputs) < 2), None)
         if part is None and self._is_echo(session, after.call, after.entry.item.input.get("args")):
             self.counts["duplicate:tool.execute.after"] += 1

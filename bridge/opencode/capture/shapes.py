@@ -11,7 +11,7 @@ from typing import Any
 from bridge.opencode.link.frames import HookItem
 
 _TOLD = frozenset(
-    # Leave out the provider's response, which may contain anything. The other values have their own fields.
+    # The provider's response may contain anything, and the other values are recorded in fields of their own.
     ("responseHeaders", "responseBody", "requestBodyValues", "stack", "message", "statusCode", "isRetryable")
 )
 
@@ -42,7 +42,7 @@ def present(**fields: Any) -> dict[str, Any]:
 
 def bus_event(item: HookItem) -> dict[str, Any]:
     """The bus event of an ``event`` hook: ``{id, type, properties}``."""
-    # This runs a dozen times for every hook.
+    # This function runs a dozen times for every hook, so it calls no helper.
     given = item.input
     event = given.get("event") if isinstance(given, dict) else None
     return event if isinstance(event, dict) else {}

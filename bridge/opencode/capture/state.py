@@ -52,10 +52,10 @@ REMEMBERED_AT_REST = 4
 """How many entries of each kind every other session remembers."""
 
 
-# Equal states must dump to equal bytes, but sets have no order, and the log reorders a payload's fields.
+# Equal states must dump to equal bytes. Sets have no order and the log reorders a payload's fields, so both are sorted.
 Names = Annotated[set[str], PlainSerializer(sorted, return_type=list[str])]
 Fields = Annotated[dict[str, Any], PlainSerializer(lambda found: orjson.loads(canonical(found)))]
-# ``int`` comes first, because a count loaded as 10.0 would change the payload of the turn's end.
+# ``int`` comes first in the union, because a count loaded as 10.0 would change the payload of ``turn.ended``.
 Sums = Annotated[dict[str, int | float], PlainSerializer(lambda found: dict(sorted(found.items())))]
 
 
@@ -232,7 +232,7 @@ class CaptureState:
             self._turn_started(session, event)
         elif event.type == "turn.ended":
             if session.turn is not None and session.turn.user_message == payload["message"]:
-                session.turn.counted.clear()  # the sums are reported and final
+                session.turn.counted.clear()  # the sums are final, so the keys of counted steps are no longer needed
                 session.last_turn, session.turn = session.turn, None
             session.last_end, session.title = event.id, payload.get("title") or session.title
         elif event.type == "execution.step":
@@ -296,7 +296,7 @@ class CaptureState:
         self.busy.move_to_end(session.id)
         if len(self.busy) > BUSY_SESSIONS:
             resting, _ = self.busy.popitem(last=False)
-            # A snapshot of an older version may name a removed session.
+            # A snapshot that an older version saved may name a session that was removed since.
             if resting in self.sessions:
                 self.sessions[resting].rest()
 
@@ -324,8 +324,8 @@ class CaptureState:
     def _step(self, session: SessionState, event: StreamEvent) -> None:
         payload = event.payload
         if payload.get("call"):
-            # Prefer the input that `tool.execute.after` reported. Call ids can repeat, so the input in the part may be
-            # that of another call.
+            # Prefer the input that `tool.execute.after` reported: call ids can repeat, so the input in the part may
+            # belong to another call.
             ran = input_digest(payload.get("executed_input", payload.get("input")))
             remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {ran}"[-400:])
         turn = session.turn

@@ -71,7 +71,7 @@ class Translator(Parts):
         self._waiting: dict[str, _Waiting] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
 
-    # Called by the owner
+    # --- called by the owner ---
 
     def feed(self, token: Token, item: HookItem, now: float) -> None:
         """Take one item. Items of one origin must come in order."""
@@ -148,7 +148,7 @@ class Translator(Parts):
             self._seen.popitem(last=False)
         return False
 
-    # Placing sessions
+    # --- placing sessions ---
 
     def _place_waiting(self) -> None:
         """Place every waiting session that can be placed now. Each one may unblock others."""
@@ -168,7 +168,7 @@ class Translator(Parts):
             return False
         del self._waiting[session_id]
         if not waiting.entries and info is None:
-            return True  # only hooks of its children came, and OpenCode did not describe the session
+            return True  # only hooks of the session's children came, and OpenCode did not describe the session
         is_root = info is not None and info.get("parentID") is None
         lineage = "child" if parent is not None else "root" if is_root else "unknown"
         if lineage == "unknown":
@@ -192,11 +192,12 @@ class Translator(Parts):
                 self.ask(session_id, waiting.first.token.origin)
             return False
         if parent_id and parent is None:
-            # The parent may be on its way or older than this log, so ask about the parent too.
+            # The parent's hooks may still be coming, or the parent may be older than this log: ask about the parent
+            # too.
             if parent_id not in self._waiting and parent_id != session_id:
                 self._waiting[parent_id] = _Waiting(waiting.first, waiting.deadline)
             return False
-        # The `task` call that made it is its cause, so it must come first.
+        # The `task` call that created a child session is the child's cause, so that call must be recorded first.
         return not (created and parent is not None and parent.turn and session_id not in self.state.spawns)
 
     def _appear(self, entry: Entry, info: dict[str, Any], lineage: str, *, created: bool) -> None:
@@ -248,7 +249,7 @@ class Translator(Parts):
         lineage = "unknown" if not session.known else "child" if session.parent else "root"
         self._appear(entry, known, lineage, created=False)
 
-    # Running the rules
+    # --- running the rules ---
 
     def _run(self, entry: Entry, session: SessionState | None) -> None:
         """Apply the item's rule. If the shape is unknown, or the rule fails, keep the item whole."""
@@ -278,7 +279,7 @@ class Translator(Parts):
         payload = {"fault": type(fault).__name__, "item": raw}
         self.put(entry, session, "opencode.unreadable", self.own_key(entry), payload)
 
-    # Rules for whole sessions; for the other rules see turns.py and parts.py
+    # --- rules for whole sessions (for the other rules, see turns.py and parts.py) ---
 
     def session_created(self, entry: Entry, session: SessionState | None) -> bool:
         """Do nothing, because the event was written when the session was placed."""

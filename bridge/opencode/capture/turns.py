@@ -48,7 +48,7 @@ class Turns(Shells):
     def forget_tools(self, session_id: str) -> None:
         """Forget the session's open tools, because its turn is over."""
 
-    # Unknown items
+    # --- unknown items ---
 
     def nothing(self, entry: Entry, session: SessionState | None) -> bool:
         return False
@@ -84,7 +84,7 @@ class Turns(Shells):
         self.put(entry, session, "lifecycle.session.compacted", key, {}, turn=self._turn_at(session, entry.item.t))
         return False
 
-    # Inputs and turns
+    # --- inputs and turns ---
 
     def chat_message(self, entry: Entry, session: SessionState | None) -> bool:
         output = mapping(entry.item.output)
@@ -93,7 +93,8 @@ class Turns(Shells):
         if session is None:
             return self.unknown_event(entry, session)
         if message_id in session.inputs:
-            # A second copy of the plugin sent it, or a prompt was repeated under the same id. The first message counts.
+            # A second copy of the plugin sent this message, or a prompt was repeated with the same id. Only the first
+            # message counts.
             self.counts["duplicate:chat.message"] += 1
             return False
         human = session.known and session.parent is None and (not parts or shapes.is_human(parts))
@@ -136,7 +137,7 @@ class Turns(Shells):
         completed = info["time"].get("completed") is not None
         expected = message_id in self._messages or answered in session.turns or answered in session.inputs
         if completed and not expected and not session.misread:
-            # A fork copies finished messages into a new session. Those messages are history.
+            # A fork copies finished messages into a new session. Such copies are not recorded again.
             self._copied[message_id] = None
             self.drop_shell(session.id, answered)
             return False
@@ -181,7 +182,7 @@ class Turns(Shells):
             crashed = session.turn.boot != entry.token.origin.boot_id and session.turn.finish not in _ANSWERED
             self.end_turn(entry, session, INTERRUPTED if crashed else "continued" if goes_on else None)
         if trigger == "unknown" and session.compacted is not None:
-            # After a compaction OpenCode continues automatically, with a user message that it makes.
+            # After a compaction, OpenCode continues automatically, with a user message that OpenCode itself creates.
             trigger, cause = "continuation", session.compacted
         previous = session.handed_from(agent, trigger)
         if previous is not None:
@@ -197,7 +198,7 @@ class Turns(Shells):
                 assistant_message=message,
                 trigger=trigger,
                 agent=agent,
-                model=shapes.model_of(info) if trigger != SHELL else None,  # no model is asked
+                model=shapes.model_of(info) if trigger != SHELL else None,  # a `!` command asks no model
             ),
             cause=cause,
             actor=agent,
@@ -214,7 +215,7 @@ class Turns(Shells):
             self._current.pop(session.id, None)
             return False
         if entry.item.t < turn.started_ms:
-            # A late duplicate from another copy of the plugin, for the previous turn.
+            # Another copy of the plugin reports the end of the previous turn late, which is a duplicate.
             self.counts["duplicate:session.idle"] += 1
             return False
         source = shapes.source_of(entry.item)
@@ -300,7 +301,8 @@ class Turns(Shells):
         if turn.error is not None:
             return "failed"
         if turn.finish is None:
-            return "aborted"  # idle without an answer: an abort during a retry's back-off sends no error
+            # The turn was aborted during the pause before a retry, for which OpenCode sends no error.
+            return "aborted"
         return "stopped" if turn.finish == "tool-calls" else "completed"
 
     def place_of(self, session: SessionState, part: dict[str, Any]) -> Place:
@@ -319,12 +321,12 @@ class Turns(Shells):
         model = (known or {}).get("model") or (turn.model if turn is not None else None)
         payload = present(message=message, part=text(part.get("id")), turn=user)
         cause = session.turns.get(user) if user is not None else None
-        # The parts of a user message are already in the input; only an answer's parts are output.
+        # The parts of a user message are already recorded with the input, so only the parts of an answer are output.
         users = message in session.inputs or message in self._users or bool(part.get("synthetic"))
         assistant = known is not None or not users
         return Place(payload, cause, agent or "opencode", user, model, assistant)
 
-    # Errors and asks
+    # --- errors and asks ---
 
     def session_error(self, entry: Entry, session: SessionState | None) -> bool:
         if self._is_told(entry):
@@ -344,8 +346,8 @@ class Turns(Shells):
         message = self._current.get(session.id) if session is not None and (is_open or turn is None) else None
         if message is None and session is not None and turn is not None:
             if is_open and turn.finish is not None:
-                # After a crash it is no longer known which answer failed; the update of that answer's message
-                # comes next and says so.
+                # After a crash, the translator no longer knows which answer failed. The next update of that answer's
+                # message says so.
                 self._errors[session.id] = self.late(entry)
                 return True
             message = turn.assistant_message if turn.finish is None else None

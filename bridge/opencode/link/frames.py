@@ -89,7 +89,7 @@ ByeReason: TypeAlias = Literal[
 # --- the hot path: plain dataclasses, checked by hand -----------------------------------------------
 
 
-@dataclass(slots=True)  # not frozen: creating a frozen dataclass takes four times as long
+@dataclass(slots=True)  # not frozen, because creating a frozen dataclass takes four times as long
 class HookItem:
     """One call of one OpenCode hook. ``t`` is the hook's own time, ms since 1970 UTC."""
 
@@ -355,7 +355,7 @@ def decode(message: str | bytes) -> Frame:
     """
     if len(message) < _LARGE_BYTES or not gc.isenabled():
         return _decode(message)
-    # A large message may hold millions of values, which the garbage collector would scan repeatedly.
+    # Pause the garbage collector, which would scan the millions of values in a large message again and again.
     gc.disable()
     try:
         return _decode(message)
@@ -381,12 +381,12 @@ def _decode(message: str | bytes) -> Frame:
         return Lossy(_items(obj, "lossy"))
     model = _MODELS.get(kind) if type(kind) is str else None
     if model is None:
-        # Keep the frame's type out of the error: it could be any text, even payload.
+        # Do not quote the frame's type in the error, because the type could be any text, even payload.
         raise UnknownFrame("unknown frame type") if type(kind) is str else FrameError("type must be a string")
     try:
         return cast("Frame", convert(obj, model, strict=True))
     except ValidationError as error:
-        # The reason may quote payload, so report only where the fault is.
+        # The validator's reason may quote payload, so report only where the fault is.
         where = str(error).rpartition(" - at `$")[2].rstrip("`") if " - at `$" in str(error) else ""
         raise FrameError(f"{kind}{where}: does not match the protocol") from None
 
@@ -440,7 +440,7 @@ def _items(obj: dict[str, Any], kind: str) -> list[HookItem]:
         if type(t) is not int:
             if type(t) is not float:
                 raise FrameError(f"{kind}.items.{index}.t must be a number")
-            t = int(t)  # neither reader lets NaN or an infinity through
+            t = int(t)  # ``int`` cannot fail here, because neither JSON reader lets NaN or an infinity through
         if not 0 <= t <= MAX_SEQ:
             raise FrameError(f"{kind}.items.{index}.t must be milliseconds since 1970")
         items.append(HookItem(hook, t, entry.get("input"), entry.get("output")))

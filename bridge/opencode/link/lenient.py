@@ -44,18 +44,18 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 
-# The text before an escaped lone surrogate (1), then a run of lone surrogates (2), or the end, or a broken escape.
-# Possessive, so it never backtracks.
+# Group 1 is the text before an escaped lone surrogate. Group 2 is the run of lone surrogates after that text, unless
+# the text ends there or at a broken escape. The quantifiers are possessive, so the pattern never backtracks.
 _LONE_ESCAPES = re.compile(
     rf"((?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F]))|{_HIGH}{_LOW})*+)(?:((?:{_HIGH}(?!{_LOW})|{_LOW})++)|.|\Z)",
     re.DOTALL,
 )
 
-# A string or a bracket. An unterminated string runs to the end; otherwise every quote in it would be tried
-# again, and a hostile message would take quadratic time. Possessive, so it never backtracks.
+# The pattern matches a string or a bracket. An unterminated string extends to the end of the message, because trying
+# each of its quotes again would take quadratic time. The quantifiers are possessive, so the pattern never backtracks.
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
-# These limits keep the event loop's pause to about a second, for a message of any size:
+# The next three limits keep the event loop from pausing for more than about a second, whatever the message's size.
 
 _CUT_TOKENS = 500_000
 """Maximum number of strings and brackets scanned to cut a deep message."""
@@ -95,10 +95,10 @@ def _loads(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         raise FrameError("not JSON") from None
-    except ValueError:  # an integer with more digits than Python converts
+    except ValueError:  # the text has an integer with more digits than Python converts
         try:
             return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 20 else float(digits))
-        except json.JSONDecodeError:  # other faults in a text that also has such an integer
+        except json.JSONDecodeError:  # the text also has other faults
             raise FrameError("not JSON") from None
 
 
@@ -151,13 +151,13 @@ class _Repairs:
                 return {"$deep": True}
             if isinstance(value, dict):
                 return {self.tree(str(key)): self.tree(entry, depth + 1) for key, entry in value.items()}
-            # Skip integers that fit 64 bits, because a call for each of millions would stall the event loop.
+            # Do not recurse into integers of 64 bits, because a call for each of millions would stall the event loop.
             return [
                 entry if type(entry) is int and -(2**63) <= entry < 2**63 else self.tree(entry, depth + 1)
                 for entry in value
             ]
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            value = _as_float(value)  # as orjson reads it
+            value = _as_float(value)  # orjson also reads such an integer as a float
         if isinstance(value, float) and not math.isfinite(value):
             self.count += 1
             return None

@@ -164,14 +164,13 @@ class _Link:
 
     def _send(self, frame: Frame) -> None:
         text = encode(frame)
-        if (
-            len(text) > MAX_FRAME_BYTES
-        ):  # counts characters; there are at least as many bytes, and the peer would close with 1009
+        # A text has at least as many bytes as characters, so the peer would close the link (code 1009) on this frame.
+        if len(text) > MAX_FRAME_BYTES:
             raise LocalProtocolError(f"a {frame.type} frame of {len(text)} characters exceeds the limit")
         self._out.append(text)
 
     def _fail(self, reason: ByeReason, detail: str) -> list[Event]:
-        # For a violation the peer gets only the reason, because the detail may quote its message.
+        # Send the detail only with "unsupported": the detail of a violation may quote the peer's message.
         self.bye(reason, detail if reason == "unsupported" else None)
         return [Closed(reason, detail, by_peer=False)]
 
@@ -290,8 +289,8 @@ class SidecarLink(_Link):
                 raise AssertionError(frame.type)
 
     def _hello(self, frame: Hello, after: State) -> list[Event]:
-        # Another protocol version is refused only after the handshake, which all versions share. So an
-        # authenticated sidecar refuses, and the refusal is counted for an authenticated peer.
+        # Refuse another protocol version only after the handshake, which all versions share, so that the peer can trust
+        # the refusal and an unauthenticated peer cannot cause it.
         self.role, self._client_nonce, self._client_protocol = frame.role, frame.nonce, frame.protocol
         self._send(
             Challenge(
@@ -352,7 +351,7 @@ class SidecarLink(_Link):
         except SeqWentBack as error:
             return self._fail("protocol", str(error))
         if known and self.acks.acked:
-            self._ack_sent = self.acks.acked - 1  # the peer missed the ack: send it again
+            self._ack_sent = self.acks.acked - 1  # the peer missed the last ack, so send that ack again
         if known == count:
             return []
         return [HooksReceived(frame.first_seq + known, frame.items[known:], frame.repaired)]
@@ -382,7 +381,8 @@ class ClientLink(_Link):
         """Number of ignored frames of unknown types; a newer sidecar may send them."""
         self._token, self._port, self._nonce = token, port, nonce
         self._version, self._pid, self._shim = version, pid, shim
-        self._flight: deque[tuple[int, int]] = deque()  # (last seq, items) of each run sent
+        # Each entry is the last seq and the number of unacknowledged items of one run that was sent.
+        self._flight: deque[tuple[int, int]] = deque()
         self._in_flight = 0
         self._send(Hello(role=self.role, protocol=PROTOCOL, nonce=nonce))
 
@@ -479,7 +479,7 @@ class ClientLink(_Link):
         while self._flight and self._flight[0][0] <= seq:
             self._in_flight -= self._flight.popleft()[1]
         if self._flight and seq > self.acked:
-            # The ack falls within a run. A run's seqs are consecutive, so its open part is known.
+            # The ack falls within a run. Seqs within a run are consecutive, so the number of open items is known.
             last, count = self._flight[0]
             left = min(count, last - seq)
             self._flight[0] = (last, left)

@@ -261,7 +261,7 @@ Table: TypeAlias = Mapping[State, Mapping[type[Frame], State]]
 SIDECAR: Final[Table] = {
     State.AWAIT_HELLO: {Hello: State.AWAIT_IDENTIFY, Bye: State.CLOSED},
     State.AWAIT_IDENTIFY: {Identify: State.AWAIT_WELCOME, Bye: State.CLOSED},
-    State.AWAIT_WELCOME: {Bye: State.CLOSED},  # our own welcome ends this state
+    State.AWAIT_WELCOME: {Bye: State.CLOSED},  # this state ends when we send ``welcome``
     State.OPEN_SHIM: {
         Hooks: State.OPEN_SHIM,
         Lossy: State.OPEN_SHIM,
@@ -270,7 +270,8 @@ SIDECAR: Final[Table] = {
         Bye: State.CLOSED,
     },
     State.OPEN_CONTROL: {Request: State.OPEN_CONTROL, Bye: State.CLOSED},
-    # Entered after we send `bye`. The shim may die before it reads that, so what it sent is still accepted.
+    # The sidecar enters this state when it sends `bye`. The shim may die before it reads that `bye`, so what it sent is
+    # still accepted.
     State.LEAVING: {
         Hooks: State.LEAVING,
         Lossy: State.LEAVING,
@@ -284,7 +285,8 @@ SIDECAR: Final[Table] = {
 
 CLIENT: Final[Table] = {
     State.AWAIT_CHALLENGE: {Challenge: State.AWAIT_WELCOME, Bye: State.CLOSED},
-    State.AWAIT_WELCOME: {Welcome: State.AWAIT_WELCOME, Bye: State.CLOSED},  # the state after that depends on the role
+    # After ``welcome``, the state depends on the role.
+    State.AWAIT_WELCOME: {Welcome: State.AWAIT_WELCOME, Bye: State.CLOSED},
     State.OPEN_SHIM: {
         Ack: State.OPEN_SHIM,
         Call: State.OPEN_SHIM,

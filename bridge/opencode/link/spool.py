@@ -69,9 +69,9 @@ def read_items(lines: Iterable[bytes]) -> Iterator[tuple[int, HookItem]]:
             damaged += 1
             continue
         if seq <= last:
-            continue  # a copy of an earlier line
+            continue  # the line repeats an earlier line
         t = item.t
-        # Everything before the first line was acknowledged, except for damaged lines.
+        # Everything before the spool's first line was acknowledged, so only damaged lines can be missing there.
         first = last + 1 if last else max(1, seq - damaged)
         if first < seq:
             yield seq - 1, _gap(first, seq - 1, t)

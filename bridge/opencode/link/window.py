@@ -23,8 +23,8 @@ class AckWindow:
         self.acked = acked
         self.received = acked
         self.window = window
-        self._order: deque[int] = deque()  # received seqs above ``acked``, ascending
-        self._done: set[int] = set()  # those in ``_order`` that are finished
+        self._order: deque[int] = deque()  # received seqs above ``acked``, in ascending order
+        self._done: set[int] = set()  # the seqs in ``_order`` that are finished
 
     @property
     def unacked(self) -> int:

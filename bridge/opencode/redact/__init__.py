@@ -109,7 +109,7 @@ class Redactor:
         own_keys = {_plain(key) for key in keys}
         self._keys = _SECRET_KEYS | own_keys
         ends = sorted({*_KEY_ENDS, *(key[-1:] for key in own_keys), *("-_" if own_keys else "")})
-        # Only our own placeholders: wrapping a secret in "[redacted:" and "]" must not protect it.
+        # Accept only our own placeholders, because "[redacted:" and "]" around a secret must not protect it.
         names = {"value", *(rule.id for rule in rules), *(extra or {})}
         placeholder = rf"\[redacted:(?:{'|'.join(sorted(map(re.escape, names)))})\]"
         self._placeholders = re.compile(placeholder)
@@ -152,7 +152,7 @@ class Redactor:
         if not isinstance(value, dict | list):
             return value
         if depth >= MAX_DEPTH:
-            # The log would cut the value here too; JSON readers accept deeper nesting than Python can recurse into.
+            # Cut the value here, as the log would: JSON readers accept deeper nesting than Python's recursion allows.
             self.shortened += 1
             return {"$too_deep": type(value).__name__}
         if isinstance(value, dict):
@@ -180,7 +180,7 @@ class Redactor:
                 new = self._under_key(key, old, depth + 1)
             name = self._name(key)
             while name != key and (name in cleaned or name in value):
-                name += "'"  # two key names may become the same placeholder: keep both values
+                name += "'"  # two key names may become the same placeholder, and both values must be kept
             changed = changed or new is not old or name != key
             cleaned[name] = new
         return cleaned if changed else value
@@ -197,7 +197,7 @@ class Redactor:
                 items = [self._whole(item) for item in value]
                 return items if items != value else value
         if isinstance(value, str) and self._enabled and _TELLING.search(key):
-            # {"token": "..."} is treated like token="...".
+            # Scan the value of a field such as {"token": "..."} as if the text were token="...".
             name = f'"{key}":"'.encode("utf-8", "surrogatepass")
             text = name + value.encode("utf-8", "surrogatepass") + b'"'
             for span in self._scanner.spans(text):
@@ -229,7 +229,7 @@ class Redactor:
     def _redacted(self, text: str) -> str:
         """Return ``text`` with its secrets replaced by placeholders; the same object if there were none."""
         for _ in range(_PASSES):
-            # Scan the result again, so that redacting it a second time changes nothing.
+            # Scan the text until nothing changes, so that redacting the result again would change nothing.
             before = text
             data = text.encode("utf-8", "surrogatepass")
             spans = self._scanner.spans(data)
@@ -274,7 +274,7 @@ def _wanted(disable: Iterable[str]) -> list[Rule]:
 
 def _own_rules(literals: Mapping[str, str]) -> Iterator[Rule]:
     for name, text in literals.items():
-        # The literal itself, and the literal as JSON escapes it (quotes, line breaks).
+        # Search for the literal itself and for its form in JSON, where quotes and line breaks are escaped.
         forms = {text, orjson.dumps(text).decode()[1:-1]}
         yield Rule(
             id=name,

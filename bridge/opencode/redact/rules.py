@@ -19,12 +19,12 @@ from math import log2
 _MACROS = {
     "{Q}": r"""(?:\\{0,15}["'])""",
     "{S}": r"(?:[ \t]|\\{1,15}t){0,8}",
-    # name"] : "value  --  name => 'value'  --  NAME=value  --  name := value  --  --name value
+    # {IS} is what separates a name from its value, as in: name"] : "value, name => 'value', NAME=value
     "{IS}": r"""(?:\\{0,15}["'])?\]?(?:[ \t]|\\{1,15}t){0,8}(?:=>|:=|::|[=:](?![=:]))"""
     r"""(?:[ \t]|\\{1,15}t){0,8}(?:\\{0,15}["'])?""",
 }
 
-# The words that mark a secret's name, and how such a name may continue.
+# _NAMES matches the words that mark the name of a secret, and _TAIL matches how such a name may continue.
 _BEGIN = r"(?:(?<![A-Za-z])|(?<=\\[nrt]))"
 _NAMES = (
     r"(?:(?i:passw(?:or)?d|passphrase|passcode|secret|credentials?|api[_-]?(?:key|token)"
@@ -36,7 +36,7 @@ _TAIL = (
     r"(?:[_-]?(?i:access|key|base|value|string|prod(?:uction)?|dev|test|staging|live|old|new|primary|secondary"
     r"|admin|[0-9]{1,3})(?![a-z])){0,3}"
 )
-# One element of an unquoted value. Punctuation and quotes belong to it only if more of the value follows.
+# _PLAIN matches one element of an unquoted value, and punctuation only if more of the value follows.
 _PLAIN = (
     r"""(?:[^\s"'\\,;&)\]}|`]|[,&](?![\s"'\\]|\Z|[\w.-]{1,40}=)|[;)\]}|`](?![\s"'\\,;)\]}]|\Z)"""
     r"""|\\{0,15}["'](?=[A-Za-z0-9!@#$%^&*(])|\\(?![nrtu"'\\]))"""
@@ -54,7 +54,7 @@ _MACROS |= {
 
 _BEGINNING = (
     r"(?<![A-Za-z0-9])",
-    # Sequences that end in a letter or digit but still end a word, in nested JSON, URLs and coloured output:
+    # A word may begin after these sequences, which occur in nested JSON, URLs and coloured output.
     r"(?<=\\[bfnrt])",
     r"(?<=\\u[0-9A-Fa-f]{4})",
     r"(?<=%[0-9A-Fa-f]{2})",

@@ -85,7 +85,9 @@ class Scanner:
         ends: set[int] = set()
         for rank, rule, at in self._places(text, hits):
             if at < done.get(rank, 0):
-                continue  # within this rule's last match; without this, repeated beginnings take quadratic time
+                # Skip places within the rule's last match, because testing each of many repeated beginnings would take
+                # quadratic time.
+                continue
             span = rule.secret_at(text, at, ends)
             if span is None:
                 continue

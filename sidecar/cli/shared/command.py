@@ -107,7 +107,7 @@ def add_command(
     app: typer.Typer, function: Callable[..., Any], *, panel: str, examples: list[str], name: str | None = None
 ) -> None:
     """Register ``function`` (plain or ``async``) under its own name; its result, if an int, is the exit code."""
-    # \b keeps the lines of an example from being filled into a paragraph.
+    # The \b keeps Click from joining the example's lines into one paragraph.
     shown = "\n".join(f"  durable-stream {example}" for example in examples)
     text = f"{inspect.cleandoc(function.__doc__ or '')}\n\n\b\nExample:\n{shown}"
     app.command(name or function.__name__.rstrip("_"), help=text, rich_help_panel=panel)(_guarded(function))
@@ -124,14 +124,14 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
                 result = asyncio.run(_to_its_end(result))
             sys.stdout.flush()
         except (typer.Exit, typer.Abort, typer.BadParameter):
-            raise  # typer handles these itself; a bad parameter exits with 2
+            raise  # Typer itself handles these exceptions; a bad parameter exits with 2
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Python flushes stdout once more when it exits, and that must not report an error either.
+            # Python flushes stdout once more when it exits, and that flush to a closed pipe must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
-        except Exception as error:  # the outermost handler: nothing above it can report the error
+        except Exception as error:  # this is the outermost handler, so nothing above it can report the error
             if os.environ.get("DURABLE_STREAM_DEBUG"):
                 raise
             fail(explain(error), code_of(error))
@@ -147,7 +147,7 @@ async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:
 
     asyncio.get_running_loop().call_later(UNCOLLECTED_SECONDS, gc.enable)
     result = await command
-    for _ in range(3):  # each closes the next: reader, scan, file
+    for _ in range(3):  # closing takes several rounds, because a reader closes its scan, and the scan closes its file
         await asyncio.sleep(0)
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if left:
@@ -182,7 +182,7 @@ def _tell(line: str) -> None:
 
         from sidecar.cli.shared.output import NARROWEST
 
-        # A terminal that does not know its size reports 0.
+        # A terminal that does not know its width reports 0, so assume 80 columns then.
         width = max(os.get_terminal_size(sys.stderr.fileno()).columns or 80, NARROWEST)
         # Do not break a path or a command that is longer than the line, so that it can be copied.
         line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)

@@ -122,6 +122,6 @@ def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
             await reader.close()
 
     with suppress(StreamError, HomeError, OSError):
-        # Callbacks do not run during completion, so read --home from the parsed parameters.
+        # Typer runs no callbacks during completion, so read --home from the parsed parameters.
         asyncio.run(read(LogReader(Home(ctx.find_root().params.get("home")).store_path)))
     return catalog, newest

@@ -33,7 +33,7 @@ async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
     with _interrupts() as interrupted:
         async for _ in _changes(store):
             if interrupted.is_set():
-                # The watcher sometimes swallows the cancellation caused by Ctrl-C and continues.
+                # Raise the cancellation again, because the watcher sometimes swallows the one that Ctrl-C caused.
                 raise asyncio.CancelledError
             if reader.head > after:
                 async for record in reader.read_all(after=after):
@@ -66,7 +66,7 @@ async def _changes(store: Path) -> AsyncIterator[None]:
 
     yield
     while True:
-        # A missing directory cannot be watched: watch its nearest parent until it is created.
+        # A missing directory cannot be watched, so watch its nearest existing parent until the directory is created.
         watched = store
         while not watched.is_dir():
             watched = watched.parent
@@ -80,6 +80,6 @@ async def _changes(store: Path) -> AsyncIterator[None]:
             watch_filter=None,
         ):
             yield
-            # Checking a directory here costs less than handing the check to a thread.
+            # Check the directory on the event loop, because that costs less than handing the check to a thread.
             if not watched.is_dir() or (watched != store and store.is_dir()):  # noqa: ASYNC240
                 break

@@ -87,7 +87,7 @@ def as_json(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) 
     try:
         return {**told, "payload": orjson.loads(body)}
     except ValueError:
-        pass  # anything that is not JSON is shown as text or base64
+        pass  # a body that is not JSON is shown as text or base64
     try:
         return {**told, "text": body.decode()}
     except UnicodeDecodeError:
@@ -108,7 +108,7 @@ def _meaning(subject: str, body: bytes) -> Line | None:
 def _step(payload: dict[str, Any]) -> Line:
     about = _mapping(payload.get("metadata"))
     took = _mapping(about.get("timing")).get("duration_ms")
-    # Say that the step is completed only if there is nothing else to say.
+    # Show that the step is completed only if there is nothing else to show.
     finish, phase, child = _word(about.get("finish")), _word(payload.get("phase")), _word(about.get("child"))
     said = [finish or phase]
     if isinstance(took, int | float) and took >= 1000:

@@ -15,7 +15,7 @@ def at_rest(store: Path) -> dict[str, Any] | None:
     try:
         manifest = located(store)
     except (StreamError, OSError):
-        return None  # the error is reported where the log is read
+        return None  # the error is reported by the code that reads the log
     if manifest is None:
         return None
     left = kept_facts(store, manifest)

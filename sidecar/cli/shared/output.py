@@ -55,7 +55,7 @@ class Output:
         self.json = json
         self.terminal = not json and sys.stdout.isatty()
         if hasattr(sys.stdout, "reconfigure"):
-            # A terminal that knows only ASCII shows question marks, which must not fail the command.
+            # On a terminal that knows only ASCII, print question marks for other characters instead of failing.
             sys.stdout.reconfigure(errors="replace")
 
     @cached_property
@@ -118,7 +118,7 @@ class Output:
     @cached_property
     def width(self) -> int:
         """Columns of the terminal."""
-        return self.console.width  # this asks the system, so ask only once
+        return self.console.width  # Rich asks the system for the size, so ask only once
 
     @cached_property
     def _colors(self) -> ColorSystem | None:

@@ -54,14 +54,15 @@ def page(lines: Iterable[str], height: int, *, wanted: bool = True) -> None:
 
 
 def _through(command: list[str], lines: Iterator[str]) -> None:
-    # The same options that git uses: F exits at once if the text fits on one screen, R shows colours, X leaves the text
-    # on the screen after less exits.
+    # These are the options that git uses: F exits at once if the text fits on one screen, R shows colours, and X leaves
+    # the text on the screen after less exits.
     environment = {"LESS": "FRX", **os.environ}
     pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, text=True, errors="replace")  # noqa: S603 - the user's own pager
     # Ctrl-C is for the pager, for example to stop a search; it must not end this program.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with suppress(BrokenPipeError), pager.stdin or nullcontext() as stdin:  # the user may quit before the end
+        # The user may quit the pager before the last line, which breaks the pipe.
+        with suppress(BrokenPipeError), pager.stdin or nullcontext() as stdin:
             for line in lines:
                 if stdin is not None:
                     stdin.write(f"{line}\n")

@@ -92,7 +92,7 @@ async def newest_stream(reader: LogReader, given: str | None) -> str:
     from sidecar.views.projects import newest_of
     from sidecar.views.select import NoLog, catalog_of, empty_text
 
-    catalog, _ = await catalog_of(reader)  # a damaged log is reported when the stream is read
+    catalog, _ = await catalog_of(reader)  # damage to the log is ignored here, because reading the stream reports it
     streams = project_streams(catalog, given) if given is not None else streams_here(catalog) or None
     if (newest := newest_of(catalog, streams)) is not None:
         return newest

@@ -82,7 +82,7 @@ class Lines:
             if (start := await reader.find_event(event.causation_id)) is not None:
                 self.learn(start)
         else:
-            # A step and its permission request have the same cause: the turn. The cause of the answer is the request.
+            # The turn is the cause of a step and of its permission request, which is the cause of the answer.
             async for asked in reader.query(Filter(types=(CHECKPOINT,), causation_id=event.causation_id)):
                 self.learn(asked)
                 async for answer in reader.query(Filter(types=(CHECKPOINT,), causation_id=asked.event.id)):

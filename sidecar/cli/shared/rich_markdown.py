@@ -66,7 +66,7 @@ class _Table(TableElement):
             if isinstance(table, Table):
                 table.show_edge = False
                 for column in table.columns:
-                    column.overflow = "fold"  # a long word is broken, not cut
+                    column.overflow = "fold"  # a long word is wrapped, not cut
             yield table
 
 

@@ -90,7 +90,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"the log is damaged, but {kept}")
     for check in quick_checks(home, served=found.get("config_changed") is False):
         if check.name == "start" and problems:
-            continue  # a more precise reason for the failed start is already reported
+            continue  # a more precise reason for the failed start is already among the problems
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
             (problems if check.level == "problem" else notes).append(told)

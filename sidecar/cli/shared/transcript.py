@@ -79,7 +79,7 @@ def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Itera
 
         lines = markdown_lines(roots, reading)
     for line in lines:
-        # The texts are already harmless. This is a second safeguard, because a file is often shown in a terminal.
+        # The texts are already harmless. ``printable`` is a second safeguard, for a file shown in a terminal.
         yield f"{printable(line)}\n".encode(errors="replace")
 
 
@@ -96,7 +96,7 @@ def written_to(output: Path | None) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     try:
-        # Only the user may read what agents saw and wrote, as for the files in the home.
+        # Only the user may read the file, because it shows what agents saw and wrote.
         file = open(output, "xb", opener=_private)  # noqa: SIM115 - closed below, removed on failure
     except FileExistsError:
         raise Failure("exists", f"{output} already exists and is not overwritten; choose another --output") from None
@@ -104,7 +104,7 @@ def written_to(output: Path | None) -> Iterator[IO[bytes]]:
         with file:
             yield file
     except BaseException:
-        output.unlink(missing_ok=True)  # a partial file looks like a complete one
+        output.unlink(missing_ok=True)  # a partial file would look like a complete one
         raise
 
 

@@ -98,7 +98,8 @@ class _Writer:
         bar = PROMPT_BAR if prompt.actor == "user" else (PROMPT_BAR[0], QUIET)
         yield [bar, (one_line(prompt.actor), bar[1]), (f"  {words.prompt_facts(prompt)}", QUIET)]
         lines = list(self._wrapped(words.prompt_text(prompt), "", width - 2))
-        most = len(lines) if not prompt.command else words.OUTPUT_LINES  # a command's text is not the user's
+        # Shorten the text of a slash command, because the user did not type that text.
+        most = len(lines) if not prompt.command else words.OUTPUT_LINES
         yield from self._barred(lines, bar, most)
 
     def _said(self, said: Said, width: int) -> Iterator[Row]:
@@ -112,7 +113,7 @@ class _Writer:
         if len(shown) < len(lines):
             yield [(_more(len(lines) - most), QUIET)]
 
-    # Calls
+    # --- calls ---
 
     def _call(self, call: Call, directory: str, width: int) -> Iterator[Row]:
         facts = call_row_facts(call)
@@ -186,12 +187,12 @@ class _Writer:
 
     def _diff_line(self, line: str, width: int) -> Iterator[Row]:
         if line.startswith(("@@ -1 ", "@@ -1,", "@@ -0,0 ")) or line.startswith("\\"):
-            return  # the marks of a new file and of a missing newline at the end are left out
+            return  # hide the header of a hunk that begins at line 1, and the mark of a missing newline
         style = {"+": GOOD, "-": BAD, "@": "cyan dim", "*": QUIET}.get(line[:1], "")
         for row in _chopped(line, width - 2):
             yield [BAR, (row, style)]
 
-    # Lines
+    # --- lines ---
 
     def _barred(self, rows: list[Row], bar: tuple[str, str], most: int) -> Iterator[Row]:
         full = self._reading.full or len(rows) <= most + 1

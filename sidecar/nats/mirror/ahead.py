@@ -45,7 +45,7 @@ class Ahead:
                 await self._room.wait()
             if not self.run.own:
                 self._began = loop.time()
-                # If the record at the head was pruned, no record marks the end of the log.
+                # Set a timer, because no record marks the end of the log if the record at the head was pruned.
                 loop.call_later(LINGER_SECONDS, self._lingered, self.run)
             self.run.add(
                 record,

@@ -114,11 +114,11 @@ class DeltaStream:
     def _hold(self, delta: Delta, now: float) -> None:
         """Add a delta; publish the complete part of its session's text."""
         if delta.turn is None:
-            self._coalescer.add(delta, now)  # counted there
+            self._coalescer.add(delta, now)  # the coalescer counts a delta that has no turn
             return
         held = self._held.pop(delta.session, None)
         if held is not None and (held.last.step, held.last.kind) != (delta.step, delta.kind):
-            self._end(held, now)  # the session has begun another text, so this one is complete
+            self._end(held, now)  # the session has begun another text, so the held text is complete
             held = None
         if held is None:
             if len(self._held) >= MAX_HELD:
@@ -127,7 +127,8 @@ class DeltaStream:
                 self._end(oldest, now)
             held = _Held(HeldText(self._clean), delta)
         held.last = delta
-        self._held[delta.session] = held  # the newest goes to the end, here and below
+        # Re-insert the session at the end of both dicts, so that the session that was idle longest comes first.
+        self._held[delta.session] = held
         self._quiet_at.pop(delta.session, None)
         self._quiet_at[delta.session] = now + self._hold_s
         self._send(self._coalescer.add(delta._replace(text=held.text.add(delta.text)), now))
@@ -149,7 +150,7 @@ class DeltaStream:
         self._timer = None
         now = self._loop.time()
         while self._quiet_at and next(iter(self._quiet_at.values())) <= now:
-            # Release only the last word, because later text is redacted in the context of earlier text.
+            # Publish the last word, which was held back. Keep the text, because later text is redacted in its context.
             self._end(self._held[self._quiet_at.popitem(last=False)[0]], now)
         self._send(self._coalescer.due(now))
         self._wake_when_due()

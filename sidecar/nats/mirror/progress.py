@@ -112,8 +112,8 @@ class Progress:
         kept = folded.rebuild
         await self._fold(state, plan.after)
         if state.rebuild > kept:
-            # Store the number before publishing under it. For a while the server treats purged ids as duplicates, so no
-            # number may be used twice, even if this process ends at any point.
+            # Store the rebuild number before publishing under it. For a while the server treats purged ids as
+            # duplicates, so no number may be used twice, even if this process dies at any point.
             await self._store.put_snapshot(MIRROR, state.snapshot())
             self.kept = state.position
         self.state = state
@@ -127,7 +127,7 @@ class Progress:
             try:
                 state = MirrorState.of(snapshot)
             except ValueError:
-                state = MirrorState()  # the snapshot is only a hint: without it, fold the log from its beginning
+                state = MirrorState()  # a snapshot is only a hint, and without one the log is folded from its beginning
         self.kept = state.position
         mine = self.state
         position = max(state.position, mine.position)
@@ -193,7 +193,7 @@ class Progress:
             passed += 1
             if passed % (YIELD_RECORDS * 8) == 0:
                 await asyncio.sleep(0)
-        # The record itself may have been pruned.
+        # The last record may have been pruned, so the loop above need not have reached this position.
         state.position = until
 
     # --- forgetting ---

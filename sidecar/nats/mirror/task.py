@@ -177,12 +177,11 @@ class MirrorTask:
             before = self._progress.state.position
             try:
                 await self._serve(await self._sessions.wait())
-                return  # the log was closed
+                return  # ``_serve`` returns only when the log is closed
             except _Again:
                 continue
             except Vanished as error:
-                # The server lost these messages but still rejects their ids as duplicates, so publish them again under
-                # new ids.
+                # The server lost messages but still rejects their ids as duplicates, so publish them under new ids.
                 self._progress.state.rebuild += 1
                 self._note(str(error))
             except (NatsError, StreamError, OSError) as error:
@@ -190,7 +189,7 @@ class MirrorTask:
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                # Report an unexpected failure instead of ending silently. The log is not affected.
+                # Report an unexpected failure instead of ending the mirror silently. The log is not affected.
                 log.exception("the mirror failed")
                 self._note(f"{type(error).__name__}; see sidecar.log")
             has_moved = self._progress.state.position > before
@@ -246,7 +245,7 @@ class MirrorTask:
             nonlocal unsure, known
             run = ahead.take()
             if run.position - self._progress.kept >= SNAPSHOT_RECORDS:
-                # Dump now, because the next record changes the contexts.
+                # Dump the contexts now, because the next record changes them.
                 folds[run.position] = state.contexts.dump()
                 self._progress.kept = run.position
             if unsure <= 0:
@@ -268,8 +267,8 @@ class MirrorTask:
                         if state.position < self._store.head:
                             self._end = await end_of(self._store, state.position)
                         if state.position != self._progress.noted:
-                            # ``mirror verify`` needs the cursor: messages missing before it are lost, later ones are
-                            # only waiting.
+                            # ``mirror verify`` reads the cursor: a message that is missing before the cursor is lost,
+                            # and one after the cursor is only waiting.
                             await self._progress.keep_cursor()
                     await self._wait_for_news(ahead, reading, ended, look - loop.time())
                     continue

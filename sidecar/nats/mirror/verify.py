@@ -112,8 +112,7 @@ class MirrorCheck:
             CorruptLog: a record is damaged; the mirror may have an intact copy.
             Disturbed: the log or the stream changed during the comparison.
         """
-        # Read the mirror's position first: everything mirrored by now is in the streams and the log, which
-        # are read next.
+        # Read the mirror's position before reading the streams and the log, so that both contain everything up to it.
         mirrored_to = await asyncio.to_thread(self._mirrored_to)
         session = await self._sessions.get()
         sides = [

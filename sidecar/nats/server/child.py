@@ -14,7 +14,8 @@ if __name__ == "__main__":
     if sys.platform == "linux":
         import ctypes
 
-        # Survives exec. SIGKILL, because a hanging server ignores other signals.
+        # Let the kernel kill this process when the sidecar dies, even after ``exec``. A hanging server ignores signals
+        # other than SIGKILL.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         sys.exit("the parent has died")

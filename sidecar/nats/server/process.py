@@ -56,8 +56,8 @@ class ServerProcess:
         try:
             private_directory(ports)
             private_directory(directory / STORE)
-            # The server opens these files by name and follows links, but nobody else can put a link into a 0700
-            # directory.
+            # Check these files, because the server opens them by name and follows links. Nobody else can add a link
+            # later, because the directories have mode 0700.
             check_tree(directory / STORE)
             check_file(log_file)
             for stale in ports.iterdir():
@@ -109,7 +109,7 @@ class ServerProcess:
                 raise StartFailed(await self.last_words())
             for path in (self._directory / PORTS).glob(f"*_{self.pid}.ports"):
                 with suppress(ValueError, LookupError, TypeError), os.fdopen(open_file(path), "rb") as file:
-                    # Parsing fails until the server has written the whole file.
+                    # If the server has not written the whole file yet, parsing fails and the loop looks again.
                     return int(json.loads(file.read())["nats"][0].rpartition(":")[2])
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -142,13 +142,13 @@ class ServerProcess:
         said = b"".join(self._said).decode("utf-8", "replace")
         code = self._process.returncode
         if code == -signal.SIGKILL:
-            return "killed by signal 9"  # the earlier output cannot explain that
+            return "killed by signal 9"  # the server's earlier output cannot explain a kill
         found = _TROUBLE.findall(_tail(self._directory / LOG_FILE, self._log_offset)) or said.strip().splitlines()[:1]
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return f"{found[-1][:300]} ({how})" if found else how
 
     async def _listen(self) -> None:
-        # The server writes only its first few lines here, then uses its log file. An unread pipe would block it.
+        # The server writes its first few lines to stderr, then to its log file. An unread pipe would block it.
         assert self._process.stderr is not None
         while chunk := await self._process.stderr.read(1024):
             self._said.append(chunk)
@@ -201,7 +201,7 @@ def _is_ours(pid: int, directory: Path) -> bool:
         try:
             place = Path("/proc") / str(pid)
             words = (place / "cmdline").read_bytes().split(b"\0")
-            # A zombie process has no command line.
+            # A zombie process has no command line, so it does not count as a running server.
             return place.stat().st_uid == os.geteuid() and os.fsencode(config) in words
         except OSError:
             return False
@@ -218,7 +218,7 @@ def _tail(path: Path, offset: int) -> str:
     try:
         with os.fdopen(open_file(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            # The file is smaller than before, so it has been rotated.
+            # If the file is smaller than the offset, it was rotated, so read it from its beginning.
             file.seek(max(offset if offset <= size else 0, size - _SAID_BYTES))
             return file.read().decode("utf-8", "replace")
     except OSError:

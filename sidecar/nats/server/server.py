@@ -146,7 +146,7 @@ class EmbeddedServer:
         found: Executable = await find_executable(self._config.executable)
         token = self._new_token()
         config = server_config(self._directory, self._config, token=token, port=self._port)
-        # If this start fails, perhaps because the port is in use, the next one uses any free port.
+        # If this start fails, perhaps because the port is in use, the next start uses any free port.
         self._port = self._config.port or FREE_PORT
         self._process = process = await ServerProcess.start(found.path, self._directory, config)
         try:
@@ -157,7 +157,7 @@ class EmbeddedServer:
         except TimeoutError:
             self._went(Happening.GIVEN_UP)
             raise StartFailed(f"the server was not ready within {self._timing.start:g} s") from None
-        # The next start asks for the same port, so that clients with a fixed port keep working.
+        # Remember the port for the next start, so that clients with a fixed port keep working.
         self._port = port
         self._facts = facts
         self._options = embedded_options(self._config, port=port, token=token, server_id=facts.id)

@@ -123,8 +123,7 @@ class Ledger:
         """
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
         stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
-        # A write that failed may still have become durable. If so, the append returns that earlier record, which is
-        # ours.
+        # A failed write may have become durable. The append then returns that earlier record, which has our id.
         return (await self._append(stamped)).event.id == stamped.id
 
     async def completed(self, request: Request, attempt: int, result: Any, **about: Any) -> Record:
@@ -199,8 +198,8 @@ class Ledger:
                     "attempt": attempt,
                     **about,
                 },
-                # A result has the same depth as the agent that asked, because an effect is not a step in a chain of
-                # agents.
+                # An effect is not a step in a chain of agents, so its result has the same depth as the agent that asked
+                # for the effect.
                 "metadata": {"depth": max(event.metadata.get("depth", 0) - 1, 0)},
             }
         )

@@ -181,12 +181,12 @@ class EffectRunner:
     async def _execute(self, request: Request) -> None:
         lock = self._keys.setdefault((request.effect.run, request.key), asyncio.Lock())
         try:
-            async with lock:  # another request with the same key waits for this one's result
+            async with lock:  # another request with the same key waits for the result of this one
                 await self._to_its_end(request)
         except StreamError as error:
             log.error("the ledger cannot be written, so effect %s is waiting: %s", request.id, error)
         except Exception as error:
-            # The policy or the runner itself failed. Answer anyway, or the agent would wait forever.
+            # The policy or the runner itself failed. Record that, because the agent would otherwise wait forever.
             log.exception("effect %s of agent %s failed", request.id, request.agent)
             said = f"{type(error).__name__} while it was being prepared; see sidecar.log"
             await self.ledger.refused(request, said, "internal")
@@ -261,7 +261,7 @@ class EffectRunner:
             try:
                 await self.ledger.completed(request, attempt, self._clean(result))
             except (InvalidEvent, TypeError, ValueError) as error:
-                # Trying again would repeat the effect, so this failure is final.
+                # Another attempt would repeat the effect, so this failure is final.
                 said = f"it was done, but its result cannot be recorded ({type(error).__name__})"
                 await self.ledger.failed(request, attempt, said, retry_at=None, error_code="bad-result")
             self._stop("effect-recorded")

@@ -100,11 +100,11 @@ def parse_event_keys(event: bytes) -> EventKeys:
 def parse_record(line: bytes) -> Record:
     """The record of a line. Verifies the checksum. Raises ``BadLine``."""
     if line[:PREFIX] != b'{"crc":"%08x",' % crc32(line[PREFIX:]):
-        check_crc(line)  # its error says what is wrong
+        check_crc(line)  # the error of ``check_crc`` says what is wrong
     try:
         fields = orjson.loads(line)
         event = StreamEvent.trusted(fields["event"])
-        # Like ``Record(…)``, but without a Python call, which would take a fortieth of the whole time.
+        # ``_new`` does the same as ``Record(…)`` without a Python call, which would take a fortieth of the whole time.
         return _new(Record, (event, fields["offset"], fields["position"], fields["hash"], False))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise BadLine(f"not a record: {type(error).__name__}") from None
@@ -122,7 +122,7 @@ def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def position_of(line: bytes) -> int | None:
     """The position that a line gives, without verifying the checksum; ``None`` if it gives none."""
-    # The last match is the record's own, because the event comes before it.
+    # Use the last match, because the event, which may contain the same text, comes before the record's own position.
     found = _POSITION.match(line, line.rfind(b'"position":'))
     return None if found is None else int(found[1])
 

@@ -109,12 +109,13 @@ class JsonlReader:
         """
         doubt = await asyncio.to_thread(self._doubt)
         if doubt is not None:
-            # Reading the file shows whether it is damaged, and reports the fault as in every command.
+            # Read the file, which shows whether it is damaged and reports the fault as in every command.
             async for place in self._places(doubt - 1):
                 _check_line(place)
 
     def _doubt(self) -> int | None:
-        head = self.head_record().position  # before the files: a running writer extends them first
+        # Read the head before the files, because a running writer extends the files first.
+        head = self.head_record().position
         return first_doubt(self._log, head)
 
     def file_sizes(self) -> Sizes:
@@ -164,7 +165,7 @@ class JsonlReader:
             if needle is None or needle in place.line:
                 yield _checked(parse_record, place)
             else:
-                # Damage may be why the needle is missing.
+                # Damage may be the reason why the line lacks the needle, so check the line.
                 _check_line(place)
 
     async def _places(self, after: int) -> AsyncIterator[_Place]:
@@ -191,7 +192,8 @@ class JsonlReader:
                     return
                 number += 1
                 place = _Place(line, segment, number, expected)
-                # The line is nearly always the expected one, and this check costs a tenth of parsing the line.
+                # Check the position first: the line is nearly always the expected one, and parsing it takes ten times
+                # as long.
                 if not _says(line, expected):
                     _refuse_other(place)
                 start += len(line) + 1
@@ -214,7 +216,7 @@ async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
         FileNotFoundError: the segment was deleted.
     """
     while True:
-        # Run this to its end, because a file that a thread opens after its caller was cancelled would stay open.
+        # Let the read finish even if its caller is cancelled: the thread might open a file that nobody closes.
         chunk = await to_its_end(_chunk(segment, start))
         if not chunk:
             return
@@ -274,8 +276,7 @@ class _Mark(NamedTuple):
         """True if reading after ``after`` can begin here, because the file is still the one read before."""
         if after + 1 != self.expected:
             return False
-        # If another segment begins at the next position, the next line is in that segment, and the marked one is
-        # complete.
+        # If another segment begins at the next position, the next line is there, and the marked segment is complete.
         last = [segment for segment in segments if segment.first <= after + 1]
         return bool(last) and last[-1].first == self.first and _file_of(last[-1]) == self.file
 
@@ -356,5 +357,5 @@ def _quoted(text: str) -> bytes:
     """``text`` as it stands in a line as a whole JSON string."""
     try:
         return orjson.dumps(text)
-    except TypeError:  # a lone surrogate, which no line holds: checking every record finds nothing either
+    except TypeError:  # no line contains a lone surrogate, so checking every record finds nothing either
         return b""

@@ -132,7 +132,7 @@ def recover(log: Path, head: Head | None) -> Recovered:
 
 def lost_end(log: Path, segments: Sequence[Segment], lines: int, first: int, head: int) -> CorruptLog:
     """The error for records ``first`` to ``head`` missing after the last segment's ``lines``."""
-    # Without a segment there is no file to name.
+    # Without a segment, name the directory, because there is no file to name.
     file, line = (str(segments[-1].path), lines + 1) if segments else (str(log), None)
     return CorruptLog(file, line, first, missing_at_end(first, head + 1))
 
@@ -190,17 +190,17 @@ def _refuse_segment(segment: Segment, expected: int) -> None:
         reason = missing_before(expected, segment.first)
     else:
         reason = f"it begins at position {segment.first}, which is already in an earlier segment"
-    # A segment begins only after the records before it are durable, so this is damage, above or below head.
+    # A segment begins only after all earlier records are durable, so a wrong beginning is damage, even above head.
     raise CorruptLog(str(segment.path), 1, expected, reason)
 
 
 def _refuse_damage(cursor: _Cursor, head: Head | None, reason: str, rest: bytes) -> None:
     """Raise unless the faulty records were never acknowledged; ``rest`` is what follows the fault in the segment."""
-    # The line before this one shows which position must follow, even if this one is unreadable.
+    # The line before the faulty line shows which position must follow, even if the faulty line is unreadable.
     position = cursor.expected
     below = head is not None and position <= head.position
     unexplained = head is None and any(_is_whole(line) for _, line in split_lines(rest))
-    # As in ``_refuse_segment``, everything before a later segment is durable, even if a power loss left an old head.
+    # As in ``_refuse_segment``, everything before a later segment is durable, even if the head file is older.
     if below or unexplained or not cursor.is_last:
         raise CorruptLog(str(cursor.segment.path), cursor.line, position, reason)
 

@@ -108,7 +108,7 @@ class JsonlStore(KeepsHints):
             lock.release()
             raise
 
-    # Reading
+    # --- reading ---
 
     @property
     def head(self) -> int:
@@ -129,7 +129,8 @@ class JsonlStore(KeepsHints):
         """See ``StreamReader.read_all``."""
         segments = self._index.segments
         passed_over = after + 1 - segments[-1].first if segments else 0
-        # A scan starts at the beginning of a segment, so following the log would read the last segment over and over.
+        # Use the index to follow the log, because scans start at a segment's beginning and would read the last segment
+        # over and over.
         return self._by_place(after) if passed_over > self.head - after else self._reader.read_all(after=after)
 
     async def _by_place(self, after: int) -> AsyncIterator[Record]:
@@ -167,7 +168,7 @@ class JsonlStore(KeepsHints):
         """See ``StreamReader.removed``."""
         return {}
 
-    # Planning (see ``Tails``); only the writer thread calls these
+    # --- planning (see ``Tails``), called only by the writer thread ---
 
     def next_position(self) -> int:
         """See ``Tails``."""
@@ -183,10 +184,10 @@ class JsonlStore(KeepsHints):
         position = self._index.keys.get(key_digest(key))
         if position is None:
             return None
-        # A record of the current commit cannot be read from disk yet.
+        # Look in ``_fresh`` first, because a record of the current commit cannot be read from disk yet.
         return Kept(lambda: self._fresh.get(position) or self._lookup.records_at([position])[0])
 
-    # Writing
+    # --- writing ---
 
     async def append(
         self,
@@ -226,7 +227,7 @@ class JsonlStore(KeepsHints):
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds
 
-    # Migrating a log from or to another backend (see ``Copyable``)
+    # --- migrating a log from or to another backend (see ``Copyable``) ---
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         """See ``Copyable.copy_out``."""

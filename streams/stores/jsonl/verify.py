@@ -106,7 +106,7 @@ class JsonlVerification:
         limit = head.position if writing and head is not None else None
         if self.quick and len(segments) > _QUICK_SEGMENTS:
             segments = segments[-_QUICK_SEGMENTS:]
-            # Earlier records count as lost, so any first offset is accepted, and chains are checked only after that.
+            # Records before these segments count as lost, so accept any first offset, and check chains from here on.
             self._last, self._lost = segments[0].first - 1, segments[0].first
         for number, segment in enumerate(segments):
             place = _Place(segment, is_last=number == len(segments) - 1)
@@ -122,7 +122,7 @@ class JsonlVerification:
         for finding in self._found.drain():
             yield finding
 
-    # One line
+    # --- one line ---
 
     def _take(self, place: _Place, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
         """Check one line; true if the rest of the log is torn or not yet durable."""
@@ -198,7 +198,7 @@ class JsonlVerification:
         """The position that must follow the lines so far, readable or not."""
         return self._last + 1 + self._unread
 
-    # The end of the log
+    # --- the end of the log ---
 
     def _is_torn(self, expected: int, whole: bool, head: Head | None) -> bool:
         """True if a killed writer left the fault: it is above head, or, without a head file, an unfinished line."""
@@ -230,7 +230,7 @@ class JsonlVerification:
         at = head.position if head is not None else NOTHING
         self.summary.head = at if writing else max(at, self._last)
 
-    # Files
+    # --- files ---
 
     async def _lines(self, place: _Place) -> AsyncIterator[tuple[bytes, bool]]:
         """Yield a segment's lines without newlines; a last one that had none is not whole."""

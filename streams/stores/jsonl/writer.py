@@ -44,7 +44,7 @@ class JsonlWriter:
         self._disk, self._segment_bytes = disk, segment_bytes
         head = read_head(store / "head")
         recovered = recover(self._log, head)
-        create(store, self._log)  # only now, because a refused log must stay as it is
+        create(store, self._log)  # create directories only now, because a refused log must stay unchanged
         self.index = recovered.index
         self.head_lost = head is None and bool(recovered.index.segments)
         self.torn: Path | None = None
@@ -55,11 +55,11 @@ class JsonlWriter:
         self._fd = disk.open(self.index.segments[-1].path) if self.index.segments else -1
         self.head = self.index.next_position() - 1
         if self.head > NOTHING:
-            # A whole batch above the old head was written but perhaps not synced when its writer died.
+            # A writer that died may have written a whole batch above the old head without syncing it, so sync now.
             disk.sync(self._fd)
         found = format_head(Head(self.head, self.index.last_hash))
         if head is None:
-            # Later rewrites do not sync it, so a power loss may leave an older head, but never no head.
+            # Sync the new file. Later rewrites are not synced: a power loss may leave an older head, but never no head.
             write_durably(store / "head", found)
         self._head_fd = open_or_create(store / "head")
         disk.rewrite(self._head_fd, found)
@@ -79,7 +79,7 @@ class JsonlWriter:
             os.close(fd)
         return kept
 
-    # Segments
+    # --- segments ---
 
     def roll_if_full(self) -> None:
         """Begin a new segment if none is open, or the open one is full."""
@@ -98,7 +98,7 @@ class JsonlWriter:
         self._fd, self._size, self._durable_size = fd, 0, 0
         self.index.segments.append(segment)
 
-    # Lines
+    # --- lines ---
 
     def add(self, placed: Placed, number: int, count: int) -> bytes:
         """Index a new record, ``number`` of ``count`` in its batch. Return its line for ``make_durable``."""
@@ -128,10 +128,10 @@ class JsonlWriter:
             try:
                 self._disk.truncate(self._fd, self._durable_size)
             except OSError:
-                # The next opening finds a torn tail above head instead and cuts it then.
+                # The next opening finds a torn tail above head and cuts it off then.
                 self._durable_size = -1
 
-    # A copy of another backend's log
+    # --- a copy of another backend's log ---
 
     def copy(self, records: Sequence[Stored]) -> None:
         """Write another backend's stored records, which must follow the last one; durable on return.

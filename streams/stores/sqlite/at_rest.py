@@ -46,7 +46,7 @@ def at_rest(path: Path, alone: bool = False) -> Seen | None:
 
     ``alone``: the caller holds the store's lock and does not write, so nobody writes.
     """
-    found = seen(path)  # first, so that a change by a writer during the checks below shows
+    found = seen(path)  # read the state first, so that a change during the checks below is noticed
     try:
         if not alone and is_being_written(path.parent):
             return None

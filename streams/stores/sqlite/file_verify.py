@@ -50,7 +50,7 @@ def opening_damage(path: Path, *, alone: bool) -> list[str]:
     except BadStore as error:
         return [f"it cannot be opened: {damage_text(error)}"]
     except (StoreUnavailable, OSError):
-        return []  # briefly held by another process, or inaccessible: not damage
+        return []  # another process is holding the file, or the file is inaccessible, which is not damage
     if connection is not None:
         connection.close()
     return []
@@ -69,11 +69,11 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
         with translated(path, "reading"):
             faults = [row[0] for row in connection.execute(look)]
     except StoreInterrupted:
-        return []  # a quick check ends here
+        return []  # the quick check used up its steps without finding damage
     except DAMAGE as error:
         faults = [damage_text(error)]
     finally:
-        # The limit is for this check alone, and must not interrupt later reads on the connection.
+        # Remove the limit, because it is for this check alone and must not interrupt later reads on the connection.
         connection.set_progress_handler(None, 0)
     found = [f"SQLite reports: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
     found += _looked_at(path, "the schema", lambda: _schema_faults(connection))

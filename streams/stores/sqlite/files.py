@@ -125,7 +125,7 @@ def translated(path: Path, doing: str) -> Iterator[None]:
     except sqlite3.Error as error:
         raise translate(error, path, doing) from error
     except UnicodeDecodeError as error:
-        # SQLite quotes damaged bytes, and Python cannot decode them.
+        # SQLite's message may quote damaged bytes, which Python cannot decode.
         raise _damaged(path, "it contains text that is not UTF-8") from error
 
 
@@ -147,8 +147,8 @@ def shown(text: str) -> str:
 def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
     """The exception to raise for ``error``."""
     extended = getattr(error, "sqlite_errorcode", 0)
-    code = extended & 0xFF  # the low byte is the primary code
-    # The WAL's shared memory is a file too, and the first file that cannot grow on a full disk.
+    code = extended & 0xFF  # the low byte is SQLite's primary error code
+    # The shared memory of the WAL is also a file, and on a full disk it is the first file that cannot grow.
     if code == sqlite3.SQLITE_FULL or extended == _IOERR_SHMSIZE:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     if code == sqlite3.SQLITE_READONLY:
@@ -157,7 +157,7 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
         return OSError(errno.EIO, os.strerror(errno.EIO), str(path))
     if code == sqlite3.SQLITE_INTERRUPT:
         return StoreInterrupted(f"{doing} {path} was interrupted")
-    # Opening always runs the same statements, so an error in one is a fault of the file.
+    # Opening always runs the same statements, so an error in one of them is a fault of the file.
     is_in_its_header = code == sqlite3.SQLITE_ERROR and doing == "opening"
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or is_in_its_header:
         return _damaged(path, str(error))
@@ -185,7 +185,7 @@ def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     try:
         return _connect_to_write(path, steps)
     except BaseException:
-        # A file created just now, or by an earlier attempt, must not look like a store that lost its records.
+        # Delete an empty file, which this or an earlier attempt made: it would look like a store without its records.
         if path.exists() and not path.stat().st_size:
             path.unlink()
         raise
@@ -212,7 +212,7 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
                     "move the home to a local file system: data written here could be lost",
                 )
             connection.execute("PRAGMA foreign_keys = ON")
-            # The writer checkpoints when it has time, see SqliteStore.
+            # Keep SQLite from checkpointing within a commit, because ``SqliteStore`` checkpoints between two commits.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             _upgrade(connection, steps)
             # SQLite syncs the directory for the WAL only in the connection that created the WAL, which may be a reader.
@@ -377,5 +377,6 @@ def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
             f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}; COMMIT"
         )
     if taken < len(steps):
-        # Otherwise deleting the WAL would lose the tables, and with them the evidence that a head file existed.
+        # Move the new tables into the database, because deleting the WAL would otherwise lose them and, with them, the
+        # evidence that a head file existed.
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

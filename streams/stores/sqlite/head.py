@@ -59,7 +59,7 @@ class HeadFile:
         with translated(store / LOG_FILE, "opening"):
             found = connection.execute(_LAST).fetchone()
         self._fd = open_or_create(store / HEAD_FILE)
-        # If the last records were pruned, the head is beyond the records that are left.
+        # Never move the head file back: if the last records were pruned, the head is beyond the last record.
         if found is not None and (known is None or found[0] > known.position):
             try:
                 self.write(*found)
@@ -95,7 +95,7 @@ def make_head_file(store: Path) -> bool:
         if connection is not None:
             connection.close()
     if known is None:
-        # Later rewrites do not sync it, so a power loss may leave an older file, but never no file.
+        # Sync the new file. Later rewrites are not synced: a power loss may leave an older file, but never no file.
         write_durably(store / HEAD_FILE, format_head(Head(NOTHING, "")))
     return known is None and was_made
 
@@ -131,8 +131,8 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
         if fault is None or read_head(store / HEAD_FILE) == known:
             _refuse(path, fault)
             return True
-        # The head file now belongs to another log: the one we opened migrated and its store was discarded, and a new
-        # log began here.
+        # The head file now belongs to another log, so look again: the log that we opened was migrated, its store was
+        # discarded, and a new log began here.
 
 
 def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:

@@ -110,7 +110,7 @@ class Keys:
 
     def fold(self) -> None:
         """Write the remembered digests in a transaction of their own. If cut off, it changes nothing."""
-        # Take the digests from the records, because memory may still hold those of pruned records.
+        # Take the digests from the records, because the digests in memory may include those of pruned records.
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             self._connection.execute(f"INSERT INTO keys {_NOT_FOLDED} ORDER BY key")

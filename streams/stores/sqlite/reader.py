@@ -45,7 +45,7 @@ _TYPES = (
 """Selects the existing types, with one index step for each type."""
 
 TAILS: Final = (
-    # CROSS JOIN makes SQLite go stream by stream. The order that it would choose itself visits every record.
+    # CROSS JOIN makes SQLite go stream by stream. The order that SQLite would choose visits every record.
     "SELECT name, offset, hash FROM streams CROSS JOIN records ON records.stream = streams.id AND offset ="
     " (SELECT max(offset) FROM records AS all_of_it WHERE all_of_it.stream = streams.id)"
 )
@@ -170,7 +170,7 @@ class SqliteReader:
         head = await self._head_now()
         records: list[Stored] = []
         while after < head:
-            # No batch is larger than ``MAX_BATCH``, so each fetch holds a whole one.
+            # A batch has at most ``MAX_BATCH`` records, so each fetch contains at least one whole batch.
             rows = await self._fetch(
                 "SELECT crc, position, offset, hash, batch_index, batch_count, event FROM records"
                 " WHERE position > ? AND position <= ? ORDER BY position LIMIT ?",
@@ -242,7 +242,7 @@ class SqliteReader:
                 connection.close()
         self._connection = self._search = None
 
-    # Fetching
+    # --- fetching ---
 
     async def _head_now(self) -> int:
         return await asyncio.to_thread(lambda: self.head)
@@ -330,7 +330,7 @@ class SqliteReader:
         last = NOTHING
         while True:
             positions = await asyncio.to_thread(self._search_rows, grams, last, indexed)
-            if positions is None:  # a removal deleted the index, which is being rebuilt: continue reading without it
+            if positions is None:  # a removal deleted the index, so read the remaining records without an index
                 async for record in self._matching("", [], last):
                     if record.position > indexed:
                         return
@@ -384,8 +384,7 @@ class SqliteReader:
         """The log's connection; ``None`` if there is no log. Call it with the lock held."""
         place = _place(self._path)
         if self._connection is not None and (
-            # The path may now name another file: the log can have been migrated away, its old store discarded, and the
-            # log migrated back.
+            # The path names another file if the log was migrated away and back and the old store was discarded.
             place not in (None, self._place) or not self._connection.can_go_on(self._path)
         ):
             self._connection.close()
@@ -413,7 +412,7 @@ class SqliteReader:
     def _indexed(self) -> int:
         """The last position that the full-text index holds; ``NOTHING`` without an index."""
         path = self._store / SEARCH_FILE
-        # The index is optional. Without it, everything is read.
+        # Ignore errors, because the index is optional. Without an index, everything is read.
         with self._lock, suppress(StreamError, OSError), translated(path, "opening"):
             if self._search is not None and not self._search.can_go_on(path):
                 self._search.close()

@@ -215,7 +215,7 @@ class SqliteRemover:
     def _empty_wal(self) -> bool:
         """Empty the WAL. True if a reader prevents it."""
         with translated(self._path, "writing"):
-            # Commits wait for this, so do not wait here. A caller that needs an empty WAL retries.
+            # Do not wait for readers here, because commits wait for this method. The caller tries again if necessary.
             self._connection.execute("PRAGMA busy_timeout = 0")
             try:
                 return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])

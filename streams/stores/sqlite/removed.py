@@ -108,7 +108,7 @@ def _entry(row: tuple[Any, ...]) -> Entry:
     return Entry(*_as_written("removed", row, bytes, bytes, int, int, bytes))
 
 
-# Chunks; each is called within a transaction of its own
+# --- chunks, each called within a transaction of its own ---
 
 
 def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int], at_ms: int) -> None:

@@ -47,7 +47,7 @@ def copy_rows(store: Path, target: Path) -> None:
             connection.execute("ATTACH ? AS damaged", [f"{path.absolute().as_uri()}?mode=ro"])
             connection.execute("BEGIN IMMEDIATE")
             for (name,) in connection.execute(_TABLES).fetchall():
-                connection.execute(_EMPTY.format(name))  # of the schema's initial rows
+                connection.execute(_EMPTY.format(name))  # delete the schema's initial rows
                 connection.execute(_COPY.format(name, name))
             rebuild(connection)
             connection.execute("COMMIT")
@@ -77,7 +77,7 @@ def search_fault(store: Path, head: int) -> SearchFault | None:
     except (StreamError, OSError):
         return "damaged"
     if connection is None:
-        return None  # new and empty
+        return None  # the search index is new and empty
     try:
         position = connection.execute("SELECT position FROM progress").fetchone()[0]
         said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]

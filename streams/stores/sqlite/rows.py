@@ -99,7 +99,7 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         either = []
         for name in wanted.types:
             if name.endswith(".*"):
-                # Types are ASCII, so all that begin with "agent." sort before "agent/".
+                # Types are ASCII, and "/" follows ".", so every type that begins with "agent." sorts before "agent/".
                 either.append("(records.type >= ? AND records.type < ?)")
                 values += [name[:-1], name[:-2] + "/"]
             else:
@@ -117,7 +117,8 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         if value is not None:
             parts.append(f"records.{column} = ?")
             values.append(value)
-    # The plus keeps SQLite from using the index of times, which is not in position order; see ``SqliteReader``.
+    # The plus sign keeps SQLite from using the index of times, which is not in the order of positions; see
+    # ``SqliteReader``.
     if wanted.since_ms is not None:
         parts.append("+records.ts >= ?")
         values.append(wanted.since_ms)

@@ -76,8 +76,8 @@ class SqliteStore(KeepsHints):
         self._turns = InTurn()
         self.recent = Recent()
         self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
-        # If a full disk or a reader prevents it now, the next removal or opening finishes it.
-        # Damage in the records to remove does not prevent writing either: `verify` reports both.
+        # Finish an interrupted removal. If a full disk or a reader prevents that, the next removal or opening finishes
+        # it. Damage in the records to remove must not prevent writing either. `verify` reports both.
         with suppress(OSError, StoreUnavailable, BadStore):
             self._remover.resume(lambda work: work())
         self._stream_ids: dict[str, int] = {}
@@ -123,7 +123,7 @@ class SqliteStore(KeepsHints):
         self.recent.clear()
         self._has_entries = True
 
-    # Reading
+    # --- reading ---
 
     @property
     def head(self) -> int:
@@ -150,7 +150,7 @@ class SqliteStore(KeepsHints):
         """See ``StreamStore.subscribe``."""
         return self._live.follow(after)
 
-    # Planning (see ``Tails``); only the writer thread calls these
+    # --- planning (see ``Tails``), called only by the writer thread ---
 
     def next_position(self) -> int:
         """See ``Tails``."""
@@ -184,7 +184,7 @@ class SqliteStore(KeepsHints):
         entry = find(self._connection, digest) if self._has_entries else None
         return None if entry is None else Removed(entry)
 
-    # Writing
+    # --- writing ---
 
     async def append(
         self,
@@ -212,7 +212,8 @@ class SqliteStore(KeepsHints):
             seconds = time.perf_counter() - begun
             if rows:
                 self._head_file.write(self._next - 1, self._last_hash)
-            self._note(rows)  # before the head moves, because whoever sees a record must also find it by its key
+            # Note the keys before the head moves, because whoever sees a record must also find that record by its key.
+            self._note(rows)
             self._head = self._next - 1
         self.recent.add(placed for _, plan_ in decided for placed in plan_.new)
         for pending, plan_ in decided:
@@ -260,7 +261,7 @@ class SqliteStore(KeepsHints):
             decided.append((pending, plan_))
         return decided, rows
 
-    # Removing
+    # --- removing ---
 
     async def sizes(self) -> list[StreamSize]:
         """See ``StreamStore.sizes``."""
@@ -295,7 +296,7 @@ class SqliteStore(KeepsHints):
         self._reader.let_go_of_search()
         return self._commits.exclusively(work)
 
-    # Migrating a log from or to another backend (see ``Copyable``)
+    # --- migrating a log from or to another backend (see ``Copyable``) ---
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         """See ``Copyable.copy_out``."""

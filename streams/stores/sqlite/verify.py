@@ -154,7 +154,8 @@ class SqliteVerification:
                 if await in_thread(self._begin, connection, interrupt=connection.interrupt) == version:
                     is_done = True
                     async for finding in self._pass(connection):
-                        # The records may have been removed, or a writer may have begun, so start over.
+                        # Start over if the file changed, because records may have been removed, or a writer may have
+                        # begun.
                         now = await in_thread(self._version, connection, interrupt=connection.interrupt)
                         if now != version or not self._is_right(connection):
                             is_done = False
@@ -253,7 +254,7 @@ class SqliteVerification:
             return self._fetch_one_by_one(connection, damage_text(error))
         positions = [max(self._last, self._scanned), *(row[0] for row in rows)]
         if any(one >= following for one, following in pairwise(positions)):
-            # Rows of a damaged page come in any order, and may repeat without end.
+            # A damaged page may give its rows in any order and repeat them without end, so fetch the rows one by one.
             return self._fetch_one_by_one(connection, "its rows are out of order")
         for row in rows:
             self._judge(_Row(*row))
@@ -296,7 +297,7 @@ class SqliteVerification:
             with translated(self._path, "reading"):
                 return dict(connection.execute(_NAMED, [self._last]).fetchall())
         except DAMAGE:
-            return {}  # without it, the scan ends at the damage and reports that
+            return {}  # without the index, the scan ends at the damage and reports the damage
 
     def _skip_to_the_end(self, connection: sqlite3.Connection) -> None:
         """Begin at the last records. Earlier ones count as lost, so any first offset in a stream is accepted."""
@@ -407,7 +408,7 @@ def _removal_of(connection: sqlite3.Connection) -> tuple[Removal, int]:
     connection.execute("BEGIN")
     try:
         removal = load(connection)
-        version_of(connection)  # raises if the version is damaged
+        version_of(connection)  # this raises an error if the version is damaged
         count = connection.execute("SELECT count(*) FROM removed").fetchone()[0] if removal else 0
     finally:
         connection.execute("COMMIT")

@@ -71,7 +71,7 @@ class HostRules(Emitter):
         type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
         self.put(entry, session, type_, event.key, {"properties": event.data}, turn=session.turn)
 
-    # Inputs and turns
+    # --- inputs and turns ---
 
     def admitted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         message, given = shapes.input_id(event), shapes.read_input(event)
@@ -111,7 +111,7 @@ class HostRules(Emitter):
     def compaction_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         turn, asked = session.turn, shapes.input_id(event)
         if asked is None and memory.promoted and (turn is None or memory.is_new or turn.finish in _ANSWERED):
-            # An automatic compaction before the answer: part of the prompt's turn.
+            # An automatic compaction before the answer belongs to the turn of the prompt.
             message, at = memory.promoted[0]
             self._start_turn(entry, session, event, memory, message, "prompt", at)
         elif turn is None or memory.is_new:
@@ -128,14 +128,14 @@ class HostRules(Emitter):
         at_ms: int | None = None,
     ) -> None:
         if message in session.turns:
-            return  # its record is already in the log, and the event with the same number was read again
+            return  # the turn is already recorded, and its event was read a second time
         if session.turn is not None:
             if memory.is_new:
                 self.end_dead_turn(entry.service, session)
             else:
                 over = replace_time(replace_seq(entry, None), session.turn.last_ms or entry.item.t)
                 self.end_turn(over, session, None)
-        # A compaction does not say whose turn it begins.
+        # The event of a compaction names no agent, so take the agent from the session or name OpenCode itself.
         agent = text(event.data.get("agent")) or (session.agent if trigger == "prompt" else None) or "opencode"
         cause = session.inputs.get(message) or session.last_end or session.event_id
         previous = session.handed_from(agent, trigger)
@@ -173,7 +173,7 @@ class HostRules(Emitter):
 
     def execution_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         if memory.promoted and (session.turn is None or memory.is_new):
-            # No step began, because the model or the agent does not exist.
+            # No step began, for example because the model or the agent does not exist, so begin the turn here.
             message, at = memory.promoted[0]
             self._start_turn(replace_seq(entry, None), session, event, memory, message, "prompt", at)
         if session.turn is None or session.turn.error is None:
@@ -217,7 +217,7 @@ class HostRules(Emitter):
             correlation=turn.user_message,
         )
 
-    # Steps, outputs, errors
+    # --- steps, outputs, errors ---
 
     def step_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         self._inference(entry, session, event, memory, text(event.data.get("finish")))

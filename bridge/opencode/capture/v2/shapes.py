@@ -171,7 +171,7 @@ def tool_result(event: HostEvent) -> dict[str, Any]:
     content = [mapping(each) for each in data["content"]] if isinstance(data.get("content"), list) else []
     said = [each["text"] for each in content if isinstance(each.get("text"), str)]
     if said and said[-1] == f"Command exited with code {mapping(data.get('metadata')).get('exit')}.":
-        said.pop()  # ``exit`` already has this
+        said.pop()  # the step's field ``exit`` already has the exit code
     files = [each for each in content if each.get("type") not in ("text", None)]
     error = mapping(data.get("error"))
     known = ("sessionID", "assistantMessageID", "callID", "id", "content", "error", "metadata", "executed")

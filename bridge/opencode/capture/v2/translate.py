@@ -39,7 +39,7 @@ class HostTranslator(HostRules):
         self._memories: dict[str, Memory] = {}
         self._called: dict[str, tuple[str | None, str]] = {}
 
-    # Called by the owner
+    # --- called by the owner ---
 
     def appear(self, service: Service, info: dict[str, Any], at_ms: int | None = None) -> None:
         """Place a session that the log does not have. Its parent must be placed first.
@@ -116,7 +116,7 @@ class HostTranslator(HostRules):
         """Forget what is remembered about a session, because its log will be read again."""
         self._memories.pop(session_id, None)
 
-    # What a session is
+    # --- what a session is ---
 
     def _appear(self, entry: HostEntry, info: dict[str, Any], lineage: str, type_: str) -> None:
         session_id = str(info["id"])
