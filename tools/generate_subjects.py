@@ -120,28 +120,29 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Section → target, suffix and payload of its example."""
 
 HEADERS = (
-    (h.TRACEPARENT, "W3C trace context, version 00: the event's own, or derived from the stream's id"),
-    (h.TRACE_MADE, "`true` if the `traceparent` was derived, because the event had no valid one; counted"),
-    (h.TRACESTATE, "passed on unchanged; dropped and counted if it is malformed or the trace is not continued"),
-    (h.TIMESTAMP, "milliseconds since 1970, UTC; filled in if missing"),
-    (h.VERSION, f"`{PROTOCOL_VERSION}`; filled in if missing"),
-    (h.MESSAGE_TYPE, "`agent.step`, or the record's type; filled in if missing"),
+    (h.TRACEPARENT, "W3C trace context, version 00, of the event itself, or else derived from the stream's id"),
+    (h.TRACE_MADE, "`true` if the `traceparent` was derived, because the event had no valid `traceparent`; counted"),
+    (h.TRACESTATE, "passed on unchanged; dropped and counted if the value is malformed or the trace is not continued"),
+    (h.TIMESTAMP, "the time in milliseconds since 1970, UTC; filled in if missing"),
+    (h.VERSION, f"the version of the L0 protocol, `{PROTOCOL_VERSION}`; filled in if missing"),
+    (h.MESSAGE_TYPE, "the type of the L0 message, such as `agent.step`, or of the record; filled in if missing"),
     (h.SENDER, "the sending agent; filled in if missing"),
-    (h.RECURSION_DEPTH, "an integer of at least 0, never guessed; see [Recursion depth](#recursion-depth)"),
-    (f"{h.USER_ID}`, `{h.CHANNEL_ID}`, `{h.CONTEXT_ID}", "optional, passed on"),
+    (h.RECURSION_DEPTH, "a whole number of at least 0, never guessed; see [Recursion depth](#recursion-depth)"),
+    (f"{h.USER_ID}`, `{h.CHANNEL_ID}`, `{h.CONTEXT_ID}", "optional; passed on unchanged"),
     (
         h.MESSAGE_ID,
         "`{event}` for a record, `{event}:l0` and `{event}:l0:state` for its L0 messages, `{event}:cmd` and "
         "`{event}:wakeup` for a command and its wakeup; "
-        "a rebuild adds its number: `{event}:2`",
+        "a rebuild of the mirror adds its number: `{event}:2`",
     ),
-    (f"{h.LOG}`, `{h.POSITION}", "the home's log and the record's position in it; also on L0 messages"),
-    (h.OFFSET, "of a record: its offset in its stream"),
-    (h.HASH, "of a record: the chain hash of its stream at this offset"),
-    (h.FORM, "of a record: the form of the body; see above"),
+    (f"{h.LOG}`, `{h.POSITION}", "the id of the home's log, and the record's position in it; also on L0 messages"),
+    (h.OFFSET, "the record's offset in its stream"),
+    (h.HASH, "the record's hash in the hash chain of its stream"),
+    (h.FORM, "the form of the record's body: `whole`, `forgotten`, `pointer` or `stub`"),
     (
         f"{DEAD_SUBJECT}`, `{DEAD_DURABLE}`, `{DEAD_ATTEMPTS}`, `{DEAD_REASON}",
-        "of a dead letter: its subject, the durable consumer that gave up, the number of attempts, and the reason",
+        "of a dead letter: the message's subject, the durable consumer that gave up, the number of attempts, and the "
+        "reason",
     ),
 )
 
@@ -149,20 +150,20 @@ DECISIONS = (
     "Headers contain milliseconds instead of ISO times, so one format fits every header and every possible `ts`.",
     "A generated `traceparent` is derived from ids, so a record has the same trace in every rebuild and home.",
     "An invalid `traceparent` is treated as missing, as W3C requires, and is counted separately.",
-    'Both sides always check `CG-Recursion-Depth`, not only "when strictness is required".',
-    "`enqueue` uses the depth of its chain if the message has none, and refuses the message if both are missing.",
-    "A captured session whose parent is unknown has no depth, so its messages omit the header.",
+    'Sender and receiver always check `CG-Recursion-Depth`, not only "when strictness is required".',
+    "If a message for `enqueue` has no depth, the depth of its chain is used; if the chain has none, it is refused.",
+    "A captured session whose parent is unknown has no depth, so its messages have no `CG-Recursion-Depth`.",
     "A suffix may have dots (`internal.delegate`), so an L0 subject has eight or more tokens.",
-    "`tool_result` and `stop` have no subject. They go to the inbox, and a wakeup announces them.",
+    "`tool_result` and `stop` have no subject: both go to the agent's inbox, and a wakeup announces them.",
     "A wakeup's `inbox_id` is the id of the command's event, and its `reason` is the command's type.",
-    "`partial` keeps the waiting slot open; `__cg_control.after_execution` counts only for tools on an allow-list.",
-    "`cg_cmd` is a work queue, as in the protocol's table of modes; the protocol's list of streams gives only the age.",
-    "`turn.ended` is published twice, as `task` and as `state`, so the `state` has its own id, `{event}:l0:state`.",
-    "`turn_epoch` of a captured session is the number of its turn, from 1; a turn's outcome is in `stats.outcome`.",
-    "In a record's subject, the stream, log and project are one token each; only the dots in the type stay dots.",
+    "`partial` keeps the waiting slot open, and `__cg_control.after_execution` counts only for tools on an allow-list.",
+    "`cg_cmd` is a work queue, as the table of modes in the protocol says; its list of streams gives only the age.",
+    "`turn.ended` is published both as `task` and as `state`, so the `state` has an id of its own, `{event}:l0:state`.",
+    "In a captured session, `turn_epoch` numbers the turns from 1, and a turn's outcome is in `stats.outcome`.",
+    "In a record's subject, stream, log and project are one token each; only dots in the type remain dots.",
     "Undecodable messages become dead letters and are never acknowledged as handled.",
-    'An original payload of the form `{"$sha256": …}` looks forgotten, so a verifier tries both readings.',
-    "A record that exceeds the server's limit even as a pointer becomes a stub, so it cannot stop the mirror.",
+    'An original payload of the form `{"$sha256": …}` looks like a forgotten one, so verification tries both readings.',
+    "A record that exceeds the server's limit even as a `pointer` becomes a `stub`, so no record can stop the mirror.",
 )
 
 
@@ -185,7 +186,7 @@ def page() -> str:
             *_streams(),
             "## Decisions",
             "",
-            "These decisions fill gaps in the protocol's text, or correct it:",
+            "The following decisions fill gaps in the text of the L0 protocol, or correct it:",
             "",
             *(f"- {each}" for each in DECISIONS),
             "",
@@ -200,10 +201,12 @@ def _introduction() -> list[str]:
         "Generated by `make docs` from the tables in `bridge/nats/`, which publishers and consumers also use.",
         "",
         *_prose(
-            """This page lists which messages are published, and on which subjects. The mirror publishes records
-            (`evt.`), the L0 events of agents, pieces of answers, and commands for agents of other homes, each command
-            followed by its wakeup. The L0 protocol defines messages between agents, tools and user interfaces; its
-            message families are listed below. Commands and dead letters wait for agents in their own streams."""
+            """This page lists the messages that are published on NATS, and their subjects. The *L0 protocol* defines
+            messages between agents, tools and user interfaces; its message families are listed below. The *mirror*,
+            the part of the sidecar that publishes, sends records (`evt.`), the L0 events of agents, pieces of answers,
+            and commands for agents of other homes. Each such command is followed by a *wakeup*, which tells the agent
+            that a command is waiting. Commands for agents are kept in a stream of their own, and so are dead
+            letters."""
         ),
         "",
         "| subject | what | stream |",
@@ -218,10 +221,10 @@ def _introduction() -> list[str]:
         "| `cg.{ver}.{project}.{channel}.str.{component}.{target}.{suffix}` | a lossy piece of an answer | none |",
         "",
         *_prose(
-            f"""`ver` is `{PROTOCOL_VERSION}`, `channel` says who may see the message (`{CHANNEL}`), and `component` is
-            one of {", ".join(f"`{each}`" for each in COMPONENTS)}. In a pattern, `*` matches one token, and `>` at the
-            end matches one or more. In the names of L0 families below, `evt.agent…`, `cmd.…` and `str.…` are short for
-            the full `cg.…` subject."""
+            f"""In a subject, `ver` is `{PROTOCOL_VERSION}`, `channel` says who may see the message (`{CHANNEL}`), and
+            `component` is one of {", ".join(f"`{each}`" for each in COMPONENTS)}. In a pattern for subjects, `*`
+            matches one token, and `>` at the end matches one or more tokens. In the names of L0 families below,
+            `evt.agent…`, `cmd.…` and `str.…` are short for the full `cg.…` subject."""
         ),
     ]
 
@@ -232,10 +235,11 @@ def _names() -> list[str]:
         "## Names",
         "",
         *_prose(
-            f"""Each name becomes one token: its UTF-8 bytes, with all but `A-Z a-z 0-9 _ - ~` written as `%XX`. Dots in
-            a type or a suffix stay dots. Different names have different tokens, and every token can be decoded, except
-            a token that would be longer than {MAX_TOKEN} characters. Such a token is cut and ends in `%~` and 32 hex
-            digits of the name's SHA-256. A subject has at most {MAX_SUBJECT} bytes."""
+            f"""Each name becomes one token of a subject: the name's UTF-8 bytes, with all but `A-Z a-z 0-9 _ - ~`
+            written as `%XX`. Dots in a type or a suffix stay dots. Different names have different tokens, and every
+            token can be decoded, except a token that would be longer than {MAX_TOKEN} characters. A token that would
+            be too long is cut off, and ends in `%~` and 32 hex digits of the name's SHA-256. A subject has at most
+            {MAX_SUBJECT} bytes."""
         ),
         "| name | token |",
         "|---|---|",
@@ -254,26 +258,29 @@ def _records() -> list[str]:
         "## Records, commands, dead letters",
         "",
         *_prose(
-            """A record's body is the canonical event, so a consumer can compute the hash chain from the bodies of a
-            stream and compare it with `DS-Hash`: hash = sha256(previous ‖ event with its payload replaced by
-            `{"$sha256": hex of the canonical payload}`), where `previous` is the hash of the stream's previous record
-            as 32 bytes, or zeros for the first record. A record may also be published as messages of the L0 protocol
-            (see below); these are published before the record itself. A server that accepts atomic batches leaves their
-            `Nats-Batch-` headers on the messages, after ours. Listeners on core NATS may receive a batch's last records
-            slightly out of order; the stream and `DS-Position` have the right order."""
+            """The body of a record's message is the canonical event, so a consumer can compute the hash chain from the
+            bodies of a stream and compare the hashes with `DS-Hash`: hash = sha256(previous ‖ event with its payload
+            replaced by `{"$sha256": hex of the canonical payload}`), where `previous` is the hash of the stream's
+            previous record as 32 bytes, or zeros for the first record. A record may also be published as messages of
+            the L0 protocol (see below); these L0 messages are published before the record itself. A server that accepts
+            atomic batches leaves its `Nats-Batch-` headers on the messages, after the headers of Durable Stream.
+            Listeners on core NATS may receive the last records of a batch slightly out of order; the stream and
+            `DS-Position` have the right order."""
         ),
         *_example(message.subject, message.headers, json.loads(message.body)),
         "| `DS-Form` | body |",
         "|---|---|",
         "| `whole` | the canonical event |",
-        "| `forgotten` | the canonical event; the log has replaced its payload with a digest |",
-        "| `pointer` | the record exceeds the server's limit, so a digest replaces the payload, which is in the log |",
-        "| `stub` | the pointer is too large: id, ts, stream_id, type, and `$sha256` of the whole canonical event |",
+        "| `forgotten` | the canonical event, in which a digest replaces the forgotten payload, as in the log |",
+        "| `pointer` | the record exceeds the server's limit, so a digest replaces the payload, which the log has |",
+        "| `stub` | even a `pointer` is too large: id, ts, stream_id, type, and `$sha256` of the canonical event |",
         "",
-        f"The server's limit (by default {DEFAULT_MAX_PAYLOAD:,} bytes) counts headers and body.",
+        f"The server's limit (by default {DEFAULT_MAX_PAYLOAD:,} bytes) applies to the headers and body together.",
         "",
-        f"A command: `{command}`. Its dead letter: `{dead_letter_subject(consumer_name('oracle'), str(command))}`.",
-        "",
+        *_prose(
+            f"""A command has a subject such as `{command}`. If that command becomes a dead letter, the dead letter
+            has the subject `{dead_letter_subject(consumer_name("oracle"), str(command))}`."""
+        ),
         "| record | in the L0 protocol |",
         "|---|---|",
         *(
@@ -294,9 +301,9 @@ def _families() -> list[str]:
         "## Families of the L0 protocol",
         "",
         *_prose(
-            f"""Bodies are canonical JSON of at most {MAX_BODY // 1024} KiB; an object field has at most
-            {MAX_OBJECT // 1024} KiB. Decoding and encoding keep unlisted fields. Required fields are
-            **bold**."""
+            f"""The body of an L0 message is canonical JSON of at most {MAX_BODY // 1024} KiB; a field that is an
+            object has at most {MAX_OBJECT // 1024} KiB. Fields that are not listed here are kept when a message is
+            decoded and encoded again. In the tables, required fields are **bold**."""
         ),
     ]
     for family in FAMILIES:
@@ -362,10 +369,11 @@ def _headers() -> list[str]:
         "## Headers",
         "",
         *_prose(
-            f"""A name is a letter followed by letters, digits, `-` and `_`. A value is printable ASCII, at most
-            {MAX_VALUE} characters. A message has at most {MAX_HEADERS} headers. In free text, anything but printable
-            ASCII is written as `%XX`, so no text can end a header or begin another one. `str` messages have no headers.
-            `CG-*` keys in a payload are accepted; `doctor` warns how many commands had such keys."""
+            f"""The name of a header is a letter followed by letters, digits, `-` and `_`. The value of a header is
+            printable ASCII, at most {MAX_VALUE} characters. A message has at most {MAX_HEADERS} headers. In free text,
+            anything but printable ASCII is written as `%XX`, so no text can end a header or begin another header. `str`
+            messages have no headers. `CG-*` keys in a payload are accepted; `doctor` reports how many commands had
+            such keys."""
         ),
         "| header | what |",
         "|---|---|",
@@ -381,13 +389,15 @@ def _recursion() -> list[str]:
         "## Recursion depth",
         "",
         *_prose(
-            f"""A chain that a user starts has depth 0; each spawn adds 1, and the code does so in only one place.
-            Both sides of every hop verify the depth. If both the header and the depth recorded for the
-            `correlation_id` are present, they must be equal. A depth at or above the limit ({recursion.MAX_DEPTH} by
-            default) ends the chain, and a task reports the end: `failed` with `{recursion.EXCEEDED}` or
-            `{recursion.VIOLATION}`."""
+            f"""The *depth* of a task says how many spawns led to it: a task that a user starts has depth 0, and a
+            spawned task is one level deeper than its spawner. Only the spawner computes the new depth. Both the sender
+            and the receiver of a message verify the depth. If a message has a depth in its header, and a depth is also
+            recorded for its `correlation_id`, the two depths must be equal. A depth at or above the limit
+            ({recursion.MAX_DEPTH} by default) ends the chain. A `task` message then reports the end of the chain:
+            `failed` with `{recursion.EXCEEDED}`. A message that violates the rules below ends the chain as `failed`
+            with `{recursion.VIOLATION}`."""
         ),
-        "| operation | header | recorded |",
+        "| operation | depth in the header | recorded depth |",
         "|---|---|---|",
         *(
             f"| `{name}`{modes if name == 'enqueue' else ''} | "
@@ -404,10 +414,10 @@ def _streams() -> list[str]:
         "",
         *_prose(
             """All streams use file storage. The sidecar creates a missing stream. If the settings of a stream differ
-            from those below, the sidecar corrects them and keeps the
-            stream's other settings. It refuses a stream that cannot be
-            corrected (it has other storage, is a work queue where it should not be or the reverse, is sealed, is a
-            mirror, or has overlapping subjects), gives the reasons, and changes nothing."""
+            from the table below, the sidecar corrects these settings and keeps the stream's other settings. The sidecar
+            refuses a stream that it cannot correct, gives the reasons, and changes nothing. It cannot correct a stream
+            that has other storage, that is sealed, that is a mirror, that has overlapping subjects, or that is a work
+            queue where it should not be (or the reverse)."""
         ),
         "| stream | subjects | retention | age | what |",
         "|---|---|---|---|---|",
@@ -415,9 +425,9 @@ def _streams() -> list[str]:
         "",
         "| | storage | who gets a message |",
         "|---|---|---|",
-        "| `cmd` | work queue | one worker; consumers with the same durable compete |",
+        "| `cmd` | work queue | one worker; workers with the same durable name share the messages |",
         "| `evt` | stream | every durable consumer, each at its own position; consumers with the same durable name "
-        "compete |",
+        "share the messages |",
         "| `str` | not stored | current subscribers only |",
         "",
     ]
