@@ -34,6 +34,7 @@ from sidecar.runtime.inputs import (
     Outbox,
     agent_stream,
     command_input,
+    depth_of,
     installed,
     log_input,
     scoped,
@@ -118,6 +119,7 @@ class Engine:
             metrics=self._metrics,
             stop=stop,
         )
+        self._max_depth = max_depth
         self._next = 0
         self._has_begun = False
         """Whether a snapshot says where the agent is."""
@@ -127,6 +129,8 @@ class Engine:
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._is_at_rest = False
+        """Whether every input was answered, so that the state is the one in the log."""
 
     # --- start and stop ---
 
@@ -226,6 +230,25 @@ class Engine:
             raise InputRefused("invalid-command", str(error)) from None
         return await asyncio.shield(await self._enqueue(given))
 
+    def ignores(self, event: StreamEvent) -> bool:
+        """Whether the agent has nothing to do for an event of the log. False if this cannot be said at once.
+
+        Most events that an agent lists concern sessions that it does not know, and ``receive`` costs much less than
+        the queue.
+        """
+        if self._waiting or not self._is_at_rest or self.is_broken or self._next < 0:
+            return False
+        if depth_of(event) >= self._max_depth:
+            return False  # the queue records the refusal
+        try:
+            outputs = self.agent.receive(event)
+        except Exception:  # noqa: BLE001 - the queue handles the event again, and records the failure
+            return False
+        if outputs:
+            return False
+        self._metrics.received(self.name)
+        return True
+
     async def offer(self, record: Record) -> asyncio.Future[Handled]:
         """Hand in an event of the log, in log order; waits for room. The future gives the event's outcome."""
         self._from_log += 1
@@ -285,7 +308,9 @@ class Engine:
                 if self._closing:
                     return
                 self._news.clear()
+                self._is_at_rest = True
                 await self._news.wait()
+                self._is_at_rest = False
                 continue
             group = [self._waiting.popleft() for _ in range(min(MAX_GROUP, len(self._waiting)))]
             self._room.set()

@@ -289,10 +289,10 @@ class Runtime:
         for engine in self.engines.values():
             if record.position <= engine.position:
                 continue
-            if wants(engine.agent, event):
-                await engine.offer(record)
-            else:
+            if not wants(engine.agent, event) or engine.ignores(event):
                 engine.passed(record.position)
+            else:
+                await engine.offer(record)
         if record.position - self._kept >= KEEP_EVERY:
             await self._keep()
 

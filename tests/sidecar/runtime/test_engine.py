@@ -238,6 +238,38 @@ class TestTheLog:
         refused = [r.event.payload for r in own if r.event.type == "agent.refused"]
         assert [one["error_code"] for one in refused] == ["recursion_depth_exceeded"]
 
+    async def test_an_event_is_ignored_only_by_a_state_that_is_in_the_log(
+        self, store: StreamStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Latch(Watcher):
+            def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+                if event["type"] == "shut" or not self.failed:
+                    return [{"type": "watcher.failed", "payload": {}}]
+                return []
+
+        append, asked, release = store.append, asyncio.Event(), asyncio.Event()
+
+        async def held(events: Any, **more: Any) -> Any:
+            asked.set()
+            await release.wait()
+            return await append(events, **more)
+
+        step = steps("completed")[0]
+        async with running(store, Latch) as runtime:
+            engine = runtime.engines["watcher"]
+            assert not engine.ignores(step)
+            monkeypatch.setattr(store, "append", held)
+            shutting = asyncio.ensure_future(runtime.command("watcher", command("a", "shut")))
+            await asked.wait()
+            try:
+                assert state(runtime, "watcher") == {"failed": 1}
+                assert not engine.ignores(step), "the log may still refuse what changed the state"
+            finally:
+                release.set()
+            await shutting
+            await settled(runtime, store)
+            assert engine.ignores(step)
+
 
 class TestDeadLetters:
     async def test_a_redriven_letter_is_handled_and_no_letter_any_more(self, store: StreamStore) -> None:
