@@ -1,7 +1,7 @@
 """The sidecar's composition root: one home, one log, one listening port.
 
-Starts every part in order, waits for a reason to stop, and stops the parts in reverse order. It decides nothing about
-hooks or events.
+Starts every part in order, waits for a reason to stop, and stops the parts in reverse order. This module decides
+nothing about hooks or events.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TAKE_OVER_SECONDS: Final = 30.0
 """How long a sidecar that a shim started waits for another one that is starting or stopping."""
 
 KILL_SECONDS: Final = 10.0
-"""How long a killed process may take to end. It takes longer only if the system is blocking it."""
+"""How long a killed process may take to end. A process takes longer only if the system is blocking it."""
 
 CHECK_LOCK_SECONDS: Final = 1.0
 """How often a sidecar that writes nothing checks that it still holds the home. Every commit also checks this."""
@@ -70,11 +70,11 @@ async def serve(
 ) -> int:
     """Run a sidecar until it is stopped; returns the exit code.
 
-    SIGTERM, SIGINT and the request ``stop`` drain the sidecar or cancel its start; it then returns 0. If the log can no
-    longer be written, it returns 1, so that a shim starts another sidecar, which verifies the tail. Shims pass
-    ``idle_exit``: it exits when idle, returns 0 if another sidecar is serving the home, and waits for a sidecar that is
-    stopping. With ``seed``, clock and ids are reproducible, and the log must be empty. ``announce`` gets the port once
-    everything is ready; ``complain`` gets the reason if the exit code is 1.
+    SIGTERM, SIGINT and the request ``stop`` drain the sidecar or cancel its start; the exit code is then 0. If the log
+    can no longer be written, the exit code is 1, so that a shim starts another sidecar, which verifies the tail. Shims
+    set ``idle_exit``. The sidecar then exits when idle, waits for a sidecar that is stopping, and returns 0 if another
+    sidecar is serving the home. With ``seed``, clock and ids are reproducible, and the log must be empty. ``announce``
+    gets the port once everything is ready; ``complain`` gets the reason if the exit code is 1.
 
     Raises:
         HomeError, StreamError, OSError: the sidecar could not start; nothing was changed.
@@ -150,8 +150,8 @@ class _Running:
 async def _start(
     home: Home, config: Config, identities: Identities, told: asyncio.Event, idle_exit: bool, stack: AsyncExitStack
 ) -> _Running | None:
-    """Lock the home, open its log and serve it; None if another sidecar is serving it. ``stack`` stops everything that
-    was started.
+    """Lock the home, open its log and start serving; return ``None`` if another sidecar is serving the home. ``stack``
+    stops everything that was started.
     """
     lock = await _lock(home, wait=idle_exit)
     if lock is None:
@@ -172,9 +172,9 @@ async def _start(
 async def _end_unlocked(home: Home) -> None:
     """Kill an older sidecar that lost the home's lock.
 
-    If the older one is only suspended, it could later continue alongside this one.
+    If the older sidecar is only suspended, it could later continue alongside this one.
 
-    Killing is safe: what was acknowledged is durable, and the shims send the rest again.
+    Killing is safe: what was acknowledged is durable, and the shims send everything else again.
 
     Raises:
         HomeLocked: the system does not let the old sidecar end.
@@ -217,10 +217,10 @@ async def _close(opening: asyncio.Task[Log]) -> None:
 
 
 async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
-    """Lock the home. With ``wait``, return None as soon as another sidecar is serving it.
+    """Lock the home. With ``wait``, return ``None`` as soon as another sidecar is serving the home.
 
-    If the lock is held but ``running`` finds no sidecar, one is starting or stopping.
-    Returning then could leave the home without a sidecar, so this waits.
+    If the lock is held but ``running`` finds no sidecar, a sidecar is starting or stopping. Returning in that case
+    could leave the home without a sidecar, so this function waits.
 
     Raises:
         HomeLocked: another process holds the lock.
@@ -331,7 +331,7 @@ class _Consumers:
 
 
 class _Door:
-    """A component: the listening port, and ``sidecar.json``, which says where it is."""
+    """A component: the listening port, and ``sidecar.json``, which says where the port is."""
 
     def __init__(self, home: Home, sidecar: Sidecar, server: LinkServer) -> None:
         self._home, self._sidecar, self._server = home, sidecar, server
@@ -368,7 +368,7 @@ async def _until_fenced(store: Log) -> StoreFenced:
 
 
 async def _until_stopped(config: Config, running: _Running, idle_exit: bool) -> str | None:
-    """Wait for a reason to stop; return it if the log can no longer be written, else None."""
+    """Wait for a reason to stop. Return the reason if the log can no longer be written, otherwise ``None``."""
     failed = running.ingest.failed
     fenced = asyncio.create_task(_until_fenced(running.store))
     reasons: list[asyncio.Future[Any]] = [fenced, asyncio.create_task(running.sidecar.stopping.wait())]

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final, Protocol
 
 LOOK_SECONDS: Final = 1.0
-"""How often ``wait_idle`` asks the components."""
+"""How often, in seconds, ``wait_idle`` asks the components whether they have work."""
 
 
 class Component(Protocol):
@@ -24,7 +24,7 @@ class Component(Protocol):
 
 
 def in_background(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` in a task until ``stack`` closes, which cancels it and waits for its end."""
+    """Run ``work`` in a task until ``stack`` closes, which cancels the task and waits for its end."""
     task = asyncio.create_task(work)
 
     async def stop() -> None:
@@ -39,7 +39,8 @@ async def wait_idle(
 ) -> None:
     """Return after ``idle_seconds`` in which no component owed anything.
 
-    ``last_look`` is called before that; if it finds work, it returns how much, and the time starts again.
+    ``last_look`` is called just before returning. If ``last_look`` returns a number above 0, it found work, and the
+    idle time starts again.
     """
     loop = asyncio.get_running_loop()
     idle_since = loop.time()

@@ -33,7 +33,7 @@ MIB = 1024 * 1024
 class ConfigError(Exception):
     """The configuration cannot be used. The text names the file or variable, the key and the reason.
 
-    ``advice`` says what to do about it.
+    ``advice`` says what to do about the fault.
     """
 
     code: ClassVar[str] = "bad-config"
@@ -89,7 +89,7 @@ class LinkConfig(_Section):
     """How long a sidecar started by a shim keeps running without links and without work."""
 
     hold_seconds: Annotated[float, Field(ge=0, le=60)] = 2.0
-    """How long a hook waits for its pair or its parent before it is written alone."""
+    """How long a hook waits for its counterpart or its parent before the hook is written without it."""
 
 
 class RedactConfig(_Section):
@@ -348,8 +348,8 @@ class PhantomConfig(_Section):
     stops when you close OpenCode and continues when one is open again."""
 
     executable: Path | None = None
-    """The OpenCode executable that runs background work; default: that of the OpenCode that asked, else ``opencode`` on
-    the PATH."""
+    """The OpenCode executable that runs background work; default: the executable of the OpenCode that asked, or else
+    ``opencode`` on the PATH."""
 
     @field_validator("executable")
     @classmethod

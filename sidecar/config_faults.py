@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in plain words, and what to do about it."""
+"""Explains in plain words what is wrong with a configuration, and what to do about the fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def correct_file(path: Path | None) -> str:
 
 
 class Fault(NamedTuple):
-    """One fault: where it is and why, and the advice, which is empty for a flag."""
+    """One fault: a text that says where and why, and the advice, which is empty for a flag."""
 
     text: str
     advice: str
@@ -37,7 +37,7 @@ def explain(problem: Mapping[str, Any], model: type[BaseModel], path: Path | Non
 
 
 def _source(where: list[str], path: Path | None, flags: Mapping[str, Any]) -> tuple[str, str]:
-    """Where a value was given, and the advice to correct it there."""
+    """Where a value was given, and the advice to correct the value there."""
     section = f"DURABLE_STREAM_{where[0].upper()}"
     variable = "__".join([section, *(part.upper() for part in where[1:2])])
     names = {name.upper() for name in os.environ}

@@ -11,7 +11,7 @@ PACKAGE: Final = "opencode-durable-stream"
 
 
 def extra_command(extra: str, prefix: str = sys.prefix) -> str:
-    """The shell command that adds ``extra``: a pipx or uv command if pipx or uv made this installation, else a pip
+    """The shell command that adds ``extra``: a pipx or uv command if pipx or uv made this installation, otherwise a pip
     command.
     """
     wanted = _libraries(extra)

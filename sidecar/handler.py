@@ -171,7 +171,7 @@ class Sidecar:
         return await self.requests.answer(method, args)
 
     def status(self) -> dict[str, Any]:
-        """Everything ``durable-stream status`` shows."""
+        """Everything that ``durable-stream status`` shows."""
         assert self.server is not None
         spool = backlog(self._home.spool_path)
         return {
@@ -235,5 +235,6 @@ def _content(path: Path) -> bytes:
 
 
 def _shown(version: str) -> str:
-    """Return the version if it is safe to log, else "unknown": a peer could send any text as its version."""
+    """Return ``version`` if it is safe to log, otherwise "unknown", because a peer could send any text as its
+    version."""
     return version if _VERSION.fullmatch(version) else "unknown"

@@ -50,8 +50,8 @@ async def import_opencode_1(
     nonce: Callable[[], str],
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[int, PlayResult | None]:
-    """Record the sessions of OpenCode 1 that are not ``known``; return how many there were, and how many events the log
-    gained.
+    """Record the sessions of OpenCode 1 that are not ``known``. Return how many there were, and what was played into
+    the log.
 
     The sessions pass through a file that only this user can read, and that is deleted at the end.
 

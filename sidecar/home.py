@@ -1,9 +1,8 @@
 """The home: one user's data directory, its token, and the lock of the sidecar that serves it.
 
-Only the user can read it: directories have mode 0700 and files 0600, whatever
-the umask. Files are opened without following symbolic links, so that another
-user with access to the parent directory cannot swap one in. All methods are
-synchronous and quick; none needs a running loop.
+Only the user can read the home: directories have mode 0700 and files 0600, whatever the umask. Files are opened without
+following symbolic links, so that another user with access to the parent directory cannot replace a file by a link. All
+methods are synchronous and quick; none needs a running loop.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _LOCK_PAUSE_SECONDS: Final = 0.02
 
 
 class HomeError(Exception):
-    """The home cannot be used as it is: ``path``, ``problem``, and ``hint`` (what to do)."""
+    """The home cannot be used in its present state: ``path``, ``problem``, and ``hint`` (what to do)."""
 
     code: ClassVar[str] = "bad-home"
 
@@ -47,7 +46,7 @@ class HomeError(Exception):
 
 
 class HomeLocked(HomeError):
-    """Another process serves or repairs this home."""
+    """Another process is serving or repairing this home."""
 
     code: ClassVar[str] = "home-locked"
 
@@ -79,7 +78,8 @@ class SidecarInfo(NamedTuple):
 
     @property
     def still_runs(self) -> bool:
-        """True if the process that wrote this is still running or suspended; False if that is not certain."""
+        """True if the process that wrote ``sidecar.json`` is still running or suspended; false if that is not
+        certain."""
         return self.process != "" and mark_of(self.pid) == self.process
 
 
@@ -114,14 +114,15 @@ class Home:
             private_directory(path)
 
     def was_used(self) -> bool:
-        """True if a sidecar or the user has written here before."""
+        """True if a sidecar or the user has written to this home before."""
         return any(os.path.lexists(path) for path in (self.token_path, self.lock_path, self.config_path))
 
     def check_owner(self) -> None:
         """Refuse another user's home before anything is written there. A home that does not exist yet passes.
 
         Raises:
-            HomeError: it belongs to another user. Root is refused too, because the owner could not write root's files.
+            HomeError: another user owns the home. Root is refused, too, because the owner could not write files that
+                root created.
         """
         try:
             owner = self.path.stat().st_uid
@@ -133,7 +134,8 @@ class Home:
     def check_kind(self) -> None:
         """Refuse a path that is not a home, before it is used as one.
 
-        These pass: a missing or empty directory, one with only a spool or a configuration, and a restored store.
+        These are accepted: a missing or empty directory, a directory with only a spool or a configuration, and a
+        restored store.
 
         Raises:
             HomeError: the path is a file, or a directory with other files.
@@ -147,7 +149,7 @@ class Home:
             raise HomeError(self.path, "it is a file, not a directory", "choose another --home, or move the file away")
         if is_foreign:
             raise HomeError(
-                self.path, "it contains other files and is not a Durable Stream home", "name another --home"
+                self.path, "it contains other files and is not a Durable Stream home", "choose another --home"
             )
 
     # --- the token ---
@@ -155,7 +157,7 @@ class Home:
     def ensure_token(self, generate: Callable[[], str]) -> str:
         """Return the token; create it if there is none. ``generate`` returns 64 random hex characters.
 
-        Two processes may call this at the same time; both get the token of the first.
+        Two processes may call this at the same time; both then get the token that was written first.
 
         Raises:
             HomeError: see ``read_token``, or the token cannot be written.
@@ -179,10 +181,11 @@ class Home:
         return self.read_token()
 
     def read_token(self) -> str:
-        """Return the token, after checking that its file is regular, owned by us, and inaccessible to other users.
+        """Return the token, after checking that its file is a regular file, owned by this user, and inaccessible to
+        other users.
 
         Raises:
-            HomeError: the token's file is missing, or fails one of the checks.
+            HomeError: the token's file is missing, or one of the checks failed.
         """
         path = self.token_path
         renew = "remove it; the next start of the sidecar creates a new one"
@@ -260,8 +263,8 @@ class Home:
             raise _cannot("write", self.info_path, error) from None
 
     def read_info(self) -> SidecarInfo | None:
-        """Read ``sidecar.json``, which may be stale; None if it is missing, invalid, not ours or accessible to other
-        users.
+        """Read ``sidecar.json``, which may be out of date; ``None`` if the file is missing, invalid, owned by another
+        user or accessible to other users.
         """
         try:
             descriptor = os.open(self.info_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -286,7 +289,7 @@ class Home:
         return info if info.pid > 0 and 0 < info.port < 65536 else None
 
     def remove_info(self, boot: str | None = None) -> None:
-        """Delete ``sidecar.json``; with ``boot``, only if it is that sidecar's. Idempotent."""
+        """Delete ``sidecar.json``; with ``boot``, only if the sidecar with this boot wrote the file. Idempotent."""
         if boot is None or ((info := self.read_info()) is not None and info.boot == boot):
             self.info_path.unlink(missing_ok=True)
 
@@ -294,20 +297,20 @@ class Home:
         """A sidecar whose process is provably running although nobody holds the lock, because its lock file was
         deleted.
 
-        The lock's holder may call this too: any other running sidecar has then lost the lock.
+        The holder of the lock may call this, too: any other running sidecar has then lost the lock.
         """
         info = self.read_info()
         return info if info is not None and info.pid != os.getpid() and info.still_runs else None
 
     def running(self) -> SidecarInfo | None:
-        """The sidecar that is serving this home: its process is running and the lock is held. None if there is no such
-        sidecar.
+        """The sidecar that is serving this home: its process is running and the lock is held. ``None`` if there is no
+        such sidecar.
         """
         info = self.read_info()
         return info if info is not None and is_alive(info.pid) and self.is_locked() else None
 
     def is_locked(self) -> bool:
-        """True if a process holds the lock. It may be a sidecar that is starting or stopping."""
+        """True if a process holds the lock; that process may be a sidecar that is starting or stopping."""
         try:
             descriptor = self._open_lock(create=False)
         except HomeError:
@@ -331,7 +334,7 @@ class Home:
         return descriptor
 
     def _is_ours(self) -> bool:
-        """True if the directory was used as a home, holds a restored store, or holds only our names.
+        """True if the directory was used as a home, holds a restored store, or holds only names that a home has.
 
         The content of ``store/`` is checked when the store is opened.
         """
@@ -343,7 +346,8 @@ class Home:
 
 
 class HomeLock:
-    """The held lock, a context manager. Releasing it keeps the file; the end of the process releases it too."""
+    """The held lock, as a context manager. Releasing the lock keeps its file; the end of the process releases the lock,
+    too."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -394,7 +398,8 @@ def write_new(path: Path, text: str) -> None:
 
 
 def private_directory(path: Path) -> None:
-    """Create a directory of the home with mode 0700, whatever the umask; set that mode on an existing one. Idempotent.
+    """Create a directory of the home with mode 0700, whatever the umask; set that mode on an existing directory.
+    Idempotent.
 
     Missing parents get the same mode.
 
@@ -414,9 +419,9 @@ def private_directory(path: Path) -> None:
 
 
 def make_directories(path: Path, mode: int) -> None:
-    """Create a directory and its missing parents; existing ones keep their mode.
+    """Create a directory and its missing parents; existing directories keep their mode.
 
-    New ones get ``mode``, minus the umask; the owner always has full access.
+    New directories get ``mode``, minus the umask; the owner always has full access.
     """
     if path.is_dir():
         return
@@ -429,7 +434,7 @@ def make_directories(path: Path, mode: int) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Check a file of the home that another program is about to open; a missing one is fine.
+    """Check a file of the home that another program is about to open; a missing file is accepted.
 
     Raises:
         HomeError: the path is a link, is not a regular file, or belongs to somebody else.
@@ -449,7 +454,7 @@ def check_tree(path: Path) -> None:
     """Refuse a directory of the home that contains a symbolic link at any depth.
 
     Raises:
-        HomeError: it contains a link, or a directory in it cannot be read.
+        HomeError: the directory contains a link, or a directory in it cannot be read.
     """
     try:
         with os.scandir(path) as entries:

@@ -29,11 +29,11 @@ def command(home: Home) -> list[str]:
 
 
 class LastWords:
-    """The stderr of the sidecars that we start.
+    """The stderr of the sidecars that this process starts.
 
     The text says why a sidecar ended, even if a full disk keeps the reason out of its log.
 
-    Its methods block briefly. The text stays empty if no temporary file can be created.
+    The methods block briefly. The text stays empty if no temporary file can be created.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,8 @@ class LastWords:
 
 
 def spawn(home: Home, words: LastWords) -> subprocess.Popen[bytes]:
-    """Start a sidecar that outlives this process. It exits when idle, or at once if another one is running."""
+    """Start a sidecar that outlives this process. The new sidecar exits when idle, or at once if another one is
+    running."""
     return subprocess.Popen(  # noqa: S603 - our own command, no shell
         command(home),
         stdin=subprocess.DEVNULL,
@@ -74,7 +75,8 @@ def spawn(home: Home, words: LastWords) -> subprocess.Popen[bytes]:
 
 
 async def ensure_running(home: Home, seconds: float | None = None, words: LastWords | None = None) -> SidecarInfo:
-    """Return the running sidecar of ``home``; start one if there is none. ``words`` collects its stderr.
+    """Return the running sidecar of ``home``; start one if there is none. ``words`` collects the stderr of a started
+    sidecar.
 
     Raises:
         LinkUnavailable: the sidecar did not start in time, or ended; the error gives its reason or names its log.

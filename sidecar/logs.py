@@ -1,4 +1,5 @@
-"""``sidecar.log``: the sidecar's own log. It is rotated, readable only by the user, and never holds payloads.
+"""``sidecar.log``: the sidecar's own log file. The file is rotated, is readable only by the user, and never holds
+payloads.
 
 Only the process that holds the home's lock rotates the file, because two processes would overwrite each
 other's files. A sidecar that could not start only appends a line.
@@ -48,11 +49,11 @@ _OUTCOME: Final = re.compile(
     r"^(\S+ [\d:]+)\S* (?:ERROR sidecar: could not serve: (.*)|INFO sidecar: serving on port .*)$", re.MULTILINE
 )
 _LOOKED_AT: Final = 256 * 1024
-"""How many bytes at the end of the log are searched for the last start; few lines follow a failed start."""
+"""How many bytes at the end of the log file are searched for the last start. Few lines follow a failed start."""
 
 
 def failed_start(home: Home) -> FailedStart | None:
-    """The last start in the log, if it failed; ``None`` if it succeeded or the log shows none."""
+    """The last start in ``sidecar.log``, if that start failed; ``None`` if it succeeded or the file shows no start."""
     try:
         # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
         descriptor = os.open(home.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -66,7 +67,7 @@ def failed_start(home: Home) -> FailedStart | None:
 
 
 class _Private:
-    """Open the file with mode 0600 whatever the umask, and never through a symbolic link, even after a rotation."""
+    """Opens the file with mode 0600 whatever the umask, and never through a symbolic link, even after a rotation."""
 
     baseFilename: str  # noqa: N815 - the name that logging gave it
 
@@ -74,7 +75,7 @@ class _Private:
         return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=_private)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        """Print no traceback if a line cannot be written. A sidecar that exits because of that gives the reason on
+        """Print no traceback if a line cannot be written. A sidecar that exits for this reason prints the reason on
         stderr.
         """
         if not isinstance(sys.exc_info()[1], OSError):
@@ -87,7 +88,7 @@ class _Private:
 
 
 class OneLine(logging.Formatter):
-    """Escape unprintable characters, because text from a peer must neither forge a line nor control a terminal."""
+    """Escapes unprintable characters, because text from a peer must neither forge a line nor control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in super().format(record))

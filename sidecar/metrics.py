@@ -1,8 +1,8 @@
 """Metrics in the Prometheus text format: counters of the sidecar's parts, and values that are read from ``status`` at
 each scrape.
 
-The number of series is bounded: the only labels are ``agent`` and ``kind``, and a value that is not
-configured becomes ``other``. Nothing here is global: each sidecar has its own registry.
+The number of series is bounded: the only labels are ``agent`` and ``kind``, and a value that is not configured becomes
+``other``. Nothing in this module is global: each sidecar has its own registry.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ AGENT_FACTS: Final = (
     Fact("durable_stream_agent_effects", ("effects",), "Effects that are not finished"),
     Fact("durable_stream_agent_effects_in_doubt", ("in_doubt",), "Effects that may or may not have happened"),
 )
-"""Read from each agent's row of ``status``."""
+"""The metrics that are read from each agent's row of ``status``."""
 
 MIRROR_STATE: Final = "durable_stream_mirror_state"
 
@@ -74,7 +74,8 @@ MIRROR_STATE: Final = "durable_stream_mirror_state"
 class SidecarMetrics:
     """The metrics of one sidecar; implements ``runtime.metrics.Metrics``. Call it from its event loop.
 
-    ``agents`` and ``kinds`` are the names of what is loaded: the only values of these labels besides ``other``.
+    ``agents`` and ``kinds`` are the names of what is loaded: besides ``other``, no other values of these two labels
+    occur.
     """
 
     def __init__(self, agents: Collection[str] = (), kinds: Collection[str] = ()) -> None:
@@ -202,8 +203,8 @@ def _at(status: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 class _WithoutCreationTimes(Collector):
-    """A registry without the ``…_created`` series, which would double the output. The library's own switch for them is
-    global.
+    """A registry without the ``…_created`` series, which would double the output. The library's own switch for these
+    series is global.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -20,7 +20,7 @@ class NotifyConfig(BaseModel):
 
     command: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """A program of yours that takes a message, used together with ``urls``: it reads the text from its standard input,
-    and the title from the variable ``TITLE``. It must end with code 0 within 20 seconds."""
+    and the title from the variable ``TITLE``. The program must exit with code 0 within 20 seconds."""
 
     quiet_hours: Annotated[
         str, Field(pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$", examples=["22:00-07:00"])
@@ -41,7 +41,7 @@ class NotifyConfig(BaseModel):
     """Port of the page on which a link in a message answers a checkpoint; 0: no page and no links."""
 
     answer_host: Annotated[str, Field(pattern=r"^[0-9A-Fa-f.:]{2,45}$", examples=["127.0.0.1"])] = "127.0.0.1"
-    """The address of this machine on which the page listens. Its HTTP is not encrypted."""
+    """The address of this machine on which the page listens. The page uses plain HTTP, which is not encrypted."""
 
     answer_url: Annotated[
         str,

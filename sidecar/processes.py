@@ -1,4 +1,4 @@
-"""Find out whether a process that wrote to us is still running, and end it."""
+"""Finds out whether a process that once reported its pid is still running, and ends processes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 _SLACK_MS: Final = 2000
-"""By how much a process's start may seem to be later than the time that the process reported."""
+"""By how many ms a process's start may seem to be later than the time that the process reported."""
 
 
 def still_runs(pid: int, told_ms: int) -> bool:
     """True if the process that had this pid at ``told_ms`` (ms since 1970) is still running.
 
-    A process of another user, or one that started later, is a different process with the same pid. A zombie is not
+    A process that another user owns, or that started later, is a different process with the same pid. A zombie is not
     running. If the system reports neither user nor start (macOS), any process with the pid counts.
     """
     try:
@@ -36,8 +36,9 @@ def still_runs(pid: int, told_ms: int) -> bool:
 def mark_of(pid: int) -> str:
     """What distinguishes this run of a process from every other: no other process ever has the same pid and mark.
 
-    The mark holds the process's user and the time of its start, which a later change of the clock does not affect.
-    Empty if no process has the pid, if the whole process has ended, or if the system does not say. May start a program.
+    The mark holds the process's user and the time of its start, which a later change of the clock does not affect. The
+    mark is empty if no process has the pid, if the whole process has ended, or if the system does not provide these
+    facts. May start a program.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -72,7 +73,7 @@ def _mark_by_ps(pid: int) -> str:
 
 
 def kill(pid: int, mark: str) -> None:
-    """``kill -9`` the process with this pid and mark, suspended or not. Any other process is left alone."""
+    """Kill the process with this pid and mark (``kill -9``), suspended or not. Any other process is left alone."""
     if mark and mark_of(pid) == mark:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

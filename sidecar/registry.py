@@ -1,8 +1,7 @@
 """The table of requests: what the command line may ask a running sidecar.
 
-A request is a name, a pydantic model of its arguments, a handler, and a line of
-documentation. Every part of the sidecar registers its own; ``docs/protocol.md``
-lists them all, and a test compares.
+A request is a name, a pydantic model of its arguments, a handler, and a line of documentation. Every part of the
+sidecar registers its own requests. ``docs/protocol.md`` lists all requests, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ log = logging.getLogger("sidecar.registry")
 
 
 class Args(BaseModel):
-    """Base class of all arguments models. Unknown arguments are refused, because they may be meant to limit what is
+    """Base class of all argument models. Unknown arguments are refused, because they may be meant to limit what is
     done.
     """
 
@@ -66,8 +65,8 @@ class Requests:
     def register(self, name: str, args: type[A], handler: Callable[[A], Awaitable[Any]], value: str) -> None:
         """Add a request. ``handler`` gets the checked arguments and returns a JSON value.
 
-        The caller gets the code and the text of a ``RequestError``, ``StreamError``, ``NatsUnavailable`` or ``OSError``
-        that it raises.
+        If ``handler`` raises a ``RequestError``, ``StreamError``, ``NatsUnavailable`` or ``OSError``, the caller gets
+        the code and the text of the error.
 
         Raises:
             ValueError: the name is taken.
@@ -85,8 +84,8 @@ class Requests:
         """Call the handler of ``method`` and return its answer.
 
         Raises:
-            RequestError: the request is unknown, its arguments are wrong, or it failed in a way that the caller
-                should know.
+            RequestError: the request is unknown, its arguments are wrong, or the request failed and the caller should
+                know why.
         """
         request = self._requests.get(method)
         if request is None:

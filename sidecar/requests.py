@@ -1,4 +1,4 @@
-"""The requests about the sidecar itself, its log and NATS. Other parts register their own."""
+"""The requests about the sidecar itself, its log and NATS. Other parts register their own requests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SidecarRequests:
         self._sidecar, self._metrics = sidecar, metrics
 
     def register(self, requests: Requests) -> None:
-        """Add them to the table."""
+        """Add these requests to the table."""
         requests.register("ping", NoArgs, self.ping, "`boot`")
         requests.register("status", NoArgs, self.status, "everything printed by `durable-stream status --json`")
         requests.register("metrics", NoArgs, self.metrics, "`text`: the response to `GET /metrics`")
@@ -90,7 +90,7 @@ class LogRequests:
         self._upkeep, self._spools, self._nats = upkeep, spools, nats
 
     def register(self, requests: Requests) -> None:
-        """Add them to the table."""
+        """Add these requests to the table."""
         requests.register("migrate", MigrateArgs, self.migrate, "the state of the migration, as from `migration`")
         requests.register("migration", NoArgs, self.migration, "the state of the current or last migration")
         freed = "`freed`: the size in bytes of the deleted old store"
@@ -132,7 +132,7 @@ class ImportRequests:
         self._ingest, self._services, self._clean = ingest, services, clean
 
     def register(self, requests: Requests) -> None:
-        """Add them to the table."""
+        """Add these requests to the table."""
         imported = "`services`: how many OpenCode 2 services were read; `sessions`: how many old sessions were recorded"
         requests.register("import_history", NoArgs, self.import_history, imported)
         counts = (
@@ -166,7 +166,7 @@ class NatsRequests:
         self._nats = nats
 
     def register(self, requests: Requests) -> None:
-        """Add them to the table."""
+        """Add these requests to the table."""
         requests.register("nats", NoArgs, self.address, "`port`, `token`, `server_id` of the embedded server")
         requests.register("mirror", NoArgs, self.mirror, "the mirror's progress")
         requests.register("mirror_rebuild", NoArgs, self.rebuild, "the state of the rebuild that it starts")

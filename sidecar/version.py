@@ -11,7 +11,7 @@ _RELEASE: Final = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
 def is_newer(one: str, other: str) -> bool:
-    """True if ``one`` is a later release than ``other``; false if either does not begin with three numbers.
+    """True if ``one`` is a later release than ``other``; false if one of the two does not begin with three numbers.
 
     Only these numbers count: a shim and a sidecar of the same release work together, whatever follows the numbers.
     """

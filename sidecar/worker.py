@@ -107,7 +107,7 @@ class Worker:
         return kinds
 
     def _policy(self, home: Home, spec: str | None) -> EffectPolicy:
-        """The configured policy of effects, else the default."""
+        """The configured policy of effects, or the default policy."""
         if spec is None:
             return DEFAULT_POLICY
         try:
@@ -142,7 +142,7 @@ class Worker:
     # --- requests ---
 
     def register(self, requests: Requests) -> None:
-        """Add its requests to the table."""
+        """Add the requests of this class to the table."""
         requests.register("agents", NoArgs, self.agents, "`agents`: each agent's health, lag and counts; `problems`")
         requests.register("send", SendArgs, self.send, "`outcome`, `key`, `records`: what the command led to")
 
@@ -150,7 +150,7 @@ class Worker:
         requests.register("dlq_drop", LetterArgs, self.drop, "`letter`, `outcome`: `dropped`")
 
     async def redrive(self, args: LetterArgs) -> dict[str, Any]:
-        """Hand a dead letter to its agent again. The letter stays a dead letter if it fails again."""
+        """Hand a dead letter to its agent again. If the input fails again, it stays a dead letter."""
         await self.runtime.until_level()
         try:
             outcome = await self.runtime.redrive(args.letter)
@@ -174,7 +174,7 @@ class Worker:
         return {"letter": args.letter, "outcome": "dropped"}
 
     def status(self) -> dict[str, Any]:
-        """For ``status``: every agent, and those that could not be loaded."""
+        """For ``status``: every agent, including the agents that could not be loaded."""
         return {"agents": self.runtime.status(), "problems": self.problems}
 
     async def agents(self, args: NoArgs) -> dict[str, Any]:

@@ -78,7 +78,8 @@ class IdempotencyConflict(Conflict):
 
 
 class StoreUnavailable(StreamError):
-    """Nothing was written. Safe to retry with the same keys once the cause is gone."""
+    """The store cannot be used now, and nothing was written. Once the cause is gone, it is safe to retry with the same
+    keys."""
 
     code: ClassVar[str] = "log-unavailable"
 
@@ -119,7 +120,7 @@ class StoreFenced(StoreFailed):
 
 
 class BadStore(StreamError):
-    """The files on disk are not as they were written; nothing was changed."""
+    """The files on disk cannot be trusted as they are; nothing was changed."""
 
     code: ClassVar[str] = "log-bad"
 
@@ -142,7 +143,7 @@ class CorruptLog(BadStore):
         place = "" if self.position is None else f" (position {self.position})"
         return (
             f"{where}{place}: {self.reason}; nothing was changed: restore the file from a backup, "
-            "or run `durable-stream verify` for the whole picture"
+            "or run `durable-stream verify` to see all damage"
         )
 
 
@@ -163,7 +164,7 @@ NOT_OURS = "it was not written by Durable Stream: choose another home with --hom
 
 
 class ForeignStore(BadStore):
-    """The directory holds no store of ours, or one of a newer format."""
+    """Another program wrote the store, or a newer version of Durable Stream did."""
 
     code: ClassVar[str] = "log-foreign"
 
@@ -176,5 +177,5 @@ class ForeignStore(BadStore):
 
     @property
     def is_not_ours(self) -> bool:
-        """True if another program wrote the store, so that it is not damaged and nothing can be repaired."""
+        """True if another program wrote the store, so that the store is not damaged and there is nothing to repair."""
         return self.reason == NOT_OURS

@@ -1,7 +1,7 @@
 """The one event envelope, ``StreamEvent``.
 
-It unites the EventEnvelope V1 of seed 003 with the envelope of seed 004, 2.1. Unknown fields survive a round trip, so
-an event from a newer writer is readable and keeps its bytes. This module does no I/O and reads no clock.
+The envelope unites the EventEnvelope V1 of seed 003 with the envelope of seed 004, 2.1. Unknown fields survive a round
+trip, so an event from a newer writer is readable and keeps its bytes. This module does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ previous version."""
 
 _STREAM_PART = r"[A-Za-z0-9](\.?[A-Za-z0-9_~-])*\.?"
 STREAM_ID = re.compile(f"{_STREAM_PART}(/{_STREAM_PART})*")
-"""Stream ids appear in messages and file contents, but never in paths, subjects or SQL. They contain no ``..``."""
+"""Stream ids appear in messages and file contents, but never in paths, subjects or SQL. A stream id contains no
+``..``."""
 
 EVENT_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 ULID_TEXT = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
@@ -30,7 +31,8 @@ MAX_KEY = 512
 
 
 class _Value:
-    """A frozen value. Its known fields are its attributes; unknown ones are kept apart, so that none hides a method."""
+    """A frozen value. Known fields are attributes; unknown fields are kept separately, so that no field can hide a
+    method."""
 
     __slots__ = ("__dict__", "_unknown")
     __hash__ = None  # type: ignore[assignment] # a payload has no hash
@@ -64,11 +66,11 @@ class Source(_Value):
 
 
 class StreamEvent(_Value):
-    """One thing that happened, as it is stored.
+    """An event, in the form in which it is stored.
 
-    ``id`` is a ULID and sorts by creation within one process. ``ts`` is the time in milliseconds UTC when the thing
-    happened, if the source knows it. ``causation_id`` is the id of the event that caused this one. It is ``None`` for a
-    root event or if the cause is unknown; it is never guessed. ``idempotency_key`` is scoped, ``scope:key``, and unique
+    ``id`` is a ULID and sorts by creation within one process. ``ts`` is the time of the event in milliseconds UTC, if
+    the source knows this time. ``causation_id`` is the id of the event that caused this one. The cause is ``None`` for
+    a root event or if it is unknown; it is never guessed. ``idempotency_key`` has the form ``scope:key`` and is unique
     in the whole log.
     """
 
@@ -93,7 +95,7 @@ class StreamEvent(_Value):
         """Validate ``fields`` into an event.
 
         Raises:
-            InvalidEvent: names the fields at fault, without their values.
+            InvalidEvent: the error names the invalid fields, without their values.
         """
         return cls.trusted(_validated(fields))
 
@@ -134,7 +136,8 @@ def is_stream_id(value: str) -> bool:
 
 
 def _validated(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The checks of ``event_schema``. A command that only reads does not load their library, which takes 0.1 s."""
+    """Validate with ``event_schema``, imported here so that commands that only read do not spend 0.1 s on loading
+    pydantic."""
     global _validated
     from streams.event_schema import validated
 
@@ -144,7 +147,7 @@ def _validated(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _plain_source(agent: str, adapter: str) -> Source:
-    """Records share their sources, because a log has few of them and they are frozen."""
+    """Return a ``Source`` that records share: a log has few different sources, and a ``Source`` is frozen."""
     return _made_source({"agent": agent, "adapter": adapter}, _NONE_UNKNOWN)
 
 

@@ -16,10 +16,11 @@ from streams.errors import ForeignStore
 
 
 def open_to_read(path: str | Path, flags: int = 0) -> int:
-    """Open an existing file for reading only. ``flags`` lets it serve as an ``opener``.
+    """Open an existing file for reading only. Because of the parameter ``flags``, this function can serve as the
+    ``opener`` of ``open``.
 
     Raises:
-        ForeignStore: the file is a symbolic link, or see ``check_file``.
+        ForeignStore: the file is a symbolic link, or ``check_file`` refuses the file.
         OSError: the file cannot be opened.
     """
     try:
@@ -55,7 +56,7 @@ def check_file(path: str | Path, found: os.stat_result) -> None:
 
 
 def checked(path: str | Path, fd: int) -> int:
-    """Return ``fd`` if ``check_file`` accepts its file, else close it. Raises ``ForeignStore``."""
+    """Return ``fd`` if ``check_file`` accepts its file; otherwise close ``fd`` and raise ``ForeignStore``."""
     try:
         check_file(path, os.fstat(fd))
     except BaseException:
@@ -65,7 +66,7 @@ def checked(path: str | Path, fd: int) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file. Raises as ``open_to_read``."""
+    """Read a file. Raises the same errors as ``open_to_read``."""
     with open(path, "rb", opener=open_to_read) as file:
         return file.read()
 
@@ -73,10 +74,11 @@ def read_file(path: Path) -> bytes:
 def write_durably(path: Path, data: bytes, *, mode: int = 0o600, draft: Path | None = None) -> None:
     """Create or replace a small file: a reader sees the old or the new content, even after a power loss.
 
-    ``draft`` is written first and renamed; by default ``PATH.new``, which is ours to overwrite in a store.
+    The data is written to ``draft``, which is then renamed. The default draft is ``PATH.new``, which may be
+    overwritten.
 
     Raises:
-        OSError: the old file is unchanged; ``FileExistsError`` if the named ``draft`` exists.
+        OSError: the old file is unchanged. ``FileExistsError`` means that the given ``draft`` already exists.
     """
     temporary = path.with_name(path.name + ".new") if draft is None else draft
     new = os.O_TRUNC if draft is None else os.O_EXCL
@@ -100,7 +102,7 @@ def open_or_create(path: Path) -> int:
     """Open a small store file to read and rewrite, creating it if missing. Mode 0600.
 
     Raises:
-        ForeignStore: as ``check_file``.
+        ForeignStore: see ``check_file``.
     """
     fd = checked(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     os.fchmod(fd, 0o600)
@@ -139,7 +141,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data`` at the position of ``fd``, across short writes."""
+    """Write all of ``data`` at the position of ``fd``, and continue after short writes."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

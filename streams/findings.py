@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Summary:
-    """What was verified; ``head`` is the last durable position, -1 for an empty log.
+    """What a verification counted; ``head`` is the last durable position, or -1 for an empty log.
 
     ``streams`` counts the streams with records, not the fully pruned ones.
     """

@@ -30,7 +30,8 @@ MAX_DEPTH = 200
 """Maximum nesting depth of objects and lists in an event, including the event itself. Deeper values are replaced by a
 marker and counted.
 
-orjson writes 254 and reads 1024, so an event still fits into a line, an answer, or a message.
+orjson writes up to 254 levels and reads up to 1024, so such an event still fits into a log line, an answer, or a
+message.
 """
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -52,7 +53,7 @@ class Repairs:
 
 
 NO_REPAIRS: Final = Repairs()
-"""The value for nearly every event. The object is shared and never changed."""
+"""No repairs, as for nearly every event. The object is shared and never changed."""
 
 
 def canonical(value: Any) -> bytes:
@@ -97,7 +98,8 @@ _TOO_DEEP = "$too_deep"
 
 
 def _is_marker(value: Any) -> bool:
-    """True if ``value`` is already such a marker, so that a stored event encodes to the same bytes again."""
+    """True if ``value`` is already a marker for a value nested too deeply, so that stored events encode to the same
+    bytes again."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_TOO_DEEP), str)
 
 
@@ -120,7 +122,7 @@ def _big_integer(value: int, repairs: Repairs) -> float | None:
 
 
 class Encoded(NamedTuple):
-    """An event ready to chain and write: everything that does not depend on its place."""
+    """An event ready to chain and write: everything that does not depend on the event's place in the log."""
 
     event: StreamEvent
     canonical: bytes
@@ -130,7 +132,8 @@ class Encoded(NamedTuple):
     repairs: Repairs = NO_REPAIRS
 
     def body(self) -> tuple[str, str, str, str]:
-        """What must be equal for two events with the same key to be the same: type, stream, actor and payload."""
+        """What must be equal for two events with the same key to count as one event: type, stream, actor and
+        payload."""
         return (self.event.type, self.event.stream_id, self.event.actor, self.payload_sha256)
 
 
@@ -182,14 +185,14 @@ def chain(previous: bytes, digest_form: bytes) -> bytes:
 
 
 def digest_form_of(fields: dict[str, Any], forgotten: bool = False) -> tuple[str, bytes]:
-    """(payload digest, digest form) of stored event fields; ``forgotten`` payloads are already digests."""
+    """(payload digest, digest form) of stored event fields; ``forgotten``: the payload is already a digest."""
     payload = fields["payload"]
     digest = payload["$sha256"] if forgotten else sha256(canonical(payload)).hexdigest()
     return digest, canonical({**fields, "payload": {"$sha256": digest}})
 
 
 def is_digest(payload: Any) -> bool:
-    """True if a payload is the digest of a forgotten one; ``append`` refuses any payload that looks like one."""
+    """True if a payload has the form that is left of a forgotten payload; ``append`` refuses payloads of this form."""
     if not isinstance(payload, dict) or len(payload) != 1:
         return False
     digest = payload.get("$sha256")
@@ -197,5 +200,5 @@ def is_digest(payload: Any) -> bool:
 
 
 def stored_form_of(fields: dict[str, Any]) -> tuple[str, bytes]:
-    """Like ``digest_form_of``, for a logged event, whose payload may be forgotten."""
+    """Like ``digest_form_of``, for a logged event, whose payload may have been forgotten."""
     return digest_form_of(fields, forgotten=is_digest(fields["payload"]))

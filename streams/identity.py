@@ -20,7 +20,7 @@ _PAGE = 4096
 _SHIFTS = range(120, -1, -10)
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
-"""Two characters of a ULID for each value of ten bits."""
+"""The two ULID characters for each ten-bit value."""
 
 
 class Identity:
@@ -41,7 +41,7 @@ class Identity:
         return self._clock_ms()
 
     def ulid(self) -> str:
-        """A new ULID, greater than all that this object returned before."""
+        """A new ULID, greater than every ULID that this object returned before."""
         with self._lock:
             value = (self._clock_ms() << _RANDOM_BITS) | int.from_bytes(self._random_bytes(10), "big")
             if value <= self._last:
@@ -54,10 +54,10 @@ class Identity:
         return self._random_bytes(32).hex()
 
     def stamp(self, fields: Mapping[str, Any]) -> StreamEvent:
-        """Complete ``fields`` into an event: keep the given values, and fill in those that are missing or ``None``.
+        """Complete ``fields`` into an event: keep the given values, and fill in values that are missing or ``None``.
 
-        ``id``, ``ts`` and ``schema_version`` are filled in; an event without an
-        idempotency key gets one of its own, ``event:{id}``.
+        ``id``, ``ts`` and ``schema_version`` are filled in; an event without an idempotency key gets the key
+        ``event:{id}``.
 
         Raises:
             InvalidEvent: the completed event does not match the envelope.

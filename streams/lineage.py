@@ -6,9 +6,8 @@ after every restart::
 
     trace_id = sha256("trace:" + root)[:16 bytes]      span_id = sha256("span:" + session)[:8 bytes]
 
-A session whose parent is not yet known is *unknown*, never *root*: it gets a
-stream of its own, and a later ``lineage.linked`` record joins that stream to
-the parent's. Records never move; readers follow the link.
+A session whose parent is not yet known is *unknown*, never *root*: it gets a separate stream, and a later
+``lineage.linked`` record joins that stream to the parent's. Records never move; readers follow the link.
 
 Source: seed 004, 3.1 ("The Session is the Stream"); FEATURES F5.
 """
@@ -53,8 +52,8 @@ def traceparent(root: str, session: str) -> str:
 class Session:
     """One session as the log knows it.
 
-    ``parent`` is ``None`` for a root; ``known`` is false while the parent is
-    unknown. ``stream`` is where its records are.
+    ``parent`` is ``None`` for a root; ``known`` is false while the parent is unknown. ``stream`` is the id of the
+    stream that holds the session's records.
     """
 
     id: str
@@ -74,18 +73,19 @@ class Lineage:
         self._below: dict[str, list[Session]] | None = None
 
     def dump(self) -> bytes:
-        """The whole tree, as JSON for ``load``; for a snapshot of version ``LINEAGE_VERSION``."""
+        """The whole tree as JSON that ``load`` reads, for a snapshot of version ``LINEAGE_VERSION``."""
         return msgspec.json.encode(list(self.sessions.values()))
 
     @classmethod
     def load(cls, dumped: bytes) -> Lineage:
-        """Load the family tree that ``dump`` returned. Raises ``ValueError`` for anything else."""
+        """Load the family tree that ``dump`` returned. Raises ``ValueError`` if the bytes did not come from
+        ``dump``."""
         lineage = cls()
         lineage.sessions = {session.id: session for session in _DECODER.decode(dumped)}
         return lineage
 
     def apply(self, record: Record) -> None:
-        """Apply one record; types other than lifecycle and lineage change nothing."""
+        """Apply one record; only records of the lifecycle and lineage types change anything."""
         event = record.event
         if event.type in (CREATED, RESUMED):
             payload = event.payload

@@ -1,6 +1,6 @@
 """A projection is a pure fold over records: state in, record in, state out.
 
-Its state is plain JSON, so the state's canonical bytes and hash are the same wherever the same records are replayed.
+A projection's state is plain JSON, so its canonical bytes and hash are the same wherever the same records are replayed.
 
 Source: seed 004, 1 ("Projection-Based State"); seed 003, "Replay Determinism".
 """
@@ -41,7 +41,7 @@ class KeepsSnapshots(Protocol):
 async def resume(
     source: KeepsSnapshots, name: str, version: int, load: Callable[[bytes], T], fresh: Callable[[], T]
 ) -> tuple[T, int]:
-    """A projection at its last snapshot, and the position after which to apply records to it.
+    """Return a projection restored from its last snapshot, and the position after which to apply records to it.
 
     If there is no snapshot of this version, or ``load`` refuses it (``ValueError``), returns ``fresh()`` and
     ``NOTHING``.

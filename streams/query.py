@@ -24,7 +24,7 @@ _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """All given conditions must hold; a filter without any matches everything.
+    """All given conditions must hold; a filter without conditions matches everything.
 
     ``types`` match exactly, or as a prefix if they end in ``.*`` (``agent.*``).
     ``since_ms`` is inclusive, ``until_ms`` exclusive, both against ``ts``.
@@ -69,7 +69,8 @@ def type_matches(actual: str, wanted: str) -> bool:
 
 
 def payload_text(event: StreamEvent) -> str:
-    """The payload as one line of JSON, in which every text that ``holds_text`` finds stands as ``json_needle``."""
+    """The payload as one line of JSON. If ``holds_text`` finds a text in the payload, this line contains its
+    ``json_needle``."""
     return canonical(event.payload).decode()
 
 
@@ -94,7 +95,8 @@ def value_with(value: Any, text: str) -> str | None:
 
 @lru_cache(maxsize=8)
 def json_needle(text: str) -> str | None:
-    """``text`` as it stands in a folded JSON text; ``None`` for a lone surrogate, which no record holds."""
+    """``text`` in the form it has in case-folded JSON; ``None`` if it contains a lone surrogate, which no record
+    does."""
     try:
         return orjson.dumps(text)[1:-1].decode().casefold()
     except TypeError:
@@ -118,11 +120,11 @@ def _value_in(values: Iterable[Any], folded: str) -> str | None:
 
 
 def parse_moment(text: str, now_ms: int) -> int:
-    """A time in milliseconds, from ``2h`` or ``7d`` (before now), ``today``, ``yesterday``, ISO (local if it has no
-    zone), or ms.
+    """Milliseconds since 1970 for ``2h`` or ``7d`` (ago), ``today``, ``yesterday``, an ISO time (local if it has no
+    zone), or milliseconds.
 
     Raises:
-        ValueError: it lists the forms understood.
+        ValueError: ``text`` is not a time; the message lists the accepted forms.
     """
     text = text.strip()
     try:

@@ -26,7 +26,7 @@ from streams.hashing import canonical, is_digest
 
 
 class StreamSize(NamedTuple):
-    """A stream that holds records; ``bytes`` is its events' size in canonical form, times in ms UTC."""
+    """A stream that holds records; ``bytes`` is the size of its events in canonical form; times are in ms UTC."""
 
     stream_id: str
     first_offset: int
@@ -87,8 +87,8 @@ class Gone(NamedTuple):
     """What a stream has lost: records below ``first_offset`` were pruned; all or some payloads below ``forgotten_to``
     were forgotten.
 
-    Offsets are dense from 0, so ``first_offset`` is also how many records were removed. Times in ms UTC
-    are those of the last such operation; ``None`` if there was none.
+    Offsets are dense from 0, so ``first_offset`` is also how many records were removed. Each time, in ms UTC, is that
+    of the last prune or forget; ``None`` if there was none.
     """
 
     first_offset: int = 0
@@ -101,8 +101,8 @@ class Gone(NamedTuple):
 
 
 class Base(NamedTuple):
-    """Where a pruned stream continues: its first kept offset, the hash before that, and when the stream was last
-    pruned.
+    """Where a pruned stream continues: its first kept offset, the hash of the record before that offset, and when the
+    stream was last pruned.
     """
 
     offset: int
@@ -118,7 +118,7 @@ class Mark(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What the log keeps of a removed record: digests of its key and body, and its place."""
+    """What the log keeps of a removed record: digests of its key and body, its position, offset and hash."""
 
     key: bytes
     body: bytes
@@ -128,7 +128,7 @@ class Entry(NamedTuple):
 
 
 def body_digest(body: tuple[str, str, str, str]) -> bytes:
-    """What an entry keeps of a body: 16 bytes of type, stream, actor and payload digest."""
+    """What an entry keeps of a body: a 16-byte digest of type, stream, actor and payload digest."""
     return blake2b(canonical(body), digest_size=16).digest()
 
 
@@ -165,7 +165,7 @@ class Ranges:
 
     @property
     def end(self) -> int:
-        """The position after the last one; 0 for none."""
+        """The position after the last removed one; 0 if there is none."""
         return self._ends[-1] if self._ends else 0
 
     def holds(self, position: int) -> bool:
@@ -173,22 +173,24 @@ class Ranges:
         return self.following(position) != position
 
     def following(self, position: int) -> int:
-        """The first position from ``position`` on that was not removed."""
+        """The first position at or after ``position`` that was not removed."""
         at = bisect_right(self._firsts, position) - 1
         return max(position, self._ends[at]) if at >= 0 else position
 
     def covers(self, first: int, end: int) -> bool:
-        """True if all positions from ``first`` to before ``end`` were removed on purpose, so that none was lost."""
+        """True if all positions from ``first`` up to, but not including, ``end`` were removed on purpose, so that none
+        was lost."""
         return first <= end <= max(self.following(first), first)
 
     def kept(self, first: int, end: int) -> int:
-        """How many positions from ``first`` to before ``end`` were not removed."""
+        """How many positions from ``first`` up to, but not including, ``end`` were not removed."""
         if end <= first:
             return 0
         return end - first - (self._below(end) - self._below(first))
 
     def told(self, first: int, end: int) -> str:
-        """In words, the positions from ``first`` to before ``end`` that were not removed; there must be at least one.
+        """In words, the positions from ``first`` up to, but not including, ``end`` that were not removed (at least
+        one).
 
         ``record 4``, ``records 4 to 9``, or ``5 of the records 4 to 40`` if some of them were removed.
         """
@@ -205,7 +207,7 @@ class Ranges:
         return self._before[at] - max(0, self._ends[at - 1] - position) if at else 0
 
     def including(self, positions: Iterable[int]) -> Ranges:
-        """Ranges of these positions and of ``positions``."""
+        """New ranges that also contain ``positions``."""
         return Ranges([*self.pairs(), *_grouped(positions)])
 
     def pairs(self) -> list[tuple[int, int]]:
@@ -236,30 +238,30 @@ class Removal:
     singles: Ranges = field(default_factory=Ranges)
     """Positions of records that were forgotten one by one, in streams that were not forgotten."""
     singles_in: Mapping[str, Mark] = field(default_factory=dict)
-    """By stream, the offset after the last of these records, and when it was forgotten."""
+    """By stream, the offset after the last record that was forgotten singly, and when that record was forgotten."""
     pending: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.bases or self.marks or self.singles)
 
     def pruned(self, positions: Iterable[int], bases: Mapping[str, Base]) -> Removal:
-        """Add these pruned records."""
+        """A copy of this removal with these pruned records added."""
         return replace(self, ranges=self.ranges.including(positions), bases={**self.bases, **bases}, pending=True)
 
     def forgot(self, marks: Mapping[str, Mark]) -> Removal:
-        """Add these forgotten streams."""
+        """A copy of this removal with these forgotten streams added."""
         return replace(self, marks={**self.marks, **marks}, pending=True)
 
     def forgot_singly(self, positions: Iterable[int], marks: Mapping[str, Mark]) -> Removal:
-        """Add single forgotten records; ``marks``: by stream, the offset after the last of these records, and when they
-        were forgotten.
+        """A copy of this removal with single forgotten records added. ``marks``: by stream, the offset after the last
+        of these records, and when they were forgotten.
         """
         singles = self.singles.including(sorted(positions))
         last = {name: max(mark, self.singles_in.get(name, mark)) for name, mark in marks.items()}
         return replace(self, singles=singles, singles_in={**self.singles_in, **last}, pending=True)
 
     def finished(self) -> Removal:
-        """Note that the files hold nothing of what was removed."""
+        """A copy of this removal that says that the files no longer hold anything of what was removed."""
         return replace(self, pending=False)
 
     def first_offset(self, stream_id: str) -> int:
@@ -289,11 +291,12 @@ class Removal:
 
 
 NOTHING_REMOVED: Final = Removal(Ranges(), MappingProxyType({}), MappingProxyType({}))
-"""The initial value for nearly every log. The object is shared and never changed."""
+"""Nothing was removed, as in nearly every log. The object is shared and never changed."""
 
 
 def payload_fault(removal: Removal, stream_id: str, offset: int, position: int, payload: dict[str, Any]) -> str | None:
-    """Why a stored payload should be gone, or should not be a digest; ``None`` if it is correct."""
+    """What is wrong with a stored payload: it should have been forgotten, or should not be a digest. ``None`` if it is
+    correct."""
     if is_digest(payload) == removal.is_forgotten(stream_id, offset, position):
         return None
     if not is_digest(payload):

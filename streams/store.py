@@ -5,14 +5,13 @@ Two numbers locate a record, and they are never interchangeable:
 * ``offset``   - place within one stream: 0, 1, 2, ...
 * ``position`` - place within the whole log: 0, 1, 2, ...
 
-Both are assigned without gaps. Pruning leaves gaps and never renumbers, so you may compare numbers but must not
+Both numbers are assigned without gaps. Pruning leaves gaps and never renumbers, so you may compare numbers but must not
 subtract them.
 
 ``StreamReader`` is the interface for readers, even in a process next to a
 running sidecar; ``StreamStore`` adds the one write and the live tail.
 
-Backends: memory, jsonl, sqlite. Each passes ``tests/streams/store_contract.py``.
-This module does no I/O.
+Backends: memory, jsonl, sqlite. Each backend passes ``tests/streams/store_contract.py``. This module does no I/O.
 
 Source: seed 004, 2.2 (IStreamStore); seed 003, "Idempotency Check"; seed 002, 4.1 (CAS).
 """
@@ -39,9 +38,8 @@ OnKnown = Literal["conflict", "keep_first"]
 class Record(NamedTuple):
     """An event together with its place in the log.
 
-    ``hash`` is the stream's chain hash at this offset, in hex. ``duplicate``
-    is true if this append wrote nothing because the idempotency key was
-    already stored; event and numbers are then the first write's.
+    ``hash`` is the stream's chain hash at this offset, in hex. ``duplicate`` is true if this append wrote nothing
+    because the idempotency key was already stored; the event and the numbers are then those of the first write.
     """
 
     event: StreamEvent
@@ -61,7 +59,7 @@ class Record(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A projection's state after the record at ``position``; ``version`` is the form of ``state``."""
+    """A projection's state after the record at ``position``; ``version`` is the version of the format of ``state``."""
 
     version: int
     position: int
@@ -83,7 +81,7 @@ class StreamReader(Protocol):
         first hook can arrive after its first reader.
 
         Raises:
-            CorruptLog: a record below head is damaged; those before it were yielded.
+            CorruptLog: a record below head is damaged; the records before it have been yielded.
         """
         ...
 
@@ -121,14 +119,12 @@ class StreamStore(StreamReader, Protocol):
         """Write all of ``events`` or none, across their streams. Return one record each, in order.
 
         When this returns, the batch survives ``kill -9`` and power loss. After a cancellation, the batch is wholly
-        written or wholly absent. Retry with the same keys to find out. ``expected`` maps a stream id to the offset its
-        first new record must take.
+        written or wholly absent. To find out which, retry with the same keys. ``expected`` maps a stream id to the
+        offset its first new record must take.
 
-        Keys are checked before ``expected``. A batch whose keys are all
-        known, with the same bodies (type, stream, actor, payload), returns the
-        first records with ``duplicate=True``. ``on_known="keep_first"`` writes
-        new events and keeps the first record of known ones, even if the
-        body differs (counted in ``differences``).
+        Keys are checked before ``expected``. A batch whose keys are all known, with the same bodies (type, stream,
+        actor, payload), returns the first records with ``duplicate=True``. ``on_known="keep_first"`` writes events with
+        new keys and keeps the first record of known keys, even if the body differs (counted in ``differences``).
 
         Raises:
             ValueError: the batch is empty or over ``MAX_BATCH``.
@@ -136,7 +132,7 @@ class StreamStore(StreamReader, Protocol):
             OffsetConflict: another writer moved a stream past its expected offset.
             IdempotencyConflict: ``on_known="conflict"`` and a key is stored with
                 another body or is twice in the batch, or only part of the batch is known.
-            StoreUnavailable: disk full, failed, or closed. Safe to retry after reopening.
+            StoreUnavailable: the disk is full or failed, or the store is closed. It is safe to retry after reopening.
         """
         ...
 
@@ -149,14 +145,15 @@ class StreamStore(StreamReader, Protocol):
         ...
 
     async def cursor(self, name: str) -> int:
-        """The position that a named reader reached; ``NOTHING`` for a new one, or if the hint was lost.
+        """The position that a named reader reached; ``NOTHING`` for a new reader, or if the hint was lost.
 
         ``name``: lower-case letters, digits and ``-``, at most 63 characters; anything else raises ``ValueError``.
         """
         ...
 
     async def advance(self, name: str, position: int) -> None:
-        """Remember a named reader's position. A hint: after a crash it may be an earlier position, or none."""
+        """Remember a named reader's position. The position is only a hint: after a crash, an earlier position or none
+        may be remembered."""
         ...
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
@@ -173,7 +170,7 @@ class StreamStore(StreamReader, Protocol):
 
     @property
     def differences(self) -> int:
-        """How many ``keep_first`` appends had a known key with another body."""
+        """How many times an append with ``keep_first`` had a known key with another body."""
         ...
 
 
@@ -183,14 +180,14 @@ class RetentionStore(StreamStore, Protocol):
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
         """Remove the records of each named stream below an offset, durably; ``at_ms`` is the time, in ms UTC.
 
-        An offset at or beyond the stream's end removes all records; unknown
-        streams and offsets already gone are not errors. Removed records are never read again, not even by
-        ``find``, but their keys stay known, so a resend gets a duplicate, with the event as sent. Positions and
-        offsets are not reused. Snapshots are dropped, cursors stay.
+        An offset at or beyond the stream's end removes all records; unknown streams and offsets already gone are not
+        errors. Removed records are never read again, not even by ``find``, but their keys stay known, so an event that
+        is sent again is answered as a duplicate, with the event as it was sent. Positions and offsets are not reused.
+        Snapshots are dropped, cursors stay.
 
-        Appends, reads and subscriptions continue in the meantime; a reader that has not yet read a
-        removed record skips it. Cancelling ends only the wait. Once the
-        removal is durable, the next opening after a crash finishes it.
+        Appends, reads and subscriptions continue in the meantime; a reader that has not yet read a removed record skips
+        it. Cancelling ends only the wait. Once the removal has been durably noted, the next opening after a crash
+        finishes it.
 
         Raises:
             CorruptLog: a record to remove is damaged; nothing was removed.
@@ -199,14 +196,14 @@ class RetentionStore(StreamStore, Protocol):
         ...
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
-        """Replace payloads by their digests, durably: of all records that these streams hold now, and of single ones.
+        """Durably replace payloads by their digests, both in all records that these streams hold now and in single
+        records.
 
-        ``positions``: single records, of any streams; positions without a record are not errors.
+        ``positions``: the positions of the single records, in any streams; a position without a record is not an error.
 
-        The records and their hashes stay, so the chain still verifies. Later
-        appends are kept. When this returns, no file of the store holds the
-        payloads: not the log, its write-ahead file, the search index, snapshots,
-        or what recovery set aside. A resend of the event is still a duplicate.
-        Unknown streams are not errors. Otherwise as ``prune``.
+        The records and their hashes stay, so the chain still passes verification. Later appends are kept. When this
+        returns, no file of the store holds the payloads: not the log, its write-ahead file, the search index,
+        snapshots, or what recovery set aside. A resend of the event is still a duplicate. Unknown streams are not
+        errors. In all other respects, ``forget`` works like ``prune``.
         """
         ...

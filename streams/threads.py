@@ -1,4 +1,4 @@
-"""Runs long work on a store on threads: one piece at a time, or each piece to its end."""
+"""Runs a store's long work on threads: one piece at a time, or each piece to its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class InTurn:
         """Run ``work`` in its turn.
 
         Raises:
-            StoreClosed: the store is closed, or was before the work was done.
+            StoreClosed: the store is closed, or was closed before the work was done.
         """
         self.check()
         task = asyncio.ensure_future(self._locked(work))
@@ -44,7 +44,7 @@ class InTurn:
             raise StoreClosed("the store is closed", "open it again to finish what was begun")
 
     async def close(self) -> None:
-        """Stop running work at its next step, and wait for that. Idempotent."""
+        """Stop running work at its next step, and wait until it has stopped. Idempotent."""
         self._closing.set()
         if self._running:
             await asyncio.wait(set(self._running))
@@ -61,7 +61,8 @@ class InTurn:
 
 
 async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable[[], None] | None = None) -> Result:
-    """Like ``asyncio.to_thread``, but a cancelled caller waits for the work to end, and may then close what it used.
+    """Like ``asyncio.to_thread``, but a cancelled caller waits for the work to end, and may then close whatever the
+    work used.
 
     Closing a file or a database connection while a thread is using it ends the process or, worse, writes to another
     file. ``interrupt`` makes long work end soon.
@@ -72,7 +73,7 @@ async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable
 
 
 async def to_its_end(work: Awaitable[Result], interrupt: Callable[[], None] | None = None) -> Result:
-    """Await short work that returns what it opened; a cancelled caller waits too. ``interrupt`` as above."""
+    """Await short work that returns what it opened; a cancelled caller waits, too. ``interrupt``: see ``in_thread``."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

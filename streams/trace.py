@@ -33,7 +33,7 @@ class TraceContext:
     flags: str = _SAMPLED
 
     def __str__(self) -> str:
-        """The ``traceparent``, in version 00, the only one that we write."""
+        """The ``traceparent``, in version 00, the only version that this program writes."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
     def child(self, name: str) -> TraceContext:

@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
-"""Takes the fields of an event and returns those of the next version. Pure; may change the dictionary it gets.
+"""Takes the fields of an event and returns the fields of the event in the next version. Pure; may change the dictionary
+it gets.
 
 An upcaster is not called for an event whose payload was forgotten. An error that it raises makes the record unreadable.
 """
 
 UPCASTERS: Final[dict[int, Upcaster]] = {}
-"""The upcaster from each version to the next. Empty: version 1 is the first and the newest."""
+"""The upcaster from each version to the next. The table is empty, because version 1 is the first and the newest
+version."""
 
 KEPT: Final = ("id", "ts", "type", "stream_id", "idempotency_key", "causation_id", "correlation_id", "actor")
 """Fields that no upcaster changes, because the stores find records by their written values."""

@@ -1,1 +1,1 @@
-"""The NATS side of the bridge: subjects, headers, payloads, streams, connections, and the mirror's messages."""
+"""The part of the bridge for NATS: subjects, headers, payloads, streams, connections, and the mirror's messages."""

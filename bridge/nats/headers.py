@@ -51,7 +51,7 @@ _DEPTH = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DEPTH_DIGITS - 1}}}")
 
 
 class HeaderLines(Mapping[str, str]):
-    """Headers as sent: ``text`` is ``count`` lines of ``Name: value``, each ending in CR LF.
+    """Headers in the form in which they are sent: ``text`` is ``count`` lines of ``Name: value``, each ending in CR LF.
 
     Used for the many messages whose headers are only sent, never read. The text is parsed on first access.
     """
@@ -82,7 +82,7 @@ class HeaderLines(Mapping[str, str]):
 
 
 def header_lines(headers: Mapping[str, str]) -> str:
-    """Headers as sent, without any check."""
+    """Format headers in the form in which they are sent, without any check."""
     if isinstance(headers, HeaderLines):
         return headers.text
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -94,7 +94,8 @@ def are_lines(text: str, count: int) -> bool:
 
 
 class ProtocolViolation(ValueError):
-    """A message violates the L0 protocol. ``code`` is the protocol's term, ``reason`` is for people."""
+    """A message violates the L0 protocol. ``code`` is the term that the protocol uses, and ``reason`` explains the
+    violation to people."""
 
     def __init__(self, reason: str, code: str = "protocol_violation") -> None:
         super().__init__(reason, code)
@@ -105,7 +106,8 @@ class ProtocolViolation(ValueError):
 
 
 def header_text(text: str) -> str:
-    """Encode free text as a header value: UTF-8, with ``%`` and all but printable ASCII written as ``%XX``.
+    """Encode free text as a header value: UTF-8, with ``%`` and every byte other than printable ASCII written as
+    ``%XX``.
 
     ``urllib.parse.unquote`` decodes it. A value longer than ``MAX_VALUE`` is cut and ends in ``%~`` and 32 hex
     digits of the text's SHA-256. The empty text is ``%_``.
@@ -154,9 +156,9 @@ def fill_headers(
 ) -> Filled:
     """Complete the headers of a ``cmd`` or ``evt`` message; ``str`` messages have none.
 
-    Given headers are kept, except for a bad ``traceparent`` or ``tracestate``. ``origin`` determines the trace if none
-    was given; ``message_type`` and ``sender`` may be any text. ``CG-Recursion-Depth`` is never invented (see
-    ``bridge/nats/l0/recursion.py``); a given one must be well formed.
+    Given headers are kept, except for an invalid ``traceparent`` or ``tracestate``. ``origin`` determines the trace if
+    none was given; ``message_type`` and ``sender`` may be any text. ``CG-Recursion-Depth`` is never invented (see
+    ``bridge/nats/l0/recursion.py``); a given depth must be well formed.
 
     Raises:
         HeaderError: a given header cannot be sent.
@@ -214,14 +216,15 @@ def read_depth(headers: Mapping[str, str]) -> int:
 
 
 def depth_header(depth: int) -> dict[str, str]:
-    """The header for a depth, to merge into the others. Raises ``ProtocolViolation`` if it is negative or huge."""
+    """The header for a depth, to merge into the others. Raises ``ProtocolViolation`` if the depth is negative or
+    huge."""
     headers = {RECURSION_DEPTH: str(depth)}
     read_depth(headers)
     return headers
 
 
 def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
-    """The payload's top-level keys that begin like the protocol's headers, in any case."""
+    """The payload's top-level keys that begin like the protocol's headers, in upper or lower case."""
     # This function runs for every record, so it first tests the third character, which excludes nearly all keys.
     return tuple(
         [

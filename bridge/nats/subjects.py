@@ -30,7 +30,8 @@ CHANNEL: Final = "public"
 """The channel of everything captured. A channel says who may see a message, not where it is stored."""
 
 NO_PROJECT: Final = "_"
-"""The project of records without one: the sidecar's own records, and a session's until its project is known."""
+"""The project of records without one: the sidecar's own records, and the records of a session whose project is not
+known yet."""
 
 MAX_TOKEN: Final = 255
 """Maximum length of one escaped name, in characters. This limit keeps subjects below ``MAX_SUBJECT``."""
@@ -57,7 +58,7 @@ _DIGEST = 32
 
 @lru_cache(maxsize=8192)
 def escape(name: str) -> str:
-    """Encode ``name`` as one token: its UTF-8 bytes, with all but ``A-Za-z0-9_-~`` written as ``%XX``.
+    """Encode ``name`` as one token: its UTF-8 bytes, where all bytes except ``A-Za-z0-9_-~`` are written as ``%XX``.
 
     Different names have different tokens, and ``unescape`` restores any Unicode
     name, lone surrogates included. A token that would be longer than
@@ -113,7 +114,7 @@ def escape_dotted(name: str) -> str:
 
 
 def unescape_dotted(tokens: str) -> str:
-    """Restore the name that ``escape_dotted`` encoded. Raises ``SubjectError`` as ``unescape`` does."""
+    """Restore the name that ``escape_dotted`` encoded. Raises the same ``SubjectError`` as ``unescape``."""
     return ".".join([unescape(token) for token in tokens.split(".")])
 
 
@@ -130,7 +131,7 @@ class RecordSubject:
     type: str
 
     def __str__(self) -> str:
-        """The subject. Raises ``SubjectError`` if the type makes it too long, which no event's type does."""
+        """The subject. Raises ``SubjectError`` if the type makes it too long, which no valid event type does."""
         names = ".".join([escape(self.project), escape(self.log), escape(self.stream)])
         return check_subject(f"evt.{names}.{escape_dotted(self.type)}")
 
@@ -175,12 +176,13 @@ def record_pattern(
 
 
 def log_pattern(log: str) -> str:
-    """The pattern for all records of one home's log. ``mirror rebuild`` purges these and nothing else."""
+    """The pattern for all records of one home's log. ``mirror rebuild`` purges these records and nothing else."""
     return record_pattern(log=log)
 
 
 def commands_pattern(project: str, workspace: str, agent: str) -> str:
-    """The pattern for all commands to one agent, its consumer's filter. Two agents' filters never overlap."""
+    """The pattern for all commands to one agent, which is the filter of the agent's consumer. Filters of two agents
+    never overlap."""
     return check_pattern(f"cmd.{escape(project)}.{escape(workspace)}.{escape(agent)}.{REST}")
 
 
@@ -199,7 +201,7 @@ def consumer_name(agent: str) -> str:
 class L0Subject:
     """``cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}``.
 
-    ``suffix`` names the operation or the event. Its dots stay dots, for families such as
+    ``suffix`` names the operation or the event. The dots of a suffix stay dots, for families such as
     ``cmd.sys.pmo.internal.*``, so a subject has at least eight tokens.
     """
 
@@ -270,7 +272,8 @@ def stream_pattern(category: Category, ver: str = PROTOCOL_VERSION) -> str:
 
 
 def is_lossy(subject: str) -> bool:
-    """True if a subject belongs to ``str``: on core NATS, in no stream, without trace and recursion depth."""
+    """True if a subject is in the category ``str``: sent on core NATS, stored in no stream, without trace and recursion
+    depth."""
     tokens = subject.split(".")
     return len(tokens) >= 8 and tokens[0] == "cg" and tokens[4] == "str"
 

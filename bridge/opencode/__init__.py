@@ -1,1 +1,1 @@
-"""OpenCode's side of the bridge: hooks, link frames, link protocol, redaction. All pure, all sans-I/O."""
+"""The part of the bridge for OpenCode: hooks, link frames, link protocol, redaction. All pure, all sans-I/O."""

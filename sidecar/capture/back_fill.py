@@ -2,10 +2,11 @@
 
 A session that continues in a new process may have had turns that were not recorded, because the plugin was removed or
 switched off, or the disk was full. OpenCode still has the messages of those turns. When the session's next turn ends,
-the missing turns are read and recorded, marked as history. They come after that turn in the log, with the times at
-which they happened. Turns before the log's first message of a session are left to ``import --opencode``.
+the missing turns are read and recorded, marked as history. The records of the missing turns come after that turn in the
+log, with the times at which the turns happened. Turns before the log's first message of a session are left to ``import
+--opencode``.
 
-OpenCode 2 needs none of this: its own log is read by number.
+OpenCode 2 needs none of this, because the sidecar reads OpenCode 2's own log by number.
 
 Source: seed 004, 2.3 (``resume``); DESIGN 11.
 """
@@ -31,8 +32,8 @@ from streams.store import Record, StreamStore
 log = logging.getLogger("sidecar.capture.back_fill")
 
 PAGES: Final = (20, 200)
-"""How many of a session's newest messages are read. More are read only if the first page does not reach back to the
-recorded messages, because OpenCode may have to send megabytes for a page."""
+"""How many of a session's newest messages are read: first a small page, then a large one only if the small page does
+not reach back to the recorded messages. OpenCode may have to send megabytes for a page."""
 
 _CALL_SECONDS: Final = 20.0
 _KINDS: Final = ("human.input", "agent.input", "turn.started")
@@ -45,7 +46,7 @@ class BackFill:
     def __init__(self, ingest: Ingest, store: StreamStore, state: CaptureState) -> None:
         self._ingest, self._store, self._state = ingest, store, state
         self._due: dict[str, str] = {}
-        """Session → the OpenCode process that continues it."""
+        """Maps a session to the OpenCode process that continues the session."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._seqs = count(1)
 
@@ -82,8 +83,8 @@ class BackFill:
                 task.add_done_callback(self._tasks.discard)
 
     async def _fill(self, session: str) -> None:
-        """Record the missing turns of a session. If its next turn has begun, this is tried again at the end of that
-        turn.
+        """Record the missing turns of a session. If the next turn of the session has begun, this is tried again at the
+        end of that turn.
         """
         boot, known = self._due.get(session), self._state.sessions.get(session)
         link = self._ingest.link_of(boot, known.directory) if boot is not None and known is not None else None

@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 class Exclusion:
-    """The excluded directories, as named and as resolved: OpenCode may report a path through a link.
+    """The excluded directories, both as configured and with links resolved, because OpenCode may report a path through
+    a link.
 
     The real paths are looked up once for each directory.
     """

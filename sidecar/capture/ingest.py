@@ -30,7 +30,7 @@ ASK_SECONDS: Final = 1.5
 """How long OpenCode may take to describe a session. A hook waits no longer than the translator holds it."""
 
 MAX_MISSING_CHECKS: Final = 200
-"""Maximum number of sessions to look up, one by one, when a directory's first link delivers."""
+"""Maximum number of sessions to look up, one by one, when the first link of a directory delivers its first hook."""
 
 
 class Link(Protocol):
@@ -49,7 +49,7 @@ class Link(Protocol):
 
 
 class Ingest:
-    """There is one per sidecar. Call all methods from its event loop.
+    """Each sidecar has one ``Ingest``. Call all methods from its event loop.
 
     ``failed`` is set when the log can no longer be written. After that nothing is acknowledged, and the owner
     must stop. ``committed`` gets the seconds and the events of each append.
@@ -66,7 +66,7 @@ class Ingest:
     ) -> None:
         self.failed: asyncio.Future[StreamError] = asyncio.get_running_loop().create_future()
         self.recorded: Callable[[Sequence[Record]], None] = lambda records: None
-        """Gets the records of each append, duplicates included."""
+        """Called with the records of each append, including duplicates."""
         self.excluded = 0
         self.appended = 0
         self.duplicates = 0
@@ -112,7 +112,7 @@ class Ingest:
         return origin in self._links
 
     def link_of(self, boot_id: str, directory: str | None) -> Link | None:
-        """A link of this OpenCode process, if possible the one of this project directory."""
+        """A link of this OpenCode process, if possible the link for this project directory."""
         links = [link for origin, link in self._links.items() if origin.boot_id == boot_id and link.is_open]
         return next((link for link in links if link.directory == directory), links[0] if links else None)
 
@@ -133,9 +133,9 @@ class Ingest:
     # --- items ---
 
     def take(self, origin: Origin, first_seq: int, items: Iterable[HookItem], link: Link | None) -> None:
-        """Feed consecutive items; each is finished on ``link`` once its events are durable.
+        """Feed consecutive items; each item is finished on ``link`` once its events are durable.
 
-        ``link`` is ``None`` for a spool; ``at_most`` waits for those items.
+        ``link`` is ``None`` for the items of a spool; ``at_most`` waits for such items.
         """
         now = self._loop.time()
         if link is not None and self.excludes(link.directory):
@@ -179,7 +179,8 @@ class Ingest:
         return not self.failed.done()
 
     def pump(self) -> asyncio.Task[None] | None:
-        """Append what the translator has ready and schedule its next deadline; return the append, if there is one."""
+        """Append the events that the translator has ready, and schedule the translator's next deadline; return the
+        append's task, if there is one."""
         drained = self._translator.drain()
         for session_id, origin in drained.asks:
             self._spawn(self._ask(session_id, origin))
@@ -353,6 +354,7 @@ class Ingest:
 
 
 def _seen(appended: asyncio.Task[Any]) -> None:
-    """Mark the error as seen. The first failed append ends the sidecar. Later appends fail for the same reason."""
+    """Mark the error of an append as seen: the first failed append already ends the sidecar, and later ones fail for
+    the same reason."""
     if not appended.cancelled():
         appended.exception()

@@ -1,9 +1,8 @@
 """Record spools: the files to which shims write while no sidecar is running.
 
-A running shim empties its spool itself, over its link. A spool whose process
-is dead, or that its shim left (the name shows that), is recorded here and then
-deleted. If the shim had already sent part of it, the events' keys prevent
-duplicates. Source: ``docs/protocol.md``.
+A running shim empties its spool itself, over its link. A spool whose process is dead, or that its shim has left behind
+(which its name shows), is recorded here and then deleted. If the shim had already sent part of the spool, the events'
+keys prevent duplicates. Source: ``docs/protocol.md``.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ log = logging.getLogger("sidecar.capture.spools")
 _NAME = re.compile(r"([0-9a-f]{16,64})-([0-9a-f]{16,64})(\.left\d{1,9})?\.jsonl")
 
 MAX_UNSETTLED_ITEMS: Final = 512
-"""Maximum number of a spool's items that may wait for the disk before more are read. The same as a link's window."""
+"""Maximum number of a spool's items that may wait for the disk before more are read. This number equals the window of a
+link."""
 
 MAX_UNSETTLED_BYTES: Final = 8 * 1024 * 1024
 """After this many bytes of a spool, wait until everything read is durable."""
@@ -50,7 +50,7 @@ class Backlog:
 
 
 def backlog(directory: Path) -> Backlog:
-    """The content of the spool directory; empty if it does not exist."""
+    """Count the spool files and their bytes; zero if the spool directory does not exist."""
     sizes = [path.lstat().st_size for path in _spools(directory)]
     return Backlog(len(sizes), sum(sizes))
 
@@ -63,8 +63,8 @@ def boots(directory: Path) -> set[str]:
 async def take_left(directory: Path, ingest: Ingest) -> int:
     """Record and delete the spools that no shim will send; return how many items they held.
 
-    A spool stays if its process is running and did not leave it, if another user owns it, or if the log fails in the
-    meantime.
+    A spool stays if its process is running and has not left it behind, if another user owns the file, or if the log
+    fails in the meantime.
     """
     taken = 0
     for path in _spools(directory):
@@ -96,7 +96,7 @@ async def take_left(directory: Path, ingest: Ingest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """A spool that no shim will send; the file is positioned after the header."""
+    """A spool that no shim will send. The spool's file is open and positioned after the header."""
 
     file: BinaryIO
     directory: str
@@ -171,7 +171,7 @@ def _spools(directory: Path) -> list[Path]:
 
 
 def _open_if_left(path: Path, is_left: bool) -> _Left | None:
-    """A spool whose shim left it or died; ``None`` for any other file."""
+    """Open a spool whose shim left it behind or died; ``None`` for any other file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with ExitStack() as stack:
         file = stack.enter_context(os.fdopen(descriptor, "rb"))

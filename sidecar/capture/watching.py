@@ -44,7 +44,8 @@ class SpoolWatch:
         self._scan.set()
 
     async def take(self) -> int:
-        """Record what dead processes left, then end their turns; return how many items that were."""
+        """Record the spools that dead processes left behind, then end the turns of these processes; return the number
+        of recorded items."""
         async with self._taking:
             taken = await take_left(self._directory, self._ingest)
             unlinked = self._ingest.dead()

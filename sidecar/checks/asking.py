@@ -25,7 +25,7 @@ class SidecarSilent(Exception):
 
 
 class NotAsked(SidecarSilent):
-    """The sidecar was not asked because this command cannot use the home, whose token others may know."""
+    """The sidecar was not asked, because this command cannot use the home: other users may know the home's token."""
 
 
 async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict[str, Any]:
@@ -42,15 +42,17 @@ async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict
             async with await ControlClient.connect(home, version=VERSION, nonce=nonce) as client:
                 answer = await client.request(method)
     except TimeoutError:
-        raise SidecarSilent(f"no answer within {ANSWER_SECONDS:g} s; stop it with `durable-stream stop`") from None
+        raise SidecarSilent(
+            f"no answer within {ANSWER_SECONDS:g} s; stop the sidecar with `durable-stream stop`"
+        ) from None
     except HomeError as error:
         raise NotAsked(str(error)) from None
     except (ClientError, RequestError) as error:
         raise SidecarSilent(str(error)) from None
     if not isinstance(answer, dict):
         raise SidecarSilent(
-            "it sent something other than a JSON object, so its version probably differs from this command's; "
-            "stop it with `durable-stream stop`"
+            "it answered with something other than a JSON object, so it probably has another version than this "
+            "command; stop the sidecar with `durable-stream stop`"
         )
     return answer
 

@@ -1,4 +1,4 @@
-"""Checks that the channels to a person can be used, and accepted their newest messages."""
+"""Checks that the channels to a person can be used and that they accepted their newest messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sidecar.checks.check import Check, Scene
 
 
 def check_urls(scene: Scene) -> list[Check]:
-    """The URLs of ``[notify]`` that cannot be used, by names without secrets. Sends nothing."""
+    """A finding for each URL of ``[notify]`` that cannot be used, named without its secrets. Sends nothing."""
     if scene.config is None or not scene.config.notify.urls:
         return []
     from sidecar.orchestrator.channels import Channels

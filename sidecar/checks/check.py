@@ -47,7 +47,7 @@ class Check(NamedTuple):
 class Survey(NamedTuple):
     """What the checks need from the log. ``fault`` says why the log cannot be read.
 
-    Times are in ms since 1970; ``directories`` are those of the sessions.
+    Times are in ms since 1970; ``directories`` are the directories of the recorded sessions.
     """
 
     head: int = -1
@@ -68,7 +68,7 @@ class Survey(NamedTuple):
 
 
 class Plugin(NamedTuple):
-    """One of our plugin files that OpenCode loads in the current directory, and the paths that it names."""
+    """One of our plugin files that OpenCode loads in the current directory, and the paths that this file names."""
 
     target: Target
     names: Installed
@@ -77,10 +77,9 @@ class Plugin(NamedTuple):
 class Scene(NamedTuple):
     """The input of every check, gathered once.
 
-    ``command`` starts this program. ``config`` is ``None`` if it cannot be read; ``config_fault`` then says why, and
-    ``config_advice`` what to do.
-    A quick scene does not load a configuration that only has defaults.
-    ``answer`` is the running sidecar's status; ``silence`` says why it did not answer.
+    ``command`` starts this program. ``config`` is ``None`` if the configuration cannot be read; ``config_fault`` then
+    says why, and ``config_advice`` says what to do. A quick scene does not load a configuration that has only default
+    values. ``answer`` is the running sidecar's status; ``silence`` says why it did not answer.
     """
 
     home: Home

@@ -1,4 +1,4 @@
-"""Checks of the home: its files, configuration, port, clock, disk and spool."""
+"""Checks of the home: its files, configuration, port, disk and spool, and the clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AHEAD_MS = 60_000
 
 
 def check_home(scene: Scene) -> list[Check]:
-    """The home's owner and modes."""
+    """Whether the owner and the modes of the home's directories are right."""
     home = scene.home
     try:
         home.check_kind()
@@ -45,7 +45,9 @@ def check_home(scene: Scene) -> list[Check]:
             return [foreign]
         if path.exists() and os.statvfs(path).f_flag & os.ST_RDONLY:
             text = f"{path} is on a read-only file system, so nothing is recorded"
-            return [Check("home", "problem", text, "mount it writable, or choose another --home and install again")]
+            return [
+                Check("home", "problem", text, "mount the disk writable, or choose another --home and install again")
+            ]
         if path.exists() and not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else os.R_OK)):
             text, hint = f"{path} cannot be written, so nothing is recorded", f"run: chmod -R u+rwX {home.path}"
             return [Check("home", "problem", text, hint, Fix("unlock", path))]
@@ -53,7 +55,8 @@ def check_home(scene: Scene) -> list[Check]:
 
 
 def _foreign(path: Path) -> Check | None:
-    """The finding for a part of the home that the sidecar refuses to use; ``None`` if it would use it."""
+    """The finding for a part of the home that the sidecar refuses to use; ``None`` if the sidecar would use that
+    part."""
     try:
         found = path.lstat()
     except OSError:

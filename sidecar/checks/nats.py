@@ -1,4 +1,4 @@
-"""Checks of NATS: an embedded server's program and directory, or the connection to an external server.
+"""Checks of NATS: the program and the directory of an embedded server, or the connection to an external server.
 
 NATS faults never stop recording, so every finding here is a note.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sidecar.config import NatsConfig
 
 _RESERVED_KEYS = "reserved_keys"
-"""The mirror's count of messages whose payload has keys reserved for headers."""
+"""The name of the mirror's count of messages whose payload has keys reserved for headers."""
 
 
 def check_nats(scene: Scene) -> list[Check]:

@@ -22,7 +22,7 @@ OLDEST_OPENCODE = (1, 18)
 """The oldest supported release."""
 
 TESTED = frozenset({"1.18.33", "0.0.0-next-16350"})
-"""The versions that the tests drive; see ``docs/opencode2.md``. Any other version is a note, not a problem."""
+"""The versions that the tests run; see ``docs/opencode2.md``. Any other version gives a note, not a problem."""
 
 UNTESTED = (
     "docs/opencode2.md lists what was tested; everything that a newer release sends is recorded, but some of "
@@ -43,7 +43,8 @@ _NO = frozenset({"", "0", "false", "no", "off", "n"})
 
 
 def check_opencode(scene: Scene) -> list[Check]:
-    """The versions of OpenCode 1 and 2 on the PATH and of linked ones, and what each lacks for background work."""
+    """The versions of OpenCode 1 and 2, both on the PATH and linked, and what each version lacks for background
+    work."""
     found = [(name, shutil.which(name, path=scene.environ.get("PATH"))) for name in ("opencode", "opencode2")]
     programs = [(name, path) for name, path in found if path is not None]
     said = {path: _VERSION.search(output_of([path, "--version"]) or "") for _, path in programs}
@@ -140,7 +141,8 @@ def _is_set(value: str | None) -> bool:
 
 
 def check_plugin(scene: Scene) -> list[Check]:
-    """The plugin files that OpenCode loads here, and whether the files they name exist and run."""
+    """The plugin files that OpenCode loads here, and whether the files that a plugin file names exist and can be
+    run."""
     if not scene.plugins:
         hint = f"run `durable-stream install`, then {RESTART}"
         fix = Fix("install", scene.places.user)

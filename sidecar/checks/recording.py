@@ -93,7 +93,7 @@ def check_sidecar(scene: Scene) -> list[Check]:
 
 
 def check_start(scene: Scene) -> list[Check]:
-    """Whether the last start of a sidecar failed. Until one succeeds, OpenCode's hooks wait in the spool."""
+    """Whether the last start of a sidecar failed. Until a start succeeds, OpenCode's hooks wait in the spool."""
     if scene.home.is_locked():
         return []
     from sidecar.logs import failed_start
@@ -127,7 +127,7 @@ def check_links(scene: Scene) -> list[Check]:
 
 
 def _last_link(home: Home) -> str | None:
-    """When the newest link opened, from ``sidecar.log``; ``None`` if it shows none."""
+    """When the newest link opened, according to ``sidecar.log``; ``None`` if that file shows no link."""
     for path in (home.log_path, *(home.log_path.with_name(f"{home.log_path.name}.{n}") for n in range(1, 101))):
         try:
             found = _LINKED.findall(path.read_text(encoding="utf-8", errors="replace"))
@@ -161,7 +161,8 @@ def check_log(scene: Scene) -> list[Check]:
 
 
 def check_leftovers(scene: Scene) -> list[Check]:
-    """Files that killed processes left in the store. Skipped while a sidecar is running, which may be using them."""
+    """Files that killed processes left in the store. Skipped while a sidecar is running, because it may be using these
+    files."""
     from streams.log.repair import leftovers
 
     if scene.survey.fault is not None or scene.home.running() is not None or not scene.home.store_path.is_dir():

@@ -77,9 +77,9 @@ async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> As
 
 
 def quick_checks(home: Home, *, served: bool = False) -> list[Check]:
-    """Run the cheap checks that ``status`` needs: those of what could keep a session from being recorded.
+    """Run the cheap checks that ``status`` needs, which look for what could keep a session from being recorded.
 
-    They run no program and do not read the log. ``served``: the running sidecar uses this configuration.
+    These checks run no program and do not read the log. ``served``: the running sidecar uses this configuration.
     """
     scene = scene_of(home, quick=True, served=served)
     is_set = scene.config is not None or scene.config_fault

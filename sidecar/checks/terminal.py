@@ -10,8 +10,8 @@ from sidecar.install.tui import CONFIG_NAME, TUI_NAME, state_of, tui_text
 
 
 def check_terminal(scene: Scene) -> list[Check]:
-    """Whether OpenCode's terminal loads the list and the card of background work. Only the plugin for all projects has
-    them.
+    """Whether OpenCode's terminal loads the list and the card of background work, which only the plugin for all
+    projects has.
     """
     found = []
     for target, names in scene.plugins:

@@ -15,7 +15,8 @@ CONNECT_SECONDS: Final = 0.5
 
 
 def check_unlinked(scene: Scene) -> list[Check]:
-    """Whether every running service of this user has loaded the plugin. A service outlives the terminal."""
+    """Whether every running service of this user has loaded the plugin. A service keeps running after the terminal is
+    closed."""
     ours = [plugin.target.plugin for plugin in scene.plugins if plugin.names.home == str(scene.home.path)]
     is_silent = scene.answer is None and scene.home.running() is not None
     if not ours or is_silent:

@@ -116,7 +116,8 @@ async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
 
 
 async def _wanted(home: Home, agent: Agent) -> list[Any]:
-    """The newest events of the log that the agent would get, with its own commands and results."""
+    """The newest events of the log that the agent would get, including commands to the agent and results of its
+    effects."""
     from collections import deque
 
     from sidecar.runtime.inputs import RECEIVED, agent_stream, effects_stream

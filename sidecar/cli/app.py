@@ -96,7 +96,7 @@ GROUPS = {
     MIRROR: ("Check or rebuild the log's copy on NATS.", MIRROR_COMMANDS),
     DLQ: ("List, redrive or drop messages that agents could not handle.", DLQ_COMMANDS),
 }
-"""The commands that have subcommands: their help, and the subcommands."""
+"""The commands that have subcommands, each with its help and its subcommands."""
 
 
 class Sections(TyperGroup):
@@ -143,7 +143,8 @@ _EXAMPLE = (
 
 
 def build(only: str | None = None) -> typer.Typer:
-    """The app with all commands, or with one, because building the others takes longer than most commands run."""
+    """The app with all commands, or with only one, because building all commands takes longer than most commands
+    run."""
     # Switch off Rich's formatting of help texts, because it would add a third of a second to every `--help`.
     options: dict[str, Any] = {
         "rich_markup_mode": None,

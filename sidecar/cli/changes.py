@@ -77,7 +77,8 @@ async def changes(
 async def _records(
     reader: LogReader, catalog: Catalog, stream: str | None, wanted: Filter, chosen: set[str] | None
 ) -> AsyncIterator[Record]:
-    """The records to fold: those of ``stream``, or of all ``chosen`` streams that have records in the wanted time."""
+    """Yield the records to fold: the records of ``stream``, or of all ``chosen`` streams with records in the wanted
+    time."""
     from sidecar.views.changes import TYPES
     from sidecar.views.select import family_of, find_session, records_of
     from streams.query import Filter

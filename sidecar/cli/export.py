@@ -46,7 +46,7 @@ async def export(
     ] = Form.jsonl,
     json: JsonFlag = False,
 ) -> None:
-    """Write a stream and the streams joined to it to a file.
+    """Write a stream, and the streams joined to it, to a file.
 
     By default, and with --json, writes JSON lines: a header, then the records. With --format markdown or html, writes
     the conversation in full, including everything that read would shorten or fold.

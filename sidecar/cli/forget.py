@@ -40,9 +40,9 @@ async def forget(
 ) -> int:
     """Erase what was said and done in a session.
 
-    SESSION is a root session or a child session. Replaces the payloads of its records, and those of its child sessions,
-    with digests, everywhere in the home. The records stay, with their times and types, and the log still passes
-    verification. This cannot be undone. Without --yes, only prints a preview.
+    SESSION is a root session or a child session. Replaces the payloads of the session's records, and of its child
+    sessions' records, with digests everywhere in the home. The records stay, with their times and types, and the log
+    still passes verification. This cannot be undone. Without --yes, only prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_session, open_reader
@@ -151,7 +151,7 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
 
 
 def _tell_forgotten(out: Output, streams: list[str]) -> int:
-    """Report success: the payloads are already gone, so there is nothing to do."""
+    """Report success, because the payloads are already gone and there is nothing to do."""
     if out.json:
         out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
     else:
@@ -160,7 +160,8 @@ def _tell_forgotten(out: Output, streams: list[str]) -> int:
 
 
 def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
-    """The records to forget were already pruned, also from the old store of a migration, so nothing is left to do."""
+    """Report that the records to forget were already pruned. The old store of a migration is gone, too, so nothing is
+    left to do."""
     if out.json:
         done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
         out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))

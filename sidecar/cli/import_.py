@@ -77,7 +77,7 @@ def _told(found: dict[str, Any]) -> str:
 
 
 async def _opencode_1(home: Home) -> dict[str, Any] | None:
-    """How many sessions of OpenCode 1 were imported; ``None`` if it is not installed."""
+    """Import the sessions of OpenCode 1 and return how many there were; ``None`` if OpenCode 1 is not installed."""
     from sidecar.capture.exclusion import Exclusion
     from sidecar.checks.opencode import output_of
     from sidecar.cli.shared.identity import own_identity

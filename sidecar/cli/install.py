@@ -164,7 +164,8 @@ def _tell(outcome: Outcome, target: Target, json: bool, afterwards: str, action:
 
 
 def _committable(target: Target) -> list[str]:
-    """What ``install`` wrote into the project and git would commit, relative to the project; none without git."""
+    """The files that ``install`` wrote into the project and that git would commit, relative to the project; empty
+    without git."""
     import subprocess
 
     command = ["git", "-C", str(target.config.parent), "status", "--porcelain", "-z", "-uall", "--", target.config.name]
@@ -199,7 +200,8 @@ def _warn_of_two(target: Target) -> None:
 
 
 def _other_copy(target: Target) -> Target | None:
-    """The plugin's other possible place (global, or this directory's project) if it also has a copy of our plugin."""
+    """The plugin's other possible place (global, or the project of this directory) if there is a copy of our plugin,
+    too."""
     from sidecar.install.plugin import Target, is_ours
 
     other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()

@@ -87,10 +87,10 @@ class _Listening:
     async def run(self) -> None:
         """Receive and print, through every restart of the server, until cancelled.
 
-        Waits for a server that has not started yet, and for one that disappeared.
+        Waits for a server that has not started yet, and for a server that has become unreachable.
 
         Raises:
-            NatsRefused: the settings cannot work: a wrong token, a missing certificate.
+            NatsRefused: the settings cannot work; for example, the token is wrong or a certificate is missing.
         """
         import asyncio
 
@@ -100,7 +100,7 @@ class _Listening:
         try:
             session = await self._sessions.get()
         except NatsUnavailable as error:
-            self._tell(f"{error}. Waiting for it; press Ctrl-C to stop.")
+            self._tell(f"{error}. Waiting for the server; press Ctrl-C to stop.")
             session = await self._again(error, first=True)
         self._tell(f"Listening to {self._pattern}. Press Ctrl-C to stop.")
         while True:
@@ -113,10 +113,11 @@ class _Listening:
             self._tell(f"Reconnected to NATS {session.server.version}.")
 
     async def _again(self, told: NatsError, *, first: bool = False) -> JetStream:
-        """Return the next connection. Reports a problem only if it differs from the one before.
+        """Return the next connection. A problem is reported only if it differs from the previous one.
 
         Raises:
-            NatsRefused: the settings cannot work; on the ``first`` attempt only, because settings may work again.
+            NatsRefused: the settings cannot work. Raised only on the ``first`` attempt, because settings that worked
+                before may work again.
         """
         import asyncio
 

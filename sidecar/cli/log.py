@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streams.store import Record
 
 FOLLOWED_LAST = 10
-"""How many records ``log --follow`` without a stream begins with."""
+"""With how many records ``log --follow`` begins if no stream is named."""
 
 
 async def log(
@@ -82,7 +82,7 @@ async def log(
     except SelectError:
         if not follow:
             raise
-        note(f"No stream matches {stream!r} yet. Waiting for it; Ctrl-C ends the wait.")
+        note(f"No stream matches {stream!r} yet. Waiting for the stream; press Ctrl-C to stop.")
     family = await family_of(reader, stream, only=only, session=session)
     gone = (await reader.removed()).get(stream)
     if gone is not None and (told := pruned_text(stream, gone)) is not None:
@@ -103,7 +103,7 @@ async def log(
 async def _print(
     reader: LogReader, family: Family, lines: Lines, wanted: Filter, from_offset: int, last: int | None
 ) -> int:
-    """Print the existing records; return the position up to which it read."""
+    """Print the existing records; return the position up to which the log was read."""
     from sidecar.views.select import first, newest, records_of
     from streams.store import NOTHING
 
@@ -179,7 +179,7 @@ async def _follow(
 async def _follow_all(
     reader: LogReader, store: Path, out: Output, wanted: Filter, last: int, project: str | None
 ) -> None:
-    """Print the newest records of all streams, then each new one; prints a heading where the session changes."""
+    """Print the newest records of all streams, then each new record, with a heading wherever the session changes."""
     from sidecar.cli.shared.follow import follow
     from sidecar.cli.shared.headed import HeadedLines
     from sidecar.cli.shared.project import named_project

@@ -42,9 +42,10 @@ async def _text(home: Home) -> str:
 
 
 def _scrape_config(home: Home) -> str:
-    """The part of a ``prometheus.yml`` that scrapes this home. Writes the bearer to a file that only the user can read.
+    """The part of a ``prometheus.yml`` that scrapes this home. Also writes the bearer token for scraping to a file that
+    only the user can read.
 
-    The bearer is not the token: see ``sidecar/link/scraping.py``.
+    This bearer token is not the home's token: see ``sidecar/link/scraping.py``.
     """
     from json import dumps
 

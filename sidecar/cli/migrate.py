@@ -74,7 +74,7 @@ async def migrate(
 
 
 async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, Any]:
-    """Have the sidecar migrate the log and wait for the end; without ``begin``, only check that no other migration is
+    """Have the sidecar migrate the log, and wait until it is done; without ``begin``, only check that no migration is
     running.
 
     Raises:

@@ -226,7 +226,7 @@ def _verdict(out: Output, summary: Verified) -> None:
 
 
 async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
-    """Preview a rebuild. Reads the log to its end first, because a damaged log must not replace its copy."""
+    """Preview a rebuild. First reads the log to its end, because a damaged log must not replace the copy on NATS."""
     from bridge.nats.jetstream.errors import NatsUnavailable
     from sidecar.nats.mirror.verify import Disturbed
     from streams.errors import CorruptLog

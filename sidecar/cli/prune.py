@@ -89,7 +89,7 @@ async def prune(
 
 
 async def _titles(home: Home) -> dict[str, str]:
-    """The titles of the streams' own sessions; a stream that cannot be read has none."""
+    """The title of each stream's root session; a stream that cannot be read has no title."""
     from sidecar.views.select import catalog_of
     from streams.errors import StoreLocked, StreamError
     from streams.log.reader import LogReader
@@ -140,7 +140,7 @@ async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
 
 
 async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
-    """Preview what would be removed. Only reads, because the home may be read-only."""
+    """Preview what would be removed. Writes nothing, because the home may be read-only."""
     from sidecar.cli.shared.identity import own_identity
     from sidecar.keeping.retaining import plan_prune
     from sidecar.keeping.upkeep import restore
@@ -167,7 +167,8 @@ def _need_log(home: Home) -> None:
 def _show(
     out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str], already: dict[str, str]
 ) -> None:
-    """``already``: texts for streams that were pruned before and so are not in the plan."""
+    """Print a preview or a result. ``already`` has texts for streams that were pruned before and so are not in the
+    plan."""
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened
     from sidecar.views.wording import ago, bytes_text, iso_time

@@ -58,8 +58,8 @@ async def repair(
 
 @contextmanager
 def _held(home: Home, dry_run: bool) -> Iterator[None]:
-    """Hold the locks, because no other process may write during a repair: a sidecar's unfinished write looks like
-    damage.
+    """Hold the locks, because no other process may write during a repair. An unfinished write of a sidecar would look
+    like damage.
     """
     from streams.log.directory import refuse_writer, take_lock
 
@@ -88,7 +88,7 @@ def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None]]:
 
 
 async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> bool:
-    """Do one item and print it; return true if it failed."""
+    """Carry out one item of the repair and print it; return true if the item failed."""
     from streams.errors import StreamError
 
     outcome, text = "fixed", item.text

@@ -140,7 +140,7 @@ def _print_fact(out: Output, name: str, value: str, style: str = "") -> None:
 
 
 def _named(record: Record, timing: Timing) -> str:
-    """Another event on one line, with an id that identifies it."""
+    """Another event on one line, with an id that is long enough to name the event in a command."""
     from sidecar.cli.shared.records import SHORT_ID
     from sidecar.views.describe import describe
 

@@ -134,7 +134,8 @@ def _plain(out: Output, overview: Overview, session: SessionView, depth: int) ->
 
 
 def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView | None, list[SessionView]]]:
-    """The session's turns, each with the sessions that it started. At the end, sessions of unknown origin."""
+    """The session's turns, each with the sessions that the turn started; at the end, child sessions of unknown
+    origin."""
     below = {child.id: child for child in overview.children(session.id)}
     branches: list[tuple[TurnView | None, list[SessionView]]] = [
         (turn, [below.pop(child) for child in turn.spawned if child in below]) for turn in overview.turns(session.id)

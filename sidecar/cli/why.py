@@ -55,8 +55,8 @@ async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]
 async def causes(reader: LogReader, record: Record) -> list[Record]:
     """``record`` and what led to it, oldest first; ends where a cause is unknown or not in this log.
 
-    For a log without an index. Most causes are in the effect's own stream, so this reads that stream twice (for the
-    links, then for the records) instead of reading the log once for each cause.
+    Works on a log without an index, too. Most causes are in the stream of their effect, so this function reads that
+    stream twice (for the links, then for the records) instead of reading the log once for each cause.
     """
     chain = [record]
     seen = {record.event.id}

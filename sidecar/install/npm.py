@@ -2,12 +2,11 @@
 
 Once there is any plugin, OpenCode starts only after an npm install has ended in **every** config directory: without a
 network, that takes over a minute each time. npm installs nothing where ``node_modules`` exists and the lock file names
-the packages it needs. It fails at once where it is configured not to retry.
+the packages it needs. An npm that is configured not to retry fails at once.
 
-So a directory where nobody needs packages gets an empty ``node_modules`` and a
-lock file (*the stub*). Where a package is needed, a stub would prevent its installation, so the
-directory's ``.npmrc`` gets one setting. Each thing that we make has a *kind*, and is removed only if it
-is unchanged.
+So a directory where nobody needs packages gets an empty ``node_modules`` and a lock file (*the stub*). If a package is
+needed, a stub would prevent its installation, so the directory's ``.npmrc`` gets one setting instead. Everything that
+``install`` makes has a *kind*, and is removed only if it is unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ LOCK: Final = "package-lock.json"
 MODULES: Final = "node_modules"
 RC: Final = ".npmrc"
 RC_LINES: Final = ".npmrc lines"
-"""A kind: our lines in an ``.npmrc`` that was there before. ``RC`` is an ``.npmrc`` that we made."""
+"""A kind: lines that ``install`` added to an existing ``.npmrc``. The kind ``RC`` is an ``.npmrc`` that ``install``
+created."""
 
 STUB: Final = (LOCK, MODULES)
 LOCK_TEXT: Final = '{"lockfileVersion":3,"packages":{"":{"dependencies":{"@opencode-ai/plugin":"*"}}}}\n'
@@ -42,7 +42,7 @@ _DEPENDENCIES: Final = ("dependencies", "devDependencies", "peerDependencies", "
 
 DIRECTORY_MODE: Final = 0o755
 FILE_MODE: Final = 0o644
-"""Modes of files that we make outside the home; a umask can only remove permissions."""
+"""The mode of files that ``install`` creates outside the home; a umask can only remove permissions."""
 
 OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -53,9 +53,9 @@ _BOM: Final = b"\xef\xbb\xbf"
 class Places:
     """OpenCode's config directories for one working directory.
 
-    ``user`` is the user's own and may not exist yet. ``others`` exist: each
-    ``.opencode`` from the directory up to the repository's root, the one in
-    the user's home, and ``OPENCODE_CONFIG_DIR``.
+    ``user`` is the user's config directory, which may not exist yet. ``others`` are the existing ones among these: each
+    ``.opencode`` from the directory up to the repository's root, ``.opencode`` in the user's home, and
+    ``OPENCODE_CONFIG_DIR``.
     """
 
     user: Path
@@ -63,7 +63,7 @@ class Places:
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """All config directories, the user's first."""
+        """All config directories, beginning with the user's."""
         return (self.user, *self.others)
 
     @classmethod
@@ -183,7 +183,7 @@ def _gives_up(settings: Mapping[str, str]) -> bool:
 
 
 def wanted(directory: Path, made: Collection[str]) -> list[str]:
-    """The kinds that ``directory`` should have, given those ``made`` before. Changes nothing."""
+    """The kinds that ``directory`` should have, given the kinds ``made`` there before. Changes nothing."""
     if not _is_writable(directory):
         return list(made)
     if needs_packages(directory):
@@ -200,10 +200,10 @@ def wanted(directory: Path, made: Collection[str]) -> list[str]:
 
 
 def make(directory: Path, kind: str) -> bool:
-    """Make one thing; return false if it already exists.
+    """Make what ``kind`` names in ``directory``; return false if it already exists.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     path = directory / kind.partition(" ")[0]
     if kind == MODULES:
@@ -225,10 +225,10 @@ def make(directory: Path, kind: str) -> bool:
 
 
 def undo(directory: Path, kind: str) -> bool:
-    """Remove one thing if it is unchanged since we made it; return false if there was nothing to remove.
+    """Remove what ``kind`` names if it is unchanged since it was made; return false if there was nothing to remove.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: a file cannot be removed.
     """
     path = directory / kind.partition(" ")[0]
     if path.is_symlink() or not os.path.lexists(path):
@@ -258,11 +258,11 @@ def undo(directory: Path, kind: str) -> bool:
 def write(path: Path, content: bytes, *, is_ours: bool = False) -> None:
     """Create or replace a file; a reader sees the old or the new content, never a mixture.
 
-    Other users cannot write a new file, regardless of the umask. An existing file keeps its
-    mode, but if it is ours, other users lose write permission.
+    Other users cannot write to a new file, regardless of the umask. An existing file keeps its mode, but with
+    ``is_ours``, other users lose write permission.
 
     Raises:
-        OSError: the file cannot be written; the old one is unchanged.
+        OSError: the file cannot be written; the old file is unchanged.
     """
     # The draft gets the mode of the file that it replaces, because an .npmrc may contain a token.
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else FILE_MODE

@@ -1,9 +1,8 @@
 """Write and remove the plugin file that makes OpenCode load the shim.
 
-``install`` never overwrites a file that it did not write, and ``uninstall``
-removes only what ``install`` made. The ledger, one file in the user's OpenCode
-configuration, says what was made in which directory. It is written first, so
-that an interrupted install can be undone too.
+``install`` never overwrites a file that it did not write, and ``uninstall`` removes only what ``install`` made. The
+ledger, one file in the user's OpenCode configuration, says what was made in which directory. The ledger is written
+first, so that an interrupted install can be undone, too.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ PLUGIN_NAME: Final = "durable-stream.js"
 LEDGER_NAME: Final = ".durable-stream-installed.json"
 
 RESTART: Final = "restart OpenCode (OpenCode 2: `opencode service restart`)"
-"""What makes OpenCode load or unload the plugin. The OpenCode 2 service keeps running after the terminal is closed."""
+"""What the user must do so that OpenCode loads or unloads the plugin. The OpenCode 2 service keeps running after the
+terminal is closed."""
 
 CONFIG, PLUGIN = ".", "plugin"
 """More kinds, besides those in ``npm.py``: the config directory itself, and its plugin directory."""
@@ -97,7 +97,7 @@ def shim_path() -> Path:
     """The path of the shim's module: inside an installed package, or next to it in a checkout.
 
     Raises:
-        InstallError: neither exists.
+        InstallError: neither of the two exists.
     """
     package = Path(__file__).resolve().parents[1]
     for directory in (package / "shim", package.parent / "plugin-shim" / "src"):
@@ -109,7 +109,7 @@ def shim_path() -> Path:
 
 
 def plugin_text(shim: Path, command: Sequence[str], home: Path) -> str:
-    """The text of the plugin file. It has one export, an object that OpenCode 1 and 2 both load."""
+    """The text of the plugin file. The file has one export, an object that OpenCode 1 and 2 both load."""
     options = f"{{ command: {json.dumps(list(command))}, home: {json.dumps(str(home))} }}"
     lines = (
         FIRST_LINE,
@@ -120,7 +120,7 @@ def plugin_text(shim: Path, command: Sequence[str], home: Path) -> str:
 
 
 def read_plugin(path: Path) -> Installed | None:
-    """Read a plugin file of ours; ``None`` if it is missing or not ours."""
+    """Read a plugin file; ``None`` if the file is missing or ``install`` did not write it."""
     if not is_ours(path):
         return None
     try:
@@ -133,7 +133,7 @@ def read_plugin(path: Path) -> Installed | None:
 
 
 def is_ours(path: Path) -> bool:
-    """True if ``install`` wrote this file: a regular one with our first line."""
+    """True if ``install`` wrote this file: a regular file that begins with the line that ``install`` writes."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -141,7 +141,7 @@ def is_ours(path: Path) -> bool:
 
 
 def is_installed(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """True if an OpenCode that starts in ``directory`` finds a file in the place of the plugin, whoever wrote it."""
+    """True if an OpenCode that starts in ``directory`` finds a plugin file with our name, whoever wrote that file."""
     configs = Places.of(directory, environ).all
     return any(os.path.lexists(config / folder / PLUGIN_NAME) for config in configs for folder in ("plugin", "plugins"))
 
@@ -157,11 +157,11 @@ def install(
 ) -> Outcome:
     """Write the plugin file, and keep OpenCode from waiting for npm when it starts.
 
-    The wait is prevented in every config directory that OpenCode reads when it starts in ``cwd``, or in the project
-    if the target is a project. Idempotent: running it again only updates what is outdated.
+    The wait is prevented in every config directory that OpenCode reads when it starts in ``cwd``, or in the project if
+    the target is a project. Idempotent: another run only updates what is outdated.
 
     Raises:
-        InstallError: a file that is not ours is in the way.
+        InstallError: a file that ``install`` did not write is in the way.
         OSError: a directory cannot be written.
     """
     outcome = Outcome()
@@ -204,10 +204,10 @@ def prepare(places: Places, directories: Sequence[Path]) -> Outcome:
 def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Outcome:
     """Remove the plugin file, and everything else that ``install`` made and no other plugin file of ours needs.
 
-    Keeps files that someone else has changed since.
+    Keeps files that somebody has changed since the installation.
 
     Raises:
-        InstallError: the plugin file there is not ours.
+        InstallError: ``install`` did not write the plugin file.
         OSError: a file cannot be removed.
     """
     outcome = Outcome()
@@ -303,8 +303,8 @@ def _undone(directory: Path, kind: str) -> str:
 class Ledger:
     """The ledger of ``install``: the plugin files, and what else it created in each directory.
 
-    It is in the user's config directory ``user``, covers all targets, and is removed when nothing that it lists is
-    left.
+    The ledger is in the user's config directory ``user`` and covers all targets. The ledger is removed when nothing
+    that it lists is left.
     """
 
     user: Path
@@ -318,7 +318,7 @@ class Ledger:
 
     @classmethod
     def read(cls, user: Path) -> Ledger:
-        """Read the ledger; an empty one if it is missing or cannot be read."""
+        """Read the ledger; return an empty ledger if the file is missing or cannot be read."""
         ledger = cls(user)
         try:
             found: Any = json.loads(ledger.path.read_bytes())

@@ -82,7 +82,7 @@ class Service:
         """The file's content. ``command`` starts this program and begins with an absolute path.
 
         Raises:
-            ServiceError: systemd accepts no executable of that name.
+            ServiceError: systemd accepts no executable with this path.
         """
         if self.manager == "launchd":
             return plistlib.dumps(launchd_job([*command, "--home", str(home)]))
@@ -102,7 +102,7 @@ class Service:
         """Write the file; return false if it is already up to date.
 
         Raises:
-            ServiceError: another file is in the way, or see ``content``.
+            ServiceError: another file is in the way, or systemd accepts no executable with this path.
             OSError: the file cannot be written.
         """
         if os.path.lexists(self.path) and not self.is_ours():
@@ -115,7 +115,7 @@ class Service:
         return True
 
     def uninstall(self) -> bool:
-        """Remove the file and systemd's link that enabled it; return false if there is no file of ours.
+        """Remove the file and systemd's link that enabled it; return false if there is no file that ``install`` wrote.
 
         Raises:
             OSError: the file or the link cannot be removed.
@@ -130,10 +130,10 @@ class Service:
 
 
 def systemd_unit(command: Sequence[str]) -> str:
-    """The unit for ``systemctl --user``. It takes over the home from a sidecar that a shim started.
+    """The unit for ``systemctl --user``. The unit first stops a sidecar that a shim started, and then serves its home.
 
     Raises:
-        ServiceError: systemd accepts no executable of that name.
+        ServiceError: systemd accepts no executable with this path.
     """
     program, *arguments = command
     if any(character in "\"'\\" or not character.isprintable() for character in program):

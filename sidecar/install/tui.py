@@ -2,7 +2,7 @@
 it.
 
 A ``tui.json`` that somebody else wrote stays unchanged, and the server plugin's command is used instead. OpenCode 2
-copies the ``tui.json`` into its ``cli.json``, including our entry; ``uninstall`` removes the entry there too.
+copies the ``tui.json`` into its ``cli.json``, including the plugin's entry; ``uninstall`` removes the entry there, too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def config_text(config: Path) -> str:
 
 
 def state_of(config: Path, text: str) -> Literal["ready", "missing", "outdated", "theirs"]:
-    """Whether OpenCode loads the plugin with this text. ``theirs``: the ``tui.json`` does not name the plugin and is
-    not ours.
+    """Whether OpenCode loads the plugin with this text. ``theirs``: somebody else wrote the ``tui.json``, and it does
+    not name the plugin.
 
     Raises:
         OSError: a file cannot be read.
@@ -69,7 +69,8 @@ def install_tui(config: Path, text: str) -> str | None:
 
 
 def uninstall_tui(config: Path, first_line: str) -> list[str]:
-    """Remove both files where they are ours, and OpenCode 2's copy of our entry; return what was done, line by line.
+    """Remove both files if ``install`` wrote them, and OpenCode 2's copy of the plugin's entry; return what was done,
+    line by line.
 
     Raises:
         OSError: a file cannot be read, changed or removed.
@@ -104,7 +105,7 @@ def _clean_copy(config: Path) -> list[str]:
 
 
 def without(content: bytes, entry: str) -> bytes | None:
-    """The content of a ``cli.json`` without one of its plugins, otherwise unchanged; empty if it names nothing else.
+    """The content of a ``cli.json`` without one of its plugins, otherwise unchanged; empty if nothing else is left.
 
     ``None`` if the content is not plain JSON, or if the entry has options or is also in another list.
     """

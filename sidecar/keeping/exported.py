@@ -1,6 +1,6 @@
 """Files that ``export`` writes: a header, then the records of a stream and of the streams joined to it.
 
-``read`` gives the events back. It trusts nothing in the file: one that another program wrote, that
+``read`` returns the events of such a file. ``read`` trusts nothing in the file: a file that another program wrote, that
 was cut off or that was changed by hand is refused before anything is recorded.
 """
 
@@ -27,7 +27,8 @@ _BATCH: Final = 100
 
 
 class Imported(NamedTuple):
-    """How many records were new, how many the log already had, and how many had no content left to import."""
+    """How many records were new, how many the log already had, and how many had no content to import because it was
+    forgotten."""
 
     added: int
     known: int
@@ -35,7 +36,8 @@ class Imported(NamedTuple):
 
 
 class ExportError(Exception):
-    """A file cannot be imported; nothing of it was recorded. ``code`` is stable, ``reason`` a sentence for people."""
+    """A file cannot be imported; nothing of it was recorded. ``code`` is stable, and ``reason`` is a sentence for
+    people."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -58,7 +60,7 @@ def read(path: Path) -> Iterator[StreamEvent | None]:
     """Yield the events of an export in the order of the log, marked as ``history``; ``None`` for a forgotten event.
 
     Raises:
-        ExportError: the file is not a whole export of captured streams.
+        ExportError: the file is not a complete export of captured streams.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
@@ -78,7 +80,8 @@ def read(path: Path) -> Iterator[StreamEvent | None]:
 def check(path: Path) -> tuple[int, int]:
     """Read a whole export and fold it as the sidecar would; return how many events it has and how many are forgotten.
 
-    Raises as ``read``. The log would accept events that break these folds, but then no sidecar could start any more.
+    Raises the same errors as ``read``. The log itself would accept events that break these folds, but then no sidecar
+    could start any more.
     """
     events = forgotten = 0
     capture, catalog = CaptureState(), Catalog()
@@ -102,10 +105,10 @@ async def import_export(
     """Record the events of an export; the whole file is checked first. Records that the log already has stay unchanged.
 
     ``add`` appends a batch and returns how many events were new. ``clean`` redacts payloads by this home's rules. If
-    the import is cut off, the log has the first part of the file; running it again adds the rest.
+    the import is cut off, the log has the first part of the file, and another import adds the rest.
 
     Raises:
-        ExportError, OSError: as ``read``.
+        ExportError, OSError: see ``read``.
         StreamError: the log cannot be written.
     """
     events, forgotten = await asyncio.to_thread(check, path)

@@ -1,7 +1,7 @@
 """Prune and forget with capture's state, which shows the unfinished sessions and what capture must also forget.
 
-Works on the running sidecar's own log and state, or, if none is running, on those
-that the caller opened.
+Works on the running sidecar's own log and state, or, if no sidecar is running, on a log and state that the caller
+opened.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ SYSTEM: Final = "system"
 """The stream of records that belong to no session."""
 
 AGENTS: Final = "agent/"
-"""The prefix of the streams of agents. Their records are the agents' state, so none of them is removed or forgotten."""
+"""The prefix of the streams of agents. The records of these streams are the agents' state, so none of them is removed
+or forgotten."""
 
 STALE_MS: Final = 7 * 24 * HOUR_MS
 """A turn that began this long ago and has no later record will never end, because its OpenCode is gone."""
@@ -41,7 +42,7 @@ class StillNeeded(StreamError):
 
 
 class AgentsMemory(StreamError):
-    """A stream to forget belongs to an agent, which could not restore its state without the payloads."""
+    """A stream to forget is the stream of an agent, which could not restore its state without the payloads."""
 
     code: ClassVar[str] = "agents-memory"
 
@@ -50,8 +51,8 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
     """Plan which streams of this log a request removes; nothing is changed.
 
     The age limit removes any stream. The size limit spares ``system``, which is small and concerns every session.
-    Neither removes a stream in which a turn is in progress, because capture still needs it. Streams of agents stay too,
-    because their records are the agents' state and the keys of what they have handled.
+    Neither limit removes a stream in which a turn is in progress, because capture still needs that stream. Streams of
+    agents stay, too, because their records are the agents' state and the keys of what they have handled.
     """
     sizes = await log.sizes()
     open_turns = _in_progress(state)
@@ -85,16 +86,16 @@ async def forget(
     *,
     now_ms: int,
 ) -> Forgotten:
-    """Replace payloads with their digests: of all records in ``streams``, and of the records of ``sessions`` in
-    ``elsewhere``.
+    """Replace payloads with their digests: in all records of ``streams``, and in the records of ``sessions`` in the
+    streams ``elsewhere``.
 
     Raises:
-        AgentsMemory: one of the streams belongs to an agent.
+        AgentsMemory: one of the streams is the stream of an agent.
         StillNeeded: a turn is in progress in one of the streams, or in a session's stream.
-        StreamError: as ``prune``.
+        StreamError: see ``prune``.
     """
     if agents := streams_of_agents(streams):
-        raise AgentsMemory(f"{', '.join(agents)} holds an agent's memory, so nothing was forgotten")
+        raise AgentsMemory(f"{', '.join(agents)} holds the memory of an agent, so nothing was forgotten")
     busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise StillNeeded(
@@ -107,7 +108,7 @@ async def forget(
 
 
 def streams_of_agents(among: Collection[str]) -> list[str]:
-    """The streams that hold agents' states, in order. Nothing in them is forgotten."""
+    """The streams that hold agents' states, in order. Nothing in these streams is forgotten."""
     return sorted(name for name in among if name.startswith(AGENTS))
 
 
@@ -133,8 +134,8 @@ async def records_to_forget(
 
 
 def _is_of(event: StreamEvent, sessions: Collection[str]) -> bool:
-    """True if an event's ``session`` is one of these sessions. For an event without ``session``: if the payload
-    contains the id of one of them.
+    """True if an event's ``session`` is one of these sessions. For an event without ``session``: true if the payload
+    contains the id of one of these sessions.
     """
     session = event.payload.get("session")
     if isinstance(session, str):
@@ -153,7 +154,7 @@ def _in_progress(state: CaptureState) -> set[str]:
 
 
 async def busy_streams(log: Log | LogReader, state: CaptureState, among: Collection[str], *, now_ms: int) -> list[str]:
-    """The streams in which a turn is in progress, in order. Nothing in them is forgotten."""
+    """The streams in which a turn is in progress, in order. Nothing in these streams is forgotten."""
     unfinished = _in_progress(state) & set(among)
     if not unfinished:
         return []

@@ -36,7 +36,7 @@ log = logging.getLogger("sidecar.keeping.upkeep")
 
 SNAPSHOT: Final = "capture"
 SNAPSHOT_RECORDS: Final = 2000
-"""A new snapshot is written after this many records. Applying them takes about 20 ms."""
+"""A new snapshot is written after this many records. Applying that many takes about 20 ms."""
 
 SLOW_TAIL: Final = 20_000
 """If more records than this are applied while a caller waits, a log line says so. Applying this many takes about 0.4
@@ -64,10 +64,10 @@ async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
 
 
 class Upkeep:
-    """There is one per sidecar, bound to its event loop.
+    """The upkeep of one sidecar's log, bound to the sidecar's event loop.
 
-    ``is_quiet`` returns true if ``state`` equals a fold over the log to its head, because nothing is on its way to the
-    disk. ``kept`` is the position of the state's last snapshot.
+    ``is_quiet`` returns true if nothing is on its way to the disk, so that ``state`` equals a fold over the whole log.
+    ``kept`` is the position of the state's last snapshot.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Upkeep:
         self._kept = position
 
     async def keep_catalog(self, records: int) -> None:
-        """Update the catalog to the head, and write its snapshot if it grew by ``records`` since the last one."""
+        """Update the catalog to the head, and write its snapshot if the log grew by ``records`` since the last one."""
         catalog = await self._resumed_catalog()
         async for record in self._store.read_all(after=catalog.position):
             catalog.apply(record)
@@ -173,7 +173,7 @@ class Upkeep:
     # --- migrating to another backend ---
 
     def migrate(self, to: Backend) -> dict[str, Any]:
-        """Begin to migrate the log, unless a migration is in progress; return its progress, as ``migration`` does."""
+        """Begin to migrate the log, unless a migration is in progress. Returns the same as ``migration``."""
         if self._migration is None or self._migration.done():
             self._failed = self._failed_code = None
             self._progress = Progress(to)
@@ -181,11 +181,11 @@ class Upkeep:
         return self.migration()
 
     def migration(self) -> dict[str, Any]:
-        """The last move: ``{backend, kept, running, failed, failed_code, progress}``.
+        """The state of the last migration: ``{backend, kept, running, failed, failed_code, progress}``.
 
-        ``progress`` is null if no migration was begun; ``failed`` is a sentence, ``failed_code`` its code.
-        ``kept`` is ``{backend, head, there}``, or null if no old store is kept; ``there`` is false if somebody else
-        deleted the old store.
+        ``progress`` is null if no migration was begun; ``failed`` is a sentence about a failed migration, and
+        ``failed_code`` is the code of that error. ``kept`` is ``{backend, head, there}``, or null if no old store is
+        kept; ``there`` is false if somebody else deleted the old store.
         """
         return {
             "backend": self._store.backend,
@@ -204,8 +204,8 @@ class Upkeep:
         """Delete the old store that the last migration left behind; return the bytes freed.
 
         Raises:
-            StoreUnavailable: a migration is running, or the log failed verification: nothing was deleted. Also raised
-                if the disk is full or failed; then the next call deletes the rest.
+            StoreUnavailable: a migration is running, or the log failed verification: nothing was deleted. The same
+                error is raised if the disk is full or failed; then the next call deletes the rest.
         """
         async with self._exclusively("deleted"):
             try:
@@ -248,11 +248,11 @@ class Upkeep:
         return plan, done
 
     async def forget(self, streams: Sequence[str], sessions: Sequence[str] = ()) -> Forgotten:
-        """Replace payloads by their digests: those of all records in these streams and of these sessions.
+        """Replace payloads by their digests, in all records of these streams and in all records of these sessions.
 
         Raises:
-            StreamError: a turn is in progress there, a stream belongs to an agent, a migration is running, or the disk
-                failed.
+            StreamError: a turn is in progress in one of the streams, a stream is the stream of an agent, a migration is
+                running, or the disk failed.
         """
         async with self._exclusively("forgotten"):
             elsewhere = await self.streams_beside(streams, sessions)
@@ -270,12 +270,13 @@ class Upkeep:
         return retaining.streams_beside(catalog.lineage.sessions, streams, sessions)
 
     def _begin_snapshots_anew(self) -> None:
-        """Forget the snapshots' positions: the store deleted the snapshots, because they held removed records."""
+        """Forget the positions of the snapshots, because the store deleted the snapshots: they held data of removed
+        records."""
         self._kept = self._catalog_kept = NOTHING
         self._catalog = None
 
     async def _prune_by_itself(self) -> None:
-        """Prune to the configured age and size every ``PRUNE_SECONDS``."""
+        """Every ``PRUNE_SECONDS``, prune the log to the configured age and size."""
         request = PruneRequest(
             older_than_ms=round(self._config.max_age_days * DAY_MS) or None,
             max_bytes=self._config.max_bytes or None,
@@ -288,7 +289,7 @@ class Upkeep:
         self.kept_over_limit = len(plan.kept)
 
     async def close(self) -> None:
-        """Stop running work; the next request for the migration continues it."""
+        """Stop running work. The next request for a migration continues an unfinished one."""
         if self._migration is not None:
             self._migration.cancel()
             await asyncio.wait([self._migration])

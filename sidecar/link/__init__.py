@@ -1,1 +1,1 @@
-"""The sidecar's side of the link: the server, its connections, the handler interface, and the client."""
+"""The link, as websockets: the server, its connections, the handler interface, and the client."""

@@ -1,5 +1,4 @@
-"""The client side of the link: ``ShimClient`` (acts as the plugin, for ``play``) and ``ControlClient`` (the command
-line).
+"""The clients of the link: ``ShimClient`` (acts as the plugin, for ``play``) and ``ControlClient`` (the command line).
 
 The errors of ``socket.py`` never leave this module.
 Neither client reconnects: the caller decides what to do about a lost link.
@@ -8,7 +7,7 @@ Neither client reconnects: the caller decides what to do about a lost link.
 
     ClientError
     ├── LinkUnavailable     no link could be opened; ``hint`` says what to do
-    │   └── ImpostorError   the listener does not hold the home's token; it received only our hello
+    │   └── ImpostorError   the listener does not hold the home's token; it received only the hello
     └── LinkClosed          an open link ended before the work was done
 
 If the sidecar answers with an error, the client raises ``RequestError``.
@@ -61,7 +60,7 @@ CLOSE_SECONDS: Final = 2.0
 """How long the sidecar may take to answer a closing handshake."""
 
 OnCall = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Run one method with its args. Raise ``CallError`` to answer with an error."""
+"""Called to run one method with its args. The function raises ``CallError`` to answer with an error."""
 
 
 class ClientError(Exception):
@@ -71,7 +70,7 @@ class ClientError(Exception):
 
 
 class LinkUnavailable(ClientError):
-    """No link could be opened: ``reason`` says why, ``hint`` what to do."""
+    """No link could be opened: ``reason`` says why, and ``hint`` says what to do."""
 
     code: ClassVar[str] = "sidecar-unavailable"
 
@@ -84,7 +83,7 @@ class LinkUnavailable(ClientError):
 
 
 class ImpostorError(LinkUnavailable):
-    """The listener could not prove that it holds the token. It received only our hello."""
+    """The listener could not prove that it holds the token. The listener received only the client's hello."""
 
     code: ClassVar[str] = "impostor"
 
@@ -104,7 +103,7 @@ class LinkClosed(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a sidecar listens, and the token it must prove."""
+    """Where a sidecar listens, and the token that it must prove to hold."""
 
     port: int
     token: str = field(repr=False)
@@ -126,7 +125,7 @@ class Address:
 
 
 class _Client:
-    """An open link: one reader task, writes under a lock so that frames keep their order."""
+    """An open link, with one reader task. Writes are under a lock, so that frames keep their order."""
 
     def __init__(self, socket: ClientSocket, link: ClientLink, welcome: Welcome) -> None:
         self.welcome = welcome
@@ -206,8 +205,8 @@ class _Client:
 class ShimClient(_Client):
     """A link that acts as the plugin.
 
-    The caller owns the seqs: it numbers its items and, after losing a link,
-    resends everything above ``acked`` on a new one.
+    The caller owns the seqs: the caller numbers the items and, after losing a link, resends everything above ``acked``
+    on a new link.
     """
 
     def __init__(
@@ -250,8 +249,8 @@ class ShimClient(_Client):
     async def send(self, items: Sequence[HookItem], *, first_seq: int | None = None) -> int:
         """Send ``items``; return the last seq. Waits while the window is full, but not for the last acks.
 
-        ``first_seq`` defaults to the seq after the last one sent, at first 1. Items
-        up to ``acked`` are skipped. After cancelling, some of the first items may have been sent.
+        ``first_seq`` defaults to the seq after the last one sent, or to 1 if none was sent. Items up to ``acked`` are
+        skipped. After a cancellation, some of the first items may have been sent.
 
         Raises:
             LinkClosed: the link ended; items up to ``acked`` need not be sent again.
@@ -280,10 +279,10 @@ class ShimClient(_Client):
         await self._flush()
 
     async def drained(self) -> None:
-        """Wait until everything sent is durable.
+        """Wait until everything that was sent is durable.
 
         Raises:
-            LinkClosed: the link ended before that.
+            LinkClosed: the link ended before everything was durable.
         """
         await self._wait_for(lambda: self._link.in_flight == 0)
 
@@ -343,9 +342,9 @@ class ControlClient(_Client):
         return cls(*await _open(address, version, os.getpid(), None, nonce, open_seconds))
 
     async def request(self, method: str, args: Mapping[str, Any] | None = None) -> Any:
-        """Send a request and return the answer's value. Waits as long as the sidecar is working on it.
+        """Send a request and return the answer's value. Waits as long as the sidecar is working on the request.
 
-        Cancelling ends the wait; closing the link then cancels the work too.
+        Cancelling ends the wait; closing the link afterwards also cancels the work.
 
         Raises:
             RequestError: the sidecar's answer is an error.
@@ -428,7 +427,7 @@ async def _open(
 
 
 async def _welcome(socket: ClientSocket, link: ClientLink) -> Welcome:
-    """Run the handshake from hello to welcome. An impostor sees only our hello and a closed socket."""
+    """Run the handshake from hello to welcome. An impostor sees only the client's hello and a closed socket."""
     while True:
         for text in link.data_to_send():
             await socket.send(text)

@@ -1,7 +1,7 @@
-"""One websocket and its link: the sidecar's side of a single connection.
+"""One websocket and its link: the sidecar's end of a single connection.
 
-Only this file, ``server.py`` and ``client.py`` use the websockets package; its
-errors never leave them.
+Only this file, ``server.py`` and ``client.py`` use the websockets package; errors of that package never leave these
+files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WRITE_SECONDS: Final = 30.0
 """How long one frame may wait for a peer to read it."""
 
 LEAVE_SECONDS: Final = 1.0
-"""How long a shim may take to read the bye and close; the sidecar accepts its hooks until then."""
+"""How many seconds a shim may take to read the bye and close; until then, the sidecar accepts the shim's hooks."""
 
 _CLOSE_CODES: Final[dict[str, int]] = {"protocol": 1002, "draining": 1012, "upgrade": 1012}
 _POLICY: Final = 1008
@@ -81,7 +81,7 @@ class SocketWire:
         self.wake()
 
     def leave(self, reason: ByeReason) -> None:
-        """Say bye and return at once. The connection ends when the peer closes it, or soon after."""
+        """Say bye and return at once. The connection ends when the peer closes it, or after ``LEAVE_SECONDS``."""
         if self.link.state is not State.CLOSED:
             self.reason = reason
             self._code = _CLOSE_CODES.get(reason, _POLICY)

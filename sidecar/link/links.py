@@ -1,6 +1,6 @@
 """The interface between links and the sidecar: ``Handler``, which the sidecar implements, and ``ShimConnection``.
 
-``server.py`` handles sockets. Here a link is a ``Wire``, and no websocket error can appear.
+``server.py`` handles sockets. In this module, a link is a ``Wire``, and no websocket error can appear.
 
 Each link runs three tasks: a reader, a writer, and a worker that awaits the
 handler's ``hooks``. Reader and worker are separate so that a handler may await
@@ -31,7 +31,7 @@ from bridge.opencode.link.link import (
 )
 
 MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
-"""How many hooks may wait for a link's handler before the sidecar stops reading the link's socket."""
+"""How many bytes of hooks may wait for a link's handler before the sidecar stops reading the link's socket."""
 
 MAX_REMEMBERED: Final = 4096
 """How many shim instances' acked seqs are remembered across reconnects; a forgotten instance safely starts at 0."""
@@ -64,7 +64,7 @@ class Counters:
 
 
 class Handler(Protocol):
-    """The sidecar's reactions to its links. An exception from any of these closes only that link."""
+    """The sidecar's reactions to its links. An exception from any of these methods closes only that link."""
 
     async def opened(self, link: ShimConnection) -> None:
         """Called when a shim has authenticated; the welcome goes out when this returns.
@@ -75,23 +75,23 @@ class Handler(Protocol):
         ...
 
     async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
-        """Handle new items with consecutive seqs from ``first_seq``; each link's calls come in order, one at a time.
+        """Handle new items with consecutive seqs from ``first_seq``; for each link, this is called in order, one call
+        at a time.
 
-        While it runs, further items queue up; beyond a limit the shim is slowed
-        down. Pass each seq to ``link.finish``, now or later and in any order,
-        once the item is durable or known to produce no event.
+        While a call is running, further items queue up; beyond a limit the shim is slowed down. Pass each seq to
+        ``link.finish``, now or later and in any order, once the item is durable or known to produce no event.
         """
         ...
 
     async def ready(self, link: ShimConnection) -> None:
-        """Called once, in the background, when a shim has been welcomed and so answers calls."""
+        """Called once, in the background, after a shim was welcomed. From then on, the shim answers calls."""
         ...
 
     async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
         """Answer a tool call with a JSON value; other frames are handled at the same time.
 
         Raises:
-            CallError: sent to the plugin, which shows it to the model.
+            CallError: the error is sent to the plugin, which shows it to the model.
         """
         ...
 
@@ -107,7 +107,7 @@ class Handler(Protocol):
         ...
 
     def refused(self, peer: Refused) -> None:
-        """Called when a peer that holds the token was refused because of its protocol."""
+        """Called when a peer that holds the token was refused because of its protocol version."""
         ...
 
     async def request(self, method: str, args: dict[str, Any]) -> Any:
@@ -116,7 +116,7 @@ class Handler(Protocol):
         Must not await ``LinkServer.drain``, because that waits for this method.
 
         Raises:
-            RequestError: sent to the caller with its code and message.
+            RequestError: the error is sent to the caller with its code and message.
         """
         ...
 
@@ -133,11 +133,11 @@ class Wire(Protocol):
         ...
 
     async def read(self) -> tuple[list[Event], int] | None:
-        """Return the next message's events and its size; None if the connection is gone."""
+        """Return the events of the next message and the message's size in bytes; ``None`` if the connection is gone."""
         ...
 
     async def write(self) -> None:
-        """Send everything that the link queues until the link closes, then close the connection."""
+        """Keep sending everything that the link queues. When the link closes, close the connection."""
         ...
 
     def bye(self, reason: ByeReason, code: int | None = None) -> None:
@@ -164,7 +164,7 @@ class AckMemory:
         return self._acked.get(key, 0)
 
     def note(self, key: tuple[str, str], acked: int) -> None:
-        """Note that ``acked`` is durable. The value never goes back."""
+        """Remember that everything up to ``acked`` is durable. The remembered value never decreases."""
         self._acked[key] = max(acked, self.get(key))
         self._acked.move_to_end(key)
         if len(self._acked) > MAX_REMEMBERED:
@@ -174,8 +174,8 @@ class AckMemory:
 class ShimConnection:
     """One open link of one plugin instance, as the handler sees it.
 
-    ``acked_seq`` goes out in the welcome. Set it in ``Handler.opened`` if more
-    is known to be durable than this server remembers of the instance.
+    ``acked_seq`` is sent in the welcome. Set ``acked_seq`` in ``Handler.opened`` if more is known to be durable than
+    this server remembers of the instance.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class ShimConnection:
 
     @property
     def is_open(self) -> bool:
-        """True if the shim was welcomed and neither side said bye."""
+        """True if the shim was welcomed and neither the shim nor the sidecar has said bye."""
         return not self._closed and self._wire.link.is_open
 
     @property
@@ -249,9 +249,10 @@ class ShimConnection:
             self._calls.pop(call_id, None)
 
     def finish(self, seqs: Iterable[int]) -> None:
-        """Mark items as durable, or as producing no event. One cumulative ack goes out per loop tick.
+        """Mark items as durable, or as producing no event. One cumulative ack is sent per tick of the event loop.
 
-        Also allowed after the link has closed, so that an instance that reconnects need not resend the items.
+        Items may be finished even after the link has closed, so that an instance that reconnects need not resend these
+        items.
 
         Raises:
             ValueError: a seq was never received on this link.
@@ -279,7 +280,7 @@ class ShimConnection:
             await self._moved.wait()
 
     async def run(self, handler: Handler) -> None:
-        """Serve the link until it ends; called by the server, not by the handler."""
+        """Serve the link until it ends. Called by the server, not by the handler."""
         if self._wire.link.state is not State.CLOSED:  # the link may have been drained while being opened
             self._wire.link.welcome(acked_seq=self.acked_seq, context=self._context)
         self._open.set()

@@ -1,13 +1,11 @@
 """The listening side of the link: takes websockets, and calls a ``Handler``.
 
-Only this file and ``connection.py`` import the websockets package;
-its errors never leave them. The protocol itself is ``bridge/opencode/link/link.py``; this file handles
-sockets, tasks, limits and time.
+Only this file and ``connection.py`` import the websockets package, whose errors never leave these two files. The
+protocol itself is ``bridge/opencode/link/link.py``; this file handles sockets, tasks, limits and time.
 
-No action of a peer may stop the server or another link. Each connection is
-bounded: before its proof in number, time and frame size; after its proof in frame
-size, in bytes waiting for the handler, and in frames waiting for the peer.
-Proved and unproved connections have separate limits, so unproved ones never
+No action of a peer may stop the server or another link. Connections are limited. Before the proof, their number, their
+time and the size of their frames are limited; after the proof, the size of frames, the bytes waiting for the handler,
+and the frames waiting for the peer. Proved and unproved connections have separate limits, so unproved connections never
 take the place of authenticated ones.
 """
 
@@ -52,8 +50,8 @@ MAX_UNPROVED_BYTES: Final = 64 * 1024
 """Maximum size of a frame from an unauthenticated peer."""
 
 PING_SECONDS: Final = 10.0
-"""How often a silent peer is pinged, and how long its answer may take. So a stopped process is
-noticed within twice this time. The system reports a dead process at once."""
+"""How often a silent peer is pinged, and how long the answer may take. So a suspended process is noticed within twice
+this time. The system reports a dead process at once."""
 
 SETTLE_SECONDS: Final = 0.5
 """How long draining waits for accepted items to be acknowledged before it says bye."""
@@ -75,8 +73,8 @@ MAX_REQUESTS: Final = 32
 """Maximum number of one control connection's requests that run at a time."""
 
 WAITING_CONNECTIONS: Final = 1024
-"""How many connections the system may queue before we accept them. Further connections wait in the system, without our
-seeing them."""
+"""How many connections the system may queue before the sidecar accepts them. Further connections wait in the system,
+where the sidecar does not see them."""
 
 _TRY_LATER: Final = 1013
 
@@ -84,9 +82,9 @@ _TRY_LATER: Final = 1013
 class LinkServer:
     """Listens on loopback for shims and the command line.
 
-    ``nonce`` returns 64 fresh hex characters per call. ``boot`` identifies this
-    run of the sidecar. ``port`` 0 takes a free one. ``metrics`` answers ``GET /metrics``. As an async context manager
-    it starts on entry and drains on exit.
+    ``nonce`` returns 64 fresh hex characters per call. ``boot`` identifies this run of the sidecar. A ``port`` of 0
+    takes any free port. ``metrics`` answers ``GET /metrics``. Used as an async context manager, the server starts on
+    entry and drains on exit.
     """
 
     def __init__(
@@ -128,7 +126,7 @@ class LinkServer:
 
     @property
     def connections(self) -> int:
-        """Proved connections, shims and command lines together."""
+        """The number of proved connections, of shims and command lines together."""
         return len(self._wires)
 
     async def start(self) -> int:
@@ -187,7 +185,7 @@ class LinkServer:
         await server.wait_closed()
 
     async def _settle(self, seconds: float) -> None:
-        """Send the acks of what was accepted, so that our exit causes no resending."""
+        """Send the acks of what was accepted, so that the exit of the sidecar causes no resending."""
         if self._links:
             waiting = [asyncio.create_task(link.settled()) for link in self._links]
             _, late = await asyncio.wait(waiting, timeout=seconds)
@@ -242,7 +240,7 @@ class LinkServer:
         return response
 
     def _arrived(self, socket: ServerConnection) -> None:
-        """Count a new connection. If too many wait without a proof, close the oldest of them."""
+        """Count a new connection. If too many connections are waiting without a proof, close the oldest of these."""
         self._unproved[socket] = None
         if len(self._unproved) <= self._max_connections:
             return
@@ -296,7 +294,7 @@ class LinkServer:
             self._tasks.discard(task)
 
     async def _handshake(self, wire: SocketWire) -> Identified | None:
-        """Run the handshake from hello to identify, in bounded time; return None if the connection was ended."""
+        """Run the handshake from hello to identify, in bounded time; return ``None`` if the connection was closed."""
         try:
             async with asyncio.timeout(self._handshake_seconds):
                 while (got := await wire.read()) is not None:
@@ -326,7 +324,7 @@ class LinkServer:
             self._handler_failed("refused", error)
 
     def _proof_failed(self) -> bool:
-        """Count a wrong proof; return true if there were too many recently to answer this one."""
+        """Count a wrong proof; return true if there were so many recently that this one gets no answer."""
         self.counters.failed_proofs += 1
         now = asyncio.get_running_loop().time()
         often = len(self._failures) == FAILED_PROOFS and now - self._failures[0] < FAILED_PROOF_SECONDS
@@ -434,5 +432,6 @@ def _bounded(owner: LinkServer) -> type[ServerConnection]:
 
 
 def _allow(socket: ServerConnection, size: int) -> None:
-    """Raise an authenticated peer's frame limit. The library has no way to do this; see ``tests/test_libraries.py``."""
+    """Increase the frame limit of an authenticated peer. The library has no function for this; see
+    ``tests/test_libraries.py``."""
     socket.protocol.max_message_size = size

@@ -6,7 +6,7 @@ short command. The other end is on this machine, so proxies, redirects and TLS d
 ::
 
     SocketError
-    ├── Refused        HTTP answered, but not with a WebSocket; ``status`` is its number
+    ├── Refused        HTTP answered, but not with a WebSocket; ``status`` is the HTTP status
     ├── NotWebSocket   the answer is not HTTP, or breaks the opening handshake
     └── Ended          the connection ended, or the peer broke the protocol
 """
@@ -27,7 +27,7 @@ _FINAL: Final = 0x80
 _MASKED: Final = 0x80
 _CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 _NORMAL: Final = (1000).to_bytes(2)
-"""The status code in our closing frame: the work is done."""
+"""The status code in the client's closing frame, which means that the work is done."""
 
 
 class SocketError(Exception):
@@ -43,7 +43,7 @@ class Refused(SocketError):
 
 
 class NotWebSocket(SocketError):
-    """The peer's answer to the opening handshake is not that of a WebSocket server."""
+    """The peer's answer to the opening handshake is not the answer of a WebSocket server."""
 
 
 class Ended(SocketError):
@@ -112,7 +112,7 @@ class ClientSocket:
         await self._write(_TEXT, text.encode())
 
     async def receive(self) -> bytes:
-        """The next message. After cancelling only ``close`` and ``abort`` may follow.
+        """The next message. After a cancellation, only ``close`` and ``abort`` may be called.
 
         Raises:
             Ended: the connection ended.
@@ -155,7 +155,8 @@ class ClientSocket:
             raise Ended from None
 
     async def close(self, seconds: float) -> None:
-        """Close. The peer has ``seconds`` to answer the closing handshake. No task may be receiving. Idempotent."""
+        """Close the connection. The peer has ``seconds`` to answer the closing handshake. No task may be receiving.
+        Idempotent."""
         if not self._writer.is_closing():
             with contextlib.suppress(Ended, TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -196,7 +197,8 @@ class ClientSocket:
 
 
 def _xor(data: bytes, mask: bytes) -> bytes:
-    """``data`` masked as RFC 6455 §5.3 requires. XOR of two large integers takes a fiftieth of a loop's time."""
+    """``data`` masked as RFC 6455 §5.3 requires. The XOR of two large integers takes a fiftieth of the time of a
+    loop."""
     size = len(data)
     repeated = (mask * (size // 4 + 1))[:size]
     return (int.from_bytes(data) ^ int.from_bytes(repeated)).to_bytes(size)

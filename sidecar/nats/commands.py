@@ -7,8 +7,8 @@ has a key, so nothing is repeated if the process is killed between two steps.
 
 An agent's failure counts as an attempt; after the last attempt, the command becomes a dead letter. While the log cannot
 be written, a command waits and its deadline is extended, because an outage must not turn commands into dead letters.
-For the same reason the server has no delivery limit. With a limit, the server would keep a message forever if writing
-its dead letter was interrupted.
+For the same reason the server has no delivery limit. With a limit, a message would stay on the server forever, without
+another delivery, if the writing of its dead letter was interrupted.
 
 Source: seed 000, "Consumers", "Dead Letter Queue"; DESIGN 9; FEATURES J3-J17.
 """
@@ -63,7 +63,7 @@ UNDECODABLE: Final = "command.undecodable"
 """The type of a dead letter that is not a command."""
 
 DEAD_LETTER: Final = "DS-Dead-Letter"
-"""The header of a dead letter's copy that has the id of its record in the log."""
+"""The header, in the copy of a dead letter, with the id of the dead letter's record in the log."""
 
 _UNLIMITED: Final = 2**31
 
@@ -85,7 +85,7 @@ class InterestsOverlap(ValueError):
 
 
 def interests_of(agents: Sequence[str], interests: Mapping[str, Sequence[str]] | None = None) -> dict[str, list[str]]:
-    """The patterns of each agent's commands: the given patterns, else ``cmd.*.*.{agent}.>``.
+    """The patterns of each agent's commands: the given patterns, or, if none are given, ``cmd.*.*.{agent}.>``.
 
     Raises:
         InterestsOverlap: two agents subscribe to the same commands.
@@ -99,7 +99,8 @@ def interests_of(agents: Sequence[str], interests: Mapping[str, Sequence[str]] |
 
 
 class CommandConsumers:
-    """The consumers of a runtime's agents. Start them after it, and close them before it. Bound to its event loop.
+    """The consumers of a runtime's agents. Start the consumers after the runtime, and close them before it. Bound to
+    one event loop.
 
     Only ``agents`` get commands from NATS; ``None`` means all of them. ``interests`` replaces an agent's patterns.
     ``stop`` is for tests.
@@ -129,9 +130,9 @@ class CommandConsumers:
             consumer.start()
 
     async def close(self) -> None:
-        """Accept no more commands, and finish those that are being handled. Idempotent.
+        """Accept no more commands, and finish the commands that are being handled. Idempotent.
 
-        Commands that are not done after ``CLOSE_SECONDS`` are left to their next delivery.
+        Commands that are not done after ``CLOSE_SECONDS`` will be delivered again.
         """
         await asyncio.gather(*(consumer.close() for consumer in self._consumers))
 
@@ -141,9 +142,9 @@ class CommandConsumers:
         return any(consumer.loop.working for consumer in self._consumers)
 
     def status(self) -> list[dict[str, Any]]:
-        """Each consumer: ``agent``, ``consumer``, ``subjects``, ``ready`` (it exists on the server), ``waiting`` (on
-        the server, when it delivered last), ``in_flight``, ``counts`` and ``problem`` (why no commands come; empty
-        while all is well).
+        """For each consumer: ``agent``, ``consumer``, ``subjects``, ``ready`` (the consumer exists on the server),
+        ``waiting`` (messages that the server had at its last delivery), ``in_flight``, ``counts`` and ``problem`` (why
+        no commands arrive; empty while they can).
 
         ``counts``: ``delivered``, ``done``, ``again``, ``poison``, ``handled``, ``duplicate``, ``refused``, ``dead``,
         ``undecodable``, and the notes of ``arriving.ArrivedCommand``.

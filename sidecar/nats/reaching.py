@@ -20,9 +20,10 @@ from sidecar.version import VERSION
 
 
 def sessions_of(home: Home, config: NatsConfig, nonce: Callable[[], str]) -> Sessions:
-    """Sessions to the server named in ``config``, whose mode must not be off. The caller closes them.
+    """A ``Sessions`` object for the server named in ``config``, whose mode must not be off. The caller closes the
+    object.
 
-    Connecting raises ``NatsRefused`` if the settings cannot work, ``NatsUnavailable`` if no server answers.
+    Connecting raises ``NatsRefused`` if the settings cannot work, and ``NatsUnavailable`` if no server answers.
     """
 
     async def options() -> ConnectOptions:

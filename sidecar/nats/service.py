@@ -36,7 +36,7 @@ LIBRARY = frozenset({"nats", "nkeys", "nacl"})
 """Package names of the client library."""
 
 DRAIN_SECONDS: Final = 2.0
-"""How long a stopping sidecar waits for the mirror to catch up. The next sidecar continues from there."""
+"""How long a stopping sidecar waits for the mirror to catch up. The next sidecar continues the mirror."""
 
 
 def missing() -> str:
@@ -47,7 +47,7 @@ def missing() -> str:
 class MirrorSource(NamedTuple):
     """What the mirror reads: the log with its id, the clock, and capture's knowledge for token deltas.
 
-    ``turn_of`` returns the user message that a session currently answers; ``clean`` redacts.
+    ``turn_of`` returns the user message that a session is currently answering; ``clean`` redacts a text.
     """
 
     store: StreamStore
@@ -60,7 +60,7 @@ class MirrorSource(NamedTuple):
 class NatsService:
     """Runs everything that ``[nats]`` configures. ``open`` returns at once. Bound to its event loop.
 
-    Without ``source`` it keeps a connection and publishes nothing.
+    Without ``source``, the service keeps a connection open and publishes nothing.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class NatsService:
         self.open()
 
     def owes(self) -> bool:
-        """False, because the next sidecar continues the mirror where this one stopped."""
+        """Always false, because the next sidecar continues the mirror where this one stopped."""
         return False
 
     def open(self) -> None:
@@ -129,7 +129,7 @@ class NatsService:
     def consume(self, runtime: Runtime, agents: Sequence[str]) -> CommandConsumers | None:
         """Take commands for these agents from NATS, in the background. Close the result before the runtime.
 
-        ``None`` without a connection or an agent.
+        Returns ``None`` if there is no connection or no agent.
         """
         if self.sessions is None or not agents:
             return None
@@ -155,7 +155,8 @@ class NatsService:
             self.mirror.forgotten(streams)
 
     async def close(self) -> None:
-        """Mirror the rest for up to ``DRAIN_SECONDS``, then close the connection and stop the server. Idempotent."""
+        """Mirror the remaining records for up to ``DRAIN_SECONDS``, then close the connection and stop the server.
+        Idempotent."""
         if self._deltas is not None:
             await self._deltas.close()
         if self._rebuilding is not None:
@@ -175,8 +176,8 @@ class NatsService:
 
     def status(self) -> dict[str, Any]:
         """For ``status``: ``mode``, ``connected``, ``servers`` (host and port without secrets, or null), ``version``,
-        ``problem``; ``server`` and ``mirror``, the embedded server's and the mirror's own status, or null;
-        ``deltas``, counts; ``commands``, each agent's consumer.
+        ``problem``; ``server`` and ``mirror`` (the status of the embedded server and of the mirror, or null);
+        ``deltas`` (counts); ``commands`` (each agent's consumer).
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None
@@ -201,7 +202,8 @@ class NatsService:
         return f"127.0.0.1:{server['port']}" if server is not None and server["port"] is not None else None
 
     def mirror_status(self) -> dict[str, Any]:
-        """For ``mirror status``: as ``status``, plus the mirror's own status; ``problem`` is from either."""
+        """For ``mirror status``: the same as ``status``, plus the mirror's own status; ``problem`` is from either of
+        the two."""
         whole = self.status()
         at_rest = {"state": "off" if self._config.mode == "off" else "waiting"}
         found = whole["mirror"] or {**at_rest, "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
@@ -210,7 +212,7 @@ class NatsService:
         return {**about, **found, "problem": problem}
 
     def rebuild(self) -> dict[str, Any]:
-        """Start a rebuild unless one is running; return ``rebuilding``.
+        """Start a rebuild unless one is running. Returns the same as ``rebuilding``.
 
         Raises:
             NatsUnavailable: there is no mirror; the text says why.
@@ -226,7 +228,7 @@ class NatsService:
         return self.rebuilding()
 
     def rebuilding(self) -> dict[str, Any]:
-        """The last rebuild: ``{running, failed, progress}``; ``progress`` is null if there was none."""
+        """The last rebuild: ``{running, failed, progress}``; ``progress`` is null if there was no rebuild."""
         return {
             "running": self._rebuilding is not None and not self._rebuilding.done(),
             "failed": self._failed,
@@ -242,7 +244,7 @@ class NatsService:
             self._failed = str(error)
             log.warning("the mirror was not rebuilt: %s", error)
             return
-        log.info("the mirror was rebuilt, number %d, up to position %d", done["rebuild"], done["position"])
+        log.info("the mirror was rebuilt (rebuild number %d) up to position %d", done["rebuild"], done["position"])
 
     async def address(self) -> dict[str, Any]:
         """How another process of this user reaches the embedded server now: ``port``, ``token`` and ``server_id``.

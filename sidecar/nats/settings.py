@@ -22,8 +22,8 @@ FREE_PORT: Final = -1
 def server_config(directory: Path, config: NatsConfig, *, token: str, port: int) -> str:
     """The embedded server's configuration file, as JSON, which is valid in the server's own format.
 
-    With ``port`` ``FREE_PORT`` the server picks a port and writes it to ``directory/ports``. It listens only on the
-    loopback address and never logs message contents.
+    If ``port`` is ``FREE_PORT``, the server chooses a port and writes it to ``directory/ports``. The server listens
+    only on the loopback address and never logs message contents.
     """
     wanted: dict[str, Any] = {
         "server_name": SERVER_NAME,

@@ -1,1 +1,2 @@
-"""Recording from OpenCode 2. Its background service is found by its registration file and read over loopback HTTP."""
+"""Recording from OpenCode 2. The sidecar finds OpenCode 2's background service by its registration file and reads it
+over loopback HTTP."""

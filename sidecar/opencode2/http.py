@@ -1,6 +1,6 @@
 """A small HTTP client for a service on loopback: JSON answers, and streams of ``data:`` lines.
 
-Each request has its own connection, which on loopback costs less than managing a shared one.
+Each request has its own connection, which on loopback costs less than managing a shared connection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SILENCE_SECONDS: Final = 45.0
 """How long an event stream may be silent. The service sends a comment every 15 s."""
 
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Maximum size of an answer, and of a line of a stream."""
+"""Maximum size, in bytes, of an answer and of a line of a stream."""
 
 _HEAD_BYTES: Final = 64 * 1024
 
@@ -40,7 +40,7 @@ class ServiceError(Exception):
 
 
 class ServiceClient:
-    """Requests to one service. Cancelling any of them closes its connection."""
+    """Sends requests to one service. Cancelling a request closes its connection."""
 
     def __init__(self, registration: Registration) -> None:
         self._service = registration
@@ -76,8 +76,8 @@ class ServiceClient:
             raise ServiceGone("the answer is not JSON") from None
 
     async def send(self, method: str, path: str, body: Any = None) -> Any:
-        """The decoded answer to a request with a JSON body or no body; ``None`` if the answer is empty. Raises as
-        ``get``.
+        """The decoded answer to a request with a JSON body or no body; ``None`` if the answer is empty. Raises the same
+        errors as ``get``.
         """
         return await self._answer(method, path, b"" if body is None else orjson.dumps(body))
 
@@ -86,7 +86,7 @@ class ServiceClient:
 
         Raises:
             ServiceError: the status is not 200.
-            ServiceGone: the connection broke, or nothing came for ``silence`` seconds.
+            ServiceGone: the connection broke, or nothing arrived for ``silence`` seconds.
         """
         async with self._open(path) as body:
             begun: list[bytes] = []  # the pieces of a line whose end has not arrived
@@ -147,7 +147,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncI
             if size == 0:
                 return
             if size > MAX_BYTES:
-                raise ValueError("too large a chunk")
+                raise ValueError("a chunk is too large")
             yield await reader.readexactly(size)
             await reader.readexactly(2)
     left = int(headers["content-length"]) if "content-length" in headers else None
@@ -162,7 +162,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncI
 
 
 async def _limited(pieces: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
-    """Yield the pieces, as long as each arrives within ``seconds``."""
+    """Yield the pieces, as long as each piece arrives within ``seconds``."""
     while True:
         try:
             async with asyncio.timeout(seconds):

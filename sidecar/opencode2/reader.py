@@ -1,8 +1,8 @@
-"""Record the sessions of one process of an OpenCode 2 service.
+"""Records the sessions of one process of an OpenCode 2 service.
 
 The live stream reports what happens now; ``session_logs`` takes its events and reads each session's durable log. This
-module decides which sessions are read, and when. Asks are not in those logs, so they are taken from the live stream,
-and listed after each connect.
+module decides which sessions are read, and when. Asks are not in the sessions' logs, so they are taken from the live
+stream and are also listed after each connect.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ database.
 """
 
 POLLED: Final = 20
-"""How many of the newest sessions are read each time, and how many older ones. The service lists sessions by when
-they were created, not by when they were used."""
+"""How many of the newest sessions, and how many older ones, are read each time. The service sorts sessions by when they
+were created, not by when they were used."""
 
 MAX_WAITING: Final = 20_000
 """Maximum number of live events that may wait. Beyond that, the sessions' logs are read instead."""
@@ -38,13 +38,14 @@ _PAGE: Final = 100
 
 
 class Reader:
-    """Reads one process of a service into the log. Call ``run``; it ends with an error when the service ends.
+    """Reads one process of a service into the log. Call ``run``, which raises an error when the service ends.
 
     Args:
-        service: the service's process, as the events name it.
+        service: the process of the service, as named in the events.
         write: appends the events that the translator has ready, and returns when they are durable.
-        since_ms: a session that is not in the log and has not been used since then is history, which only ``import``
-        records. began_ms: now.
+        since_ms: a session that is not in the log and has not been used since this time is history, which only
+            ``import`` records.
+        began_ms: the present time.
         excludes: true for a directory that is not recorded.
         progress: one object for all readers that share the translator.
         has_others: true while a server that no file names may run turns on the same database.
@@ -66,7 +67,8 @@ class Reader:
     ) -> None:
         self.caught_up = asyncio.Event()
         self.taken = 0
-        """How many rows of the live stream have been handled. If a row is to be recorded, it has been recorded."""
+        """How many rows of the live stream have been handled, which includes recording the rows that must be
+        recorded."""
         self._client, self._service, self._translator, self._write = client, service, translator, write
         self._state = translator.state
         self._since_ms, self._began_ms = since_ms, began_ms
@@ -118,7 +120,7 @@ class Reader:
                 await self.catch_up(newest=True)
 
     async def import_history(self) -> int:
-        """Record the sessions that are history; return how many there were. ``run`` must be running.
+        """Record the sessions that are history; return their number. ``run`` must be running.
 
         Raises:
             CancelledError: ``run`` ended before the import was done.
@@ -159,8 +161,8 @@ class Reader:
         """Read what is new in every session, then the open asks. Record the end of deleted sessions, and of turns that
         no process is running.
 
-        With ``newest``, read only the newest sessions and some of the others: those that were last read the longest
-        ago.
+        With ``newest``, read only the newest sessions and some of the others, namely the sessions whose last reading is
+        the longest ago.
         """
         infos = await self._listed(all_of_them=not newest)
         for session_id, info in infos.items():
@@ -253,8 +255,8 @@ class Reader:
                     await self._write()
 
     async def _end_dead(self) -> None:
-        """Record the end of turns that no process is running. Their service was killed, and this service does not
-        continue them.
+        """Record the end of turns that no process is running: the service that ran them was killed, and this service
+        does not continue them.
 
         The service commits a turn's end before it stops counting it as active, so a turn that is not active, and whose
         end is not in the log when it is read afterwards, has no end. If a turn has had new events since this reader
@@ -282,5 +284,5 @@ class Reader:
 
 
 def _is_never_recorded(event: HostEvent) -> bool:
-    """Whether an event is a delta, a catalog or the like."""
+    """Whether an event is of a kind that is never recorded, such as a delta or a catalog."""
     return event.seq is None and ask_of(event) is None and child_of(event) is None

@@ -1,4 +1,4 @@
-"""Find OpenCode 2's background service through the file in which the service says where it listens.
+"""Finds OpenCode 2's background service through the file in which the service writes where it listens.
 
 The file contains the service's password, so the file is accepted only if nobody else could have read or written it. The
 password is sent only to a socket on which a process of this user listens, because another user may have taken a dead
@@ -24,7 +24,7 @@ from sidecar.home import is_alive
 MAX_BYTES: Final = 64 * 1024
 
 PLAYED: Final = "recording-"
-"""The file's name begins with this if the service is a recording that ``play`` serves. Such a service can only be
+"""The beginning of the file's name if the service is a recording that ``play`` serves. Such a service can only be
 read."""
 
 _LISTEN: Final = "0A"
@@ -39,8 +39,8 @@ class UnsafeService(Exception):
 class Registration:
     """Where a service listens, and its login.
 
-    ``id`` names its process. ``written_ms`` is when the service wrote the file, which happens when the service starts;
-    0 if unknown.
+    ``id`` names the service's process. ``written_ms`` is the time when the service wrote the file, which it does when
+    it starts; 0 if unknown.
     """
 
     id: str
@@ -125,8 +125,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def check_listener(port: int, tables: tuple[Path, ...] = _TABLES) -> None:
-    """Refuse a port on which a process of another user listens. Accept the port if the system does not show who owns
-    it.
+    """Refuse a port on which a process of another user is listening. Accept the port if the system does not show who
+    owns the process.
 
     Raises:
         UnsafeService: the process belongs to another user.

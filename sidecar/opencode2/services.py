@@ -30,7 +30,7 @@ LOOK_SECONDS: Final = 0.5
 RETRY_MAX_SECONDS: Final = 10.0
 
 RETURN_MS: Final = 10_000
-"""Within this time after the sidecar's start, every plugin that is still running has relinked."""
+"""By this time after the sidecar's start, every plugin that is still running has linked again."""
 
 _ULID: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -50,8 +50,8 @@ class _Announced:
 class Services:
     """Records every announced service. Call all methods from the event loop.
 
-    ``log_id`` tells when the log began. Sessions that were last used before both the log and the service's process
-    began are history, and are left to ``import``.
+    ``log_id`` shows when the log began. Sessions that were last used before the log began and before the service's
+    process started are history; only ``import`` records such sessions.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Services:
         return False
 
     def opened(self, boot: str, instance: str, service: str, pid: int) -> None:
-        """Note a link of a plugin instance; ``service`` is the registration file that it announces, or empty."""
+        """Remember a link of a plugin instance; ``service`` is the registration file that it announces, or empty."""
         path = Path(service)
         if not service or not path.is_absolute():
             return
@@ -90,7 +90,7 @@ class Services:
             known.task = asyncio.create_task(self._follow(known))
 
     def closed(self, boot: str, instance: str) -> None:
-        """Note the end of a link. After the last link from a service, the service is no longer read."""
+        """Remember the end of a link. When the last link from a service has ended, the service is no longer read."""
         for path, known in list(self._announced.items()):
             known.links.pop((boot, instance), None)
             if not known.links:
@@ -130,7 +130,7 @@ class Services:
         return {"services": len(readers), "sessions": sessions}
 
     def status(self) -> list[dict[str, Any]]:
-        """What ``status`` and ``doctor`` show about each service."""
+        """Everything that ``status`` and ``doctor`` show about each service."""
         return [
             {
                 "registration": str(known.path),
@@ -194,8 +194,8 @@ class Services:
         return self._now_ms() - self._started_ms < RETURN_MS or set(known.links.values()) != {pid}
 
     async def write(self) -> None:
-        """Append what the translator has ready; return when it is durable. The append continues even if the waiting
-        caller is cancelled.
+        """Append the events that the translator has ready; return when they are durable. The append continues even if
+        the waiting caller is cancelled.
         """
         appended = self._ingest.write(self.translator.drain())
         if appended is not None:

@@ -1,11 +1,11 @@
-"""Record single sessions of one process of an OpenCode 2 service. Each session is recorded in the order of its event
+"""Records single sessions of one process of an OpenCode 2 service. Each session is recorded in the order of its event
 numbers.
 
-A live event that has its session's next number is recorded at once. If it has any other number, the session's durable
-log is read. A number counts as read only when its event was recorded, or when a ``capture.gap`` names it. So an event
-that is missing from the log is taken from the live stream, whatever its number; what is missing from both is a gap. If
-a service keeps no log and its stream is unbroken, skipped numbers are not a gap, because the service counts some events
-that it never sends.
+A live event that has its session's next number is recorded at once. If a live event has any other number, the session's
+durable log is read. A number counts as read only when its event was recorded, or when a ``capture.gap`` names it. So an
+event that is missing from the session's log is taken from the live stream, whatever its number; numbers that are
+missing from both are a gap. If a service keeps no log and its stream is unbroken, skipped numbers are not a gap,
+because the service counts some events that it never sends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sidecar.opencode2.http import ServiceError
 
 _BATCH: Final = 256
 _MESSAGES: Final = 20
-"""How many of a session's newest messages are searched for what its log lacks."""
+"""How many of a session's newest messages are searched for content that the log lacks."""
 
 
 class Client(Protocol):
@@ -50,7 +50,7 @@ class Progress:
 class SessionLogs:
     """Records the sessions of one process of a service, while one connection to its live stream lasts.
 
-    ``service`` may be replaced by a marked copy while old sessions are being imported. The arguments are those of
+    ``service`` may be replaced by a marked copy while old sessions are being imported. For the arguments, see
     ``Reader``.
     """
 
@@ -72,7 +72,7 @@ class SessionLogs:
         self._unread: dict[str, int] = {}
 
     def lose_track(self) -> None:
-        """Note that live events were dropped, so the stream is no longer unbroken."""
+        """Remember that live events were dropped, so that the stream no longer counts as unbroken."""
         self._followed.clear()
 
     async def take(self, event: HostEvent) -> None:
@@ -101,8 +101,8 @@ class SessionLogs:
             await self._feed(session_id, [event])
 
     async def settle(self) -> None:
-        """Record what happened before this connection and is missing from the logs. Call it when no live event is
-        waiting.
+        """Record what happened before this connection and is missing from the sessions' logs. Call this when no live
+        event is waiting.
         """
         for session_id, until in list(self._unread.items()):
             async with self._turn:
@@ -115,7 +115,7 @@ class SessionLogs:
                 del self._unread[session_id]
 
     async def _place(self, session_id: str, info: dict[str, Any] | None, at_ms: int | None = None) -> bool:
-        """Place a session in the log, after its parents. False if the session is deleted or excluded."""
+        """Place a session in the log, after its parents. Returns false if the session is deleted or excluded."""
         if session_id in self._excluded:
             self.excluded += 1
             return False
@@ -146,7 +146,7 @@ class SessionLogs:
     async def read(self, session_id: str, info: dict[str, Any] | None = None) -> bool:
         """Read what is new in a session's own log.
 
-        False if there is none, because the session is deleted or not recorded.
+        Returns false if there is no such log, because the session is deleted or not recorded.
         """
         if session_id in self._reading:
             return True  # an outer call is reading this session and waits for one of its children
@@ -217,7 +217,8 @@ class SessionLogs:
         return True
 
     async def _feed(self, session_id: str, events: list[HostEvent], recorded: int = -1) -> None:
-        """Feed events of one session, and write what they make before returning; see ``Ingest.is_quiet``."""
+        """Feed events of one session, and write the resulting events of the log before returning; see
+        ``Ingest.is_quiet``."""
         for event in events:
             child = child_of(event)
             if child is not None and event.seq is not None and event.seq > recorded:
@@ -262,7 +263,7 @@ class SessionLogs:
         return Told(mapping(mapping(info).get("data")), messages, waiting)
 
     async def _list(self, session_id: str, what: str) -> tuple[dict[str, Any], ...]:
-        """A list of the service's API; empty if this version does not have it."""
+        """A list from the service's API; empty if this version of the service does not have the list."""
         try:
             answer = await self._client.get(f"/api/session/{quote(session_id, safe='')}/{what}")
         except ServiceError as error:
@@ -274,7 +275,7 @@ class SessionLogs:
 
 
 def _synced(row: Any) -> int:
-    """The number of the session's newest event, as stated at the end of its log; 0 if it is not stated."""
+    """The number of the session's newest event, as stated at the end of the session's log; 0 if no number is stated."""
     synced = mapping(row).get("seq")
     return synced if type(synced) is int else 0
 

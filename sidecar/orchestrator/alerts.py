@@ -1,15 +1,17 @@
 """The built-in agent ``alerts``: notifies a person on one channel after another, until somebody has seen the alert.
 Pure.
 
-An alert is one thing that a person should know: background work ended or has nearly used up a budget, something waits
-for an answer, or the model called ``notify_user``. Its stages are a toast in OpenCode, a desktop notification, and the
-``urls`` of ``[notify]``, such as a phone. After a stage that reached a screen, the next begins after
-``escalate_after_seconds``; after one that reached nobody, at once. It ends as soon as there is a sign that somebody saw
-it: the result is in the parent's history, the checkpoint is closed, or a person wrote in that session.
+An alert is one fact that a person should know: background work ended or has nearly used up a budget, something is
+waiting for an answer, or the model called ``notify_user``. The stages of an alert are a toast in OpenCode, a desktop
+notification, and the ``urls`` of ``[notify]``, such as a phone. After a stage that reached a screen, the next stage
+begins after ``escalate_after_seconds``; after a stage that reached nobody, the next one begins at once. An alert ends
+as soon as there is a sign that somebody saw it: the result is in the parent's history, the checkpoint is closed, or a
+person wrote in that session.
 
 An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
 
-Besides alerts, a toast says at once that background work has started or ended. Nothing depends on anybody seeing it.
+Besides alerts, a toast says at once that background work has started or ended. Nothing depends on anybody seeing this
+toast.
 
 Source: seed 004, 3 ("phone home"); FEATURES D19, F1, U17, U18.
 """
@@ -37,11 +39,10 @@ MAX_TEXT: Final = 500
 
 GATHER_MS: Final = 30_000
 """The minimum time between two messages on a channel. A message includes every alert that is due before the next
-message.
-A question is never held back, because somebody waits for its answer."""
+message. A question is never held back, because somebody is waiting for the answer."""
 
 MOST_JOINED: Final = 20
-"""How many alerts one message includes."""
+"""Maximum number of alerts in one message."""
 
 MAX_LINE: Final = 120
 """Maximum length of one alert in a message about several, in characters."""
@@ -55,7 +56,8 @@ ALERT: Final[dict[str, dict[str, str]]] = {
     "failed": {"alert.sending": "sending", "alert.seen": "seen"},
     "seen": {},
 }
-"""``toasted``, ``sent`` and ``failed`` say how the last stage ended; only ``seen`` is final."""
+"""The transitions of an alert. ``toasted``, ``sent`` and ``failed`` say how the last stage ended; only ``seen`` is
+final."""
 
 QuietUntil = Callable[[int], int | None]
 """Takes a time in ms UTC. Returns when the quiet hours that contain it end, or ``None`` outside quiet hours."""
@@ -63,7 +65,7 @@ QuietUntil = Callable[[int], int | None]
 
 @dataclass(slots=True)
 class Alert:
-    """One thing that a person should know. Times are ms UTC."""
+    """One fact that a person should know. Times are in ms UTC."""
 
     id: str
     session: str | None
@@ -75,7 +77,7 @@ class Alert:
     due: int | None = None
     """When the next stage begins; ``None`` during a stage, and at the end."""
     stages: list[list[str]] = field(default_factory=list)
-    """The stages that are left, each a list of channels."""
+    """The remaining stages, each a list of channels."""
     channels: dict[str, str] = field(default_factory=dict)
     """The state of each channel that was used: ``sending``, ``sent`` or ``failed``; a toast that nobody could see is
     ``absent``."""
@@ -85,7 +87,7 @@ class Alert:
 
     @property
     def is_question(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether somebody is waiting for an answer to this alert."""
         return self.about.startswith("chk_")
 
 
@@ -95,7 +97,7 @@ class State:
 
     alerts: dict[str, Alert] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
-    """Channel → when the last message on it was sent, questions aside."""
+    """By channel, the time when the last message on it was sent, not counting questions."""
 
 
 _STATE: Final = TypeAdapter(State)
@@ -106,10 +108,10 @@ class AlertAgent:
 
     Args:
         stages: the channels of each stage after the toast.
-        quiet_until: the quiet hours, in which no stage but the toast begins.
+        quiet_until: the quiet hours, in which only toasts are shown and no other stage begins.
         min_ms: background work that took less time raises no alert.
         children: whether work that was started by background work also raises alerts.
-        escalate_ms: how long after one stage the next begins.
+        escalate_ms: how long after one stage the next stage begins.
     """
 
     def __init__(
@@ -212,7 +214,7 @@ class AlertAgent:
     def _raise(
         self, identifier: str, session: str | None, title: str, text: str, about: str, ts: int, wait: bool = False
     ) -> list[Output]:
-        """Raise an alert once; ``wait`` leaves time for the result to reach the parent first."""
+        """Raise an alert, but only once; ``wait`` leaves time for the result to reach the parent first."""
         if identifier in self.data.alerts:
             return []
         stages = [["toast"], *self._stages] if session is not None else self._stages
@@ -265,7 +267,7 @@ class AlertAgent:
         ][: MOST_JOINED - 1]
 
     def _advance(self, alert: Alert, now: int, joined: Sequence[Alert] = ()) -> list[Output]:
-        """Begin the next stage. There must be one."""
+        """Begin the next stage of an alert, which must have one."""
         stage = alert.stages[0]
         if stage == ["toast"]:
             args = {"session": alert.session, "title": alert.title, "text": alert.text}
@@ -285,7 +287,8 @@ class AlertAgent:
         return [*(Output("alert.sending", {"alert": each.id, **about}) for each in (alert, *joined)), *effects]
 
     def _gathering(self, alert: Alert, now: int) -> int | None:
-        """The earliest time for the message if another was sent just before; ``None`` if it may be sent now."""
+        """The earliest time for the message if another message was sent just before; ``None`` if the message may be
+        sent now."""
         last = max((self.data.sent.get(channel, 0) for channel in alert.stages[0]), default=0)
         return last + GATHER_MS if not alert.is_question and now < last + GATHER_MS else None
 
@@ -303,7 +306,7 @@ class AlertAgent:
         return [output for each in included for output in self._answered(each, channel, event)]
 
     def _answered(self, alert: Alert, channel: str, event: StreamEvent) -> list[Output]:
-        """A channel accepted the message of an alert, or failed to."""
+        """Handle the result of a channel, which accepted the message of an alert or failed."""
         given = event.payload
         how = "sent" if event.type == "effect.completed" else "failed"
         about = {"alert": alert.id, "ts": event.ts}
@@ -319,7 +322,7 @@ class AlertAgent:
         return [*outputs, self._staged(alert, "alert.reached" if reached else "alert.failed", reached, about)]
 
     def _staged(self, alert: Alert, type_: str, reached: bool, about: dict[str, Any]) -> Output:
-        """The current stage has ended. The next stage begins later if this one reached somebody, else at once."""
+        """End the current stage. The next stage begins later if this one reached somebody, otherwise at once."""
         due = about["ts"] + self._escalate_ms * reached
         return Output(type_, {**about, "due": due if len(alert.stages) > 1 else None})
 
@@ -369,7 +372,7 @@ class AlertAgent:
 
 
 def _message(alerts: Sequence[Alert]) -> dict[str, Any]:
-    """The title and the text of one message about all of them."""
+    """The title and the text of one message about all of these alerts."""
     if len(alerts) == 1:
         return {"title": alerts[0].title, "text": alerts[0].text}
     lines = [each.text if len(each.text) <= MAX_LINE else f"{each.text[: MAX_LINE - 1]}…" for each in alerts]

@@ -1,10 +1,11 @@
 """The link that answers a checkpoint from a phone, and the page behind it. Pure.
 
-A link contains its checkpoint, the second at which the link expires, and a signature of both. The key is derived from
-the home's token; the token cannot be computed from the key. A checkpoint takes only one answer, so a link works only
-once.
+A link contains its checkpoint, the second at which the link expires, and a signature of both. The key for the signature
+is derived from the home's token; the token cannot be computed from the key. A checkpoint takes only one answer, so a
+link works only once.
 
-Only a ``POST`` request answers. Programs that preview or prefetch links send only ``GET``, so they answer nothing.
+Only a ``POST`` request answers. Programs that preview or prefetch links send only ``GET`` requests, so they cannot
+answer a checkpoint.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def path_of(key: bytes, known: Checkpoint, now_ms: int) -> str:
 
 
 def parse(path: str) -> Link | None:
-    """The parts of a request's path; ``None`` if it is not the path of a link.
+    """The parts of a request's path; ``None`` if the path is not the path of a link.
 
-    A prefix that a tunnel added before our path is ignored.
+    A prefix that a tunnel added before the link's path is ignored.
     """
     found = _PATH.search(path)
     if found is None or found.end() != len(path):
@@ -76,7 +77,7 @@ def answers(known: Checkpoint, body: bytes) -> list[str]:
     """The answer in a submitted form; empty if there is none.
 
     Raises:
-        ValueError: the body is not one of our forms.
+        ValueError: the body is not a form of the answer page.
     """
     fields = parse_qs(body.decode("utf-8"), keep_blank_values=True, max_num_fields=MAX_ANSWERS + 1)
     given = [text[:MAX_ANSWER] for text in fields.get("answer", [])]

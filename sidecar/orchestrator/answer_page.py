@@ -1,7 +1,7 @@
-"""The opt-in listener behind the links of ``answer_link.py``. It serves nothing without a signed link.
+"""The opt-in listener behind the links of ``answer_link.py``. The listener serves nothing without a signed link.
 
-It speaks minimal HTTP/1.1: one request for each connection, a short head, a short form. It logs no paths, because
-whoever has a path can answer, and no texts, because texts belong to the user.
+The listener speaks minimal HTTP/1.1: one request for each connection, with a short head and a short form. The listener
+logs no paths, because anybody who knows a path can answer, and no texts, because texts are private to the user.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEADERS: Final = (
 
 
 class _Refused(Exception):
-    """A request that no browser sends; it is answered with this status."""
+    """A request that no browser sends, and the HTTP status with which it is answered."""
 
 
 class _Request(NamedTuple):
@@ -68,10 +68,10 @@ class AnswerPage:
         self._key: bytes | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self.fault = ""
-        """Why there is no page; empty while there is one."""
+        """Why there is no answer page; empty while there is one."""
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``. Does nothing without a port. If the port is in use, everything but the links works."""
+        """See ``Component``. Does nothing without a port. If the port is in use, everything except the links works."""
         if not self.port:
             return
         try:

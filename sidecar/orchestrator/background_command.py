@@ -1,4 +1,4 @@
-"""The text of ``/background`` in OpenCode: what is running, what is waiting, the cost, and how to cancel and answer.
+"""The text that ``/background`` shows in OpenCode: what is running and waiting, the cost, and how to cancel and answer.
 Pure.
 """
 
@@ -13,7 +13,8 @@ from sidecar.orchestrator.lifecycle import ENDED
 from sidecar.views.wording import money, one_line, rough_span
 
 COMMAND: Final = "background"
-"""The name of the call that the plugin makes for the command. It is a tool that is offered to no model."""
+"""The name of the call that the plugin makes for the command. The call has the form of a tool call, but the tool is
+offered to no model."""
 
 RECENT_MS: Final = 3_600_000
 MOST: Final = 20
@@ -26,7 +27,7 @@ USAGE: Final = (
 
 
 class Asked(NamedTuple):
-    """What a person asked for: the list, or to ``cancel`` or ``answer`` what ``target`` names."""
+    """What a person asked for: to list the work, or to ``cancel`` or ``answer`` what ``target`` names."""
 
     verb: Literal["list", "cancel", "answer", "help"]
     target: str = ""

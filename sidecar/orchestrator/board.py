@@ -1,8 +1,8 @@
 """What is running, what is waiting for a person, and what has not been seen yet: the content of ``top``, folded from
 the log.
 
-Feed it every record, in order. It keeps only what is shown: the states of two agents, and the last step of each
-session.
+Pass every record to the board, in order. The board keeps only what is shown: the states of two agents, and the last
+step of each session.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _QUIET: Final = ("capture.", "lifecycle.")
 
 
 class Board:
-    """``catalog`` is a catalog of the same log, up to the first record that is applied here; it is kept up to date."""
+    """The content of ``top``. ``catalog`` is a catalog of the same log, up to the first record that is applied to the
+    board, which keeps the catalog up to date."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -41,17 +42,17 @@ class Board:
 
     @property
     def streams(self) -> tuple[str, str]:
-        """The agents' streams. Pass all their records to ``remember`` before the first ``apply``."""
+        """The agents' streams. Pass all records of these streams to ``remember`` before the first ``apply``."""
         return agent_stream(NAME), agent_stream(checkpoints.NAME)
 
     def apply(self, record: Record) -> None:
-        """A new record of the log."""
+        """Take a new record of the log."""
         self.catalog.apply(record)
         self.remember(record)
 
     def remember(self, record: Record) -> None:
-        """An older record, which the catalog already has. It is from an agent's stream, or from a stream whose session
-        is working.
+        """Take an older record, which the catalog already has. The record is from an agent's stream, or from a stream
+        whose session is working.
         """
         event = record.event
         if event.stream_id in self.streams:
@@ -127,7 +128,7 @@ class Board:
 
 
 async def open_board(reader: Any) -> tuple[Board, int]:
-    """The board of a log as it is now, and the position after which ``apply`` continues.
+    """The board of a log in its present state, and the position after which to continue with ``apply``.
 
     Raises:
         CorruptLog: the log is damaged.

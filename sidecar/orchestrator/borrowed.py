@@ -1,6 +1,7 @@
-"""Background sessions in the user's own OpenCode 1: ``[phantom] host = "shim"``. Nothing is started for them.
+"""Background sessions in the user's own OpenCode 1 (``[phantom] host = "shim"``). The sidecar starts no process for
+them.
 
-This saves the memory that a headless OpenCode would take. The price: work stops when the user closes OpenCode and
+This setting saves the memory that a headless OpenCode would take. But work stops when the user closes OpenCode, and
 continues when an OpenCode is open again.
 
 Source: DESIGN 11.
@@ -24,23 +25,24 @@ class Borrowed:
     """Has the methods of ``Headless``, but uses the ``links`` of the user's OpenCode processes."""
 
     pid: int | None = None
-    """Always ``None``: the sidecar runs no process here."""
+    """Always ``None``, because the sidecar runs no process."""
 
     def __init__(self, links: Callable[[], Iterable[Any]]) -> None:
         self._links = links
 
     def know(self, pid: int) -> None:
-        """See ``Headless``: nothing is started, so no environment is needed."""
+        """See ``Headless``. Does nothing, because no process is started, so no environment is needed."""
 
     def never_links(self, directory: str) -> bool:
-        """See ``Headless``: the user starts OpenCode, in whatever environment."""
+        """See ``Headless``. Always false, because the user starts OpenCode, in whatever environment."""
         return False
 
     async def stop(self) -> None:
-        """See ``Headless``: the process is the user's."""
+        """See ``Headless``. Does nothing, because the user started the process."""
 
     async def link(self, directory: str, pid: int | None) -> Any:
-        """The link to an OpenCode for a directory, if possible that of process ``pid``, else the newest.
+        """The link to an OpenCode for a directory: if possible, the link of process ``pid``; or else, the newest one
+        for the directory, or for any.
 
         Raises:
             HostAbsent: no OpenCode 1 is open.

@@ -10,14 +10,15 @@ from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 STOPS_TREE: Final = frozenset({"budget", "cancelled", "timeout", "user-abort"})
-"""Ends of an intent that also end everything it started. After any other end, the children continue."""
+"""The ends of an intent after which everything that the intent started ends, too. After any other end, the children
+continue."""
 
 
 WARNING_SHARE: Final = 0.8
 """The share of a budget whose use is recorded as ``budget.warning``."""
 
 MAX_WARNINGS: Final = 10
-"""Maximum number of warnings for one input; the next input brings the others."""
+"""Maximum number of warnings for one input; further warnings follow with the next input."""
 
 
 class Doom(NamedTuple):
@@ -29,7 +30,7 @@ class Doom(NamedTuple):
 
 
 def refusal(state: State, limits: Limits, intent: Intent) -> dict[str, str] | None:
-    """Why an intent may not be registered, as ``code`` and ``reason``; ``None`` if it may."""
+    """Why an intent may not be registered, as ``code`` and ``reason``; ``None`` if it may be registered."""
     spent = state.spent.get(intent.root, Spent())
     siblings = sum(each.parent == intent.parent for each in state.unfinished()) if intent.parent else 0
     if limits.depth and intent.depth > limits.depth:
@@ -51,7 +52,7 @@ def has_room(state: State, limits: Limits, intent: Intent) -> bool:
 
 
 def full(state: State, limits: Limits, intent: Intent) -> str:
-    """The key of ``[phantom]`` whose limit a queued intent waits for; empty if it may start now."""
+    """The key of ``[phantom]`` whose limit keeps a queued intent from starting; empty if the intent may start now."""
     active = [each for each in state.intents.values() if each.state in ACTIVE]
     if len(active) >= limits.running:
         return "max_running"
@@ -64,7 +65,7 @@ def full(state: State, limits: Limits, intent: Intent) -> str:
 
 
 def spend(state: State, event: StreamEvent) -> list[Output]:
-    """A model call has ended. It counts at once, so a budget can also stop a long turn."""
+    """Count a model call that has ended. The call counts at once, so that a budget can also stop a long turn."""
     intent = state.working(str(event.payload.get("session")))
     tokens, cost = _tokens(event.payload.get("tokens")), event.payload.get("cost") or 0.0
     own = event.payload.get("kind") == "inference" and event.payload.get("session") in state.sessions
@@ -74,7 +75,7 @@ def spend(state: State, event: StreamEvent) -> list[Output]:
 
 
 def warnings(state: State, limits: Limits) -> list[Output]:
-    """A ``budget.warning`` for each budget that a root has nearly used up, once."""
+    """One ``budget.warning`` for each budget that a root has nearly used up; each warning is given only once."""
     found = []
     at_work = {intent.root for intent in state.unfinished()}
     for root, spent in state.spent.items():
@@ -92,7 +93,7 @@ def warnings(state: State, limits: Limits) -> list[Output]:
 
 
 def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
-    """Why an intent must stop: its parent intent was stopped, it is in an endless loop, or it or its root has
+    """Why an intent must stop: the intent that started it was stopped, it is in an endless loop, or it or its root has
     spent too much.
 
     ``None`` if it may continue.

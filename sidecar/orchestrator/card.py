@@ -1,6 +1,6 @@
 """The file from which a terminal draws its status card: the background work that has not ended.
 
-It contains nothing that changes by itself, such as ages, so it is written only when something has happened.
+The file contains nothing that changes by itself, such as ages, so it is written only when something has happened.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NOTHING: Final = card_text((), ())
 
 
 class CardFile:
-    """Keeps the file of one home up to date. If the file cannot be written, only the card is missing."""
+    """Keeps the file of one home up to date. If the file cannot be written, only the status card is missing."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / NAME

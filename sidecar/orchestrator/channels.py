@@ -1,7 +1,7 @@
 """The channels to a person outside of OpenCode: this machine's desktop, and ``urls`` and ``command`` of ``[notify]``.
 
-A URL of ``apprise`` often holds a password or a token, so it stays in this module: everything else, including
-the log and ``sidecar.log``, knows a channel by its scheme and a digest of its URL.
+A URL of ``apprise`` often holds a password or a token, so the URL never leaves this module: everywhere else, including
+the log and ``sidecar.log``, a channel is named by its scheme and a digest of its URL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sidecar.notify_config import NotifyConfig
 DESKTOP: Final = "desktop"
 COMMAND: Final = "command"
 SECONDS: Final = 20.0
-"""How long a desktop notification or a command may take; ``apprise`` has time limits of its own."""
+"""How long a desktop notification or a command may take; ``apprise`` has its own time limits."""
 
 
 class ChannelError(Exception):
@@ -58,7 +58,7 @@ class Channels:
         return found
 
     async def send(self, channel: str, title: str, text: str) -> None:
-        """Send a message. When this returns, the message has left this machine, perhaps more than once.
+        """Send a message. When this returns, the message has been sent, perhaps more than once.
 
         Raises:
             ChannelError: the channel did not accept the message, or is no longer configured.
@@ -74,13 +74,14 @@ class Channels:
 
 
 def channel_name(url: str) -> str:
-    """The name of a channel: its scheme and a digest, which distinguishes channels with the same scheme."""
+    """The name of a channel: its scheme and a digest of its URL, which distinguishes channels with the same scheme."""
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+-]{0,19}(?=://)", url)
     return f"{scheme[0].lower() if scheme else 'url'}:{sha256(url.encode()).hexdigest()[:8]}"
 
 
 def quiet_until(hours: str, now_ms: int, zone: tzinfo | None = None) -> int | None:
-    """When the quiet hours around a moment end, in ms UTC; ``None`` outside of them. ``zone`` defaults to local time.
+    """When the quiet hours that contain ``now_ms`` end, in ms UTC; ``None`` outside of quiet hours. ``zone`` defaults
+    to local time.
 
     ``hours`` looks like ``22:00-07:00``; if it is empty, there are no quiet hours.
     """
@@ -137,7 +138,8 @@ def _to_command(command: list[str], title: str, text: str) -> None:
 
 
 class _Codes(logging.Filter):
-    """Keeps apprise's messages from every log, because they may show the URL. Keeps only their HTTP status codes."""
+    """Keeps apprise's messages out of every log, because they may show the URL. Only the HTTP status codes in these
+    messages are kept."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,14 +170,16 @@ def _library() -> Any:
 
 
 def _target(apprise: Any, url: str) -> Any:
-    """What apprise makes of a URL."""
+    """The object that apprise makes from a URL."""
     target: Any = apprise.Apprise()
     try:
         is_usable = target.add(url)
     except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
         raise ChannelError(f"apprise failed with {type(error).__name__}") from None
     if not is_usable:
-        raise ChannelError("apprise does not know this URL's scheme, or cannot use its rest; correct [notify] urls")
+        raise ChannelError(
+            "apprise does not know the scheme of this URL, or cannot use the rest of the URL; correct [notify] urls"
+        )
     return target
 
 

@@ -1,12 +1,13 @@
 """The built-in agent ``checkpoints``: what is waiting for a person's answer, and how each checkpoint ended. Pure.
 
-Three kinds: a ``permission`` and a ``question`` are OpenCode's, captured as ``workflow.checkpoint``; an ``ask`` is the
-tool ``checkpoint_ask``. Asks of background sessions always become checkpoints, because nobody would see them otherwise.
-Asks of the user's own sessions become checkpoints if a channel to a person is configured, or else when somebody answers
-one through the sidecar. So a log without background work gets no events of this agent.
+There are three kinds: a ``permission`` and a ``question`` come from OpenCode and are captured as
+``workflow.checkpoint``; an ``ask`` comes from the tool ``checkpoint_ask``. Asks of background sessions always become
+checkpoints, because nobody would see them otherwise. Asks of the user's own sessions become checkpoints if a channel to
+a person is configured, or else when somebody answers such an ask through the sidecar. So a log without background work
+gets no events of this agent.
 
-Its inputs are commands (``checkpoint.ask``, ``.answer``, ``.later``, ``.told``, ``tick``), results of its effects,
-and what capture records. The first answer wins: a later one is recorded as ``checkpoint.late``.
+The agent's inputs are commands (``checkpoint.ask``, ``.answer``, ``.later``, ``.told``, ``tick``), the results of its
+effects, and what capture records. The first answer wins: a later answer is recorded as ``checkpoint.late``.
 
 Source: seed 004, 3 (checkpoints); FEATURES D20, F7, U6.
 """
@@ -49,7 +50,8 @@ CHECKPOINT: Final[dict[str, dict[str, str]]] = {
     "expired": {},
     "withdrawn": {"checkpoint.answered": "answered"},
 }
-"""``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``: the asker is no longer waiting.
+"""The transitions of a checkpoint. ``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``:
+whoever asked is no longer waiting.
 
 If a sidecar dies after OpenCode has accepted an answer, the next sidecar sends the answer again, and OpenCode refuses
 it. The captured events then show that the answer had arrived.
@@ -63,7 +65,7 @@ CLOSED: Final = frozenset({"answered", "expired", "withdrawn"})
 
 @dataclass(slots=True)
 class Checkpoint:
-    """One thing that is waiting for a person. ``opened``, ``closed`` and ``expires`` are in ms UTC."""
+    """One question or request that is waiting for a person. ``opened``, ``closed`` and ``expires`` are in ms UTC."""
 
     id: str
     kind: str
@@ -83,14 +85,14 @@ class Checkpoint:
     answer: list[str] = field(default_factory=list)
     by: str = ""
     key: str = ""
-    """The key of the answer that won, if the answer came through us."""
+    """The key of the answer that won, if that answer came through the sidecar."""
     why: str = ""
     """Why OpenCode did not accept the last answer."""
     closed: int | None = None
     waiting: bool = False
     """Whether a tool call is waiting for the answer. If not, the answer is sent to the session as a message."""
     returned: str = ""
-    """The tool call that returned the answer. OpenCode may have died before it saved the call's result."""
+    """The tool call that returned the answer. OpenCode may have died before it saved the result of this call."""
     told: bool = False
     """Whether the session's history has the answer from that call."""
 
@@ -101,14 +103,14 @@ class State:
 
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     phantoms: dict[str, tuple[str, str | None]] = field(default_factory=dict)
-    """Session of background work → its intent, and the user's session above it."""
+    """By session of background work: its intent, and the user's session above it."""
 
 
 _STATE: Final = TypeAdapter(State)
 
 
 class CheckpointAgent:
-    """An ``Agent``. With ``everywhere``, it also opens checkpoints for the asks of the user's own sessions."""
+    """An ``Agent``. With ``everywhere``, the agent also opens checkpoints for the asks of the user's own sessions."""
 
     def __init__(self, everywhere: bool = False) -> None:
         self._everywhere = everywhere
@@ -192,7 +194,8 @@ class CheckpointAgent:
         return []
 
     def _ask(self, given: dict[str, Any], ts: int) -> list[Output]:
-        """The tool asks a question. If the session's same question is still open, the call joins that checkpoint."""
+        """Handle a question of the tool. If the same question of the session is still open, the call joins that
+        checkpoint."""
         known = self.data.checkpoints.get(given["checkpoint"])
         if known is not None:
             return [Output("checkpoint.waiting", {"checkpoint": known.id})]
@@ -280,7 +283,7 @@ class CheckpointAgent:
         return [Output("checkpoint.answered", {"checkpoint": identifier, "answer": answer, "ts": ts, **by})]
 
     def _over(self, given: dict[str, Any], ts: int, *, whole: bool = False) -> list[Output]:
-        """A turn or a session ended; OpenCode's asks end with it."""
+        """Handle the end of a turn or of a session, with which OpenCode's asks end, too."""
         mine = [c for c in self.data.checkpoints.values() if c.session == str(given.get("session"))]
         withdrawn = [
             Output("checkpoint.withdrawn", {"checkpoint": c.id, "why": "its turn ended", "ts": ts})
@@ -299,11 +302,11 @@ class CheckpointAgent:
         return outputs
 
     def _unreturned(self, known: Checkpoint) -> list[Output]:
-        """The session never got the answer that a call returned: send it as a message."""
+        """Send an answer as a message, because the session never got the answer that a call returned."""
         return [Output("checkpoint.left", {"checkpoint": known.id}), *self._message(known, known.answer, left=True)]
 
     def _kept(self, event: StreamEvent, *, is_lost: bool) -> list[Output]:
-        """OpenCode has saved the result of a tool call, or lost it because the call failed."""
+        """Handle that OpenCode has saved the result of a tool call, or lost the result because the call failed."""
         session, call = str(event.payload.get("session")), str(event.payload["call"])
         mine = [c for c in self.data.checkpoints.values() if c.session == session and c.returned == call and not c.told]
         if is_lost:
@@ -311,7 +314,7 @@ class CheckpointAgent:
         return [Output("checkpoint.told", {"checkpoint": c.id}) for c in mine]
 
     def _intent_ended(self, intent: str, type_: str, ts: int) -> list[Output]:
-        """Background work has ended: forget its sessions and, if it was stopped, withdraw its asks."""
+        """Handle the end of background work: forget its sessions and, if the work was stopped, withdraw its asks."""
         stopped = type_ != "intent.completed"
         outputs = [
             Output("checkpoint.withdrawn", {"checkpoint": c.id, "why": "the background work ended", "ts": ts})
@@ -336,7 +339,7 @@ class CheckpointAgent:
     def _message(
         self, known: Checkpoint, answer: list[str], *, left: bool = False, expired: bool = False
     ) -> list[Output]:
-        """The answer as a message for the session that asked, unless a call is waiting for it.
+        """The answer as a message for the session that asked, unless a tool call is waiting for the answer.
 
         Background work that is still running asks again with ``wait_for``. If that work ended before the answer came,
         its parent session gets the answer.
@@ -442,7 +445,7 @@ def answer_text(answer: list[str], expired: bool) -> str:
 
 
 def as_row(known: Checkpoint) -> dict[str, Any]:
-    """A checkpoint as ``checkpoints --json`` prints it."""
+    """A checkpoint in the form that ``checkpoints --json`` prints."""
     return asdict(known)
 
 

@@ -1,4 +1,4 @@
-"""Detects that several agents are editing the same files, if background work has no worktree of its own. Pure.
+"""Detects that several agents are editing the same files, for background work without its own worktree. Pure.
 
 Source: DESIGN 11 (isolation); FEATURES U25.
 """
@@ -12,8 +12,8 @@ from streams.event import StreamEvent
 
 
 def seen(state: State, event: StreamEvent) -> list[Output]:
-    """What follows from an ``execution.step`` of any session: an ``intent.edited`` for its own intent,
-    and an ``intent.overlap`` for each running intent that edited the same file."""
+    """What follows from an ``execution.step`` of any session: an ``intent.edited`` for the session's own intent, and an
+    ``intent.overlap`` for each running intent that edited the same file."""
     session = str(event.payload.get("session"))
     intent = state.working(session)
     files = {change.file for change in file_changes(dict(event.payload)) if change.file}

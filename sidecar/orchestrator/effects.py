@@ -1,8 +1,8 @@
 """The effects of the orchestration. Each effect is one act on a host, and has a reconciler that asks the host what has
 already happened.
 
-Every message carries the key of its effect, and every session the id of its intent. So a host does nothing when it is
-asked again after a crash or a lost answer.
+Every message carries the key of its effect, and every session the id of its intent. So a host does nothing when the
+same request is repeated after a crash or a lost answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
 
 LATE_LOOKS: Final = 10
 LATE_SECONDS: Final = 0.3
-"""How many times, and at which intervals, a session is looked at whose prompt was accepted a moment ago."""
+"""How many times, and at which interval in seconds, a session is checked whose prompt was accepted a moment ago."""
 
 
 class _Kind:
@@ -30,7 +30,7 @@ class _Kind:
 
 
 class Create(_Kind):
-    """``opencode.create``: a phantom session for an intent. Result: ``{"session": id}``."""
+    """``opencode.create``: creates a phantom session for an intent. Result: ``{"session": id}``."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
@@ -53,8 +53,8 @@ class Create(_Kind):
 
 
 class Prompt(_Kind):
-    """``opencode.prompt``: a prompt for a phantom session. Result: ``held`` if the session already had the prompt, or
-    needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for an OpenCode.
+    """``opencode.prompt``: sends a prompt to a phantom session. Result: ``held`` if the session already had the prompt,
+    or needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for an OpenCode.
     """
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
@@ -85,7 +85,8 @@ class Prompt(_Kind):
 
 
 class Abort(_Kind):
-    """``opencode.abort``: stop a phantom session. With ``late``, also stop the turn that its accepted prompt begins."""
+    """``opencode.abort``: stops a phantom session. With ``late``, also stops the turn that an already accepted prompt
+    begins."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
@@ -103,10 +104,11 @@ class Abort(_Kind):
 
 
 class Wake(_Kind):
-    """``opencode.wake``: sends notices to a user's session, only while it is idle, and only through its own host.
+    """``opencode.wake``: sends notices to a user's session, only while the session is idle, and only through the host
+    of the session.
 
-    Result: ``{"status": "sent" | "busy" | "absent"}``. A busy session or an absent OpenCode is not a failure.
-    The agent tries again when the session's turn ends, or when its OpenCode is back.
+    Result: ``{"status": "sent" | "busy" | "absent"}``. A busy session or an absent OpenCode is not a failure. The agent
+    tries again when the session's turn ends, or when an OpenCode for the session is connected again.
     """
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
@@ -149,5 +151,5 @@ class Check(_Kind):
 
 
 def effect_kinds(host: Host) -> Mapping[str, EffectKind]:
-    """Every effect of the orchestration, over a host."""
+    """Every effect of the orchestration, carried out on ``host``."""
     return {CREATE: Create(host), PROMPT: Prompt(host), ABORT: Abort(host), WAKE: Wake(host), CHECK: Check(host)}

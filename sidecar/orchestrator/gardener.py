@@ -1,10 +1,10 @@
-"""The built-in agent ``gardener``: when a session's steps fail too often, it starts a background agent to find out why.
+"""The built-in agent ``gardener``: if too many steps of a session fail, it starts a background agent to find out why.
 Pure.
 
-At the end of each turn it looks at how many steps of the session's last turns failed: tool calls and model calls. At
-``threshold`` it records ``agent.correction`` and registers one intent, whose result reaches the session as a message.
-The session gets the next agent only after its failure rate has fallen to ``calm``. Steps of the gardener's own agents,
-and of agents that these start, never count.
+At the end of each turn, the agent checks how many steps (tool calls and model calls) of the session's last turns
+failed. At ``threshold``, it records ``agent.correction`` and registers one intent, whose result reaches the session as
+a message. The session gets the next agent only after its failure rate has fallen to ``calm``. Steps of the gardener's
+own agents, and of agents that these start, never count.
 
 Off by default: ``[gardener] enabled = true``.
 
@@ -30,7 +30,7 @@ TURNS: Final = 5
 """How many of a session's last turns count."""
 
 KEPT: Final = 200
-"""How many sessions the agent remembers, and how many of its own agents and their sessions."""
+"""How many sessions the gardener remembers, and how many of its own agents and of their sessions."""
 
 ROOT: Final = "gardener"
 """The gardener's agents share a separate budget, as if one session had started them."""
@@ -52,11 +52,11 @@ class Watched:
     turns: list[list[int]] = field(default_factory=list)
     failed: int = 0
     broken: int = 0
-    """How many of these are errors without a step."""
+    """How many of the failures in the open turn are errors without a step."""
     is_corrected: bool = False
 
     def with_turn(self, steps: int) -> list[list[int]]:
-        """The last turns, if the open one ends with this many steps."""
+        """The last turns, including the open one if it ended now with this many steps."""
         return [*self.turns, [steps + self.broken, self.failed]][-TURNS:]
 
 
@@ -68,7 +68,7 @@ class State:
     own: list[str] = field(default_factory=list)
     """The gardener's own intents, the intents that these intents started, and the sessions of all these intents."""
     corrected: list[int] = field(default_factory=list)
-    """When it started its last agents, in ms UTC."""
+    """The times, in ms UTC, when the gardener started its last agents."""
 
 
 _STATE: Final = TypeAdapter(State)

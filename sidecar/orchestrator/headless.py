@@ -1,9 +1,9 @@
 """The sidecar's own headless OpenCode 1, in which phantoms run: ``opencode serve`` on loopback, behind a password.
 
-It is started when it is first needed, and it outlives the sidecar: its plugin links back, and the next sidecar finds it
-by ``headless.json``. Its environment is that of the OpenCode that asked, or else of the OpenCode that linked last. If
-neither can be read, as on macOS, its environment is the sidecar's own.
-It is stopped when no intent is left.
+This OpenCode is started when it is first needed, and it outlives the sidecar: its plugin links back, and the next
+sidecar finds it through ``headless.json``. The headless OpenCode gets the environment of the OpenCode that asked for
+the work, or else of the OpenCode that linked last. If neither environment can be read, as on macOS, it gets the
+environment of the sidecar. The headless OpenCode is stopped when no intent is left.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ class HeadlessError(Exception):
 
 
 class Known(NamedTuple):
-    """An OpenCode process: its program and its environment. ``None`` and empty if they cannot be read."""
+    """An OpenCode process: its program (``None`` if it cannot be read) and its environment (empty if it cannot be
+    read)."""
 
     executable: Path | None
     environment: dict[str, str]
 
 
 class Headless:
-    """One process for all directories. ``links`` gives the open links; ``executable`` names the program to use.
+    """One process for all directories. ``links`` returns the open links; ``executable`` names the program to use.
 
     ``has_plugin`` says whether an OpenCode loads the plugin in a directory, with an environment.
     """
@@ -78,10 +79,11 @@ class Headless:
         return info["pid"] if info is not None else None
 
     async def link(self, directory: str, pid: int | None) -> Any:
-        """The link to it for a directory; starts it if needed. ``pid`` is the OpenCode that asked.
+        """The link to the headless OpenCode for a directory; starts that OpenCode if needed. ``pid`` is the OpenCode
+        that asked for the work.
 
         Raises:
-            HeadlessError: it did not start, or did not link back.
+            HeadlessError: the headless OpenCode did not start, or did not link back.
         """
         async with self._starting:
             info = self._running()
@@ -94,7 +96,7 @@ class Headless:
         return found
 
     def never_links(self, directory: str) -> bool:
-        """Whether no OpenCode is linked, and one that starts for a directory would not load the plugin."""
+        """Whether no OpenCode is linked and an OpenCode that starts for a directory would not load the plugin."""
         if any(link.is_open for link in self._links()):
             return False
         return not self._has_plugin(Path(directory), self._asking(None).environment or os.environ)
@@ -177,8 +179,8 @@ class Headless:
         return info
 
     def know(self, pid: int) -> None:
-        """Remember an OpenCode 1 that linked, because its process may have ended when its background work begins.
-        What is remembered stays in memory only.
+        """Remember an OpenCode 1 that linked, because its process may have ended when its background work begins. The
+        environment is kept only in memory.
         """
         found = _known(pid)
         if found.environment and "DURABLE_STREAM_HEADLESS" not in found.environment:
@@ -211,7 +213,8 @@ def _answers(info: dict[str, Any]) -> bool:
 
 
 def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
-    """Send one request. It has a time limit, because OpenCode may never answer a request that comes too early."""
+    """Send one request. The request has a time limit, because OpenCode may never answer a request that comes too
+    early."""
     login = base64.b64encode(f"opencode:{info['password']}".encode()).decode()
     headers = {"Authorization": f"Basic {login}"}
     if directory is not None:

@@ -1,4 +1,4 @@
-"""The seam between orchestration and OpenCode: what a host of sessions can do, whatever its version.
+"""The interface between orchestration and OpenCode: what a host of sessions can do, in any version of OpenCode.
 
 Source: DESIGN 15.
 """
@@ -21,11 +21,11 @@ class HostError(Exception):
 
 
 class HostAbsent(HostError):
-    """No OpenCode is open that could do this; the work waits until one is."""
+    """No OpenCode is open that could do the work, so the work waits until one is open."""
 
 
 class Part(NamedTuple):
-    """A text for a session. ``key`` marks it, so that it is recognised in the session's history."""
+    """A text for a session. ``key`` marks the text, so that it can be recognised in the session's history."""
 
     text: str
     key: str
@@ -34,9 +34,10 @@ class Part(NamedTuple):
 class Look(NamedTuple):
     """The state of a session that should be at work.
 
-    ``busy``: it is working, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
-    ``unanswered``: it is idle in the middle of a turn, or before it. ``unprompted``: it is idle and has no prompt,
-    because its OpenCode accepted the prompt and ended before it saved the prompt. ``gone``: there is no such session.
+    ``busy``: the session is working, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
+    ``unanswered``: the session is idle, but its last turn is unfinished or has not begun. ``unprompted``: the session
+    is idle and has no prompt, because OpenCode accepted the prompt but ended before it saved the prompt. ``gone``:
+    there is no such session.
     """
 
     state: Literal["busy", "answered", "unanswered", "unprompted", "gone"]
@@ -46,7 +47,7 @@ class Look(NamedTuple):
 
 
 class Host(Protocol):
-    """Creates sessions, and acts on those that exist. Everything raises ``HostError`` if it fails."""
+    """Creates sessions, and acts on existing sessions. Every method raises ``HostError`` if it fails."""
 
     @property
     def lacks(self) -> frozenset[str]:
@@ -54,8 +55,8 @@ class Host(Protocol):
         ...
 
     async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
-        """Create the phantom session that carries the intent's id, unless there is one already. Return the session's
-        id.
+        """Create the phantom session that carries the intent's id, unless this session already exists. Return the
+        session's id.
         """
         ...
 
@@ -76,7 +77,8 @@ class Host(Protocol):
     ) -> bool:
         """Give a session a message. With ``reply``, the model answers the message.
 
-        Parts whose key is already in the session's history are left out. Return false if the history had all of them.
+        Parts whose key is already in the session's history are left out. Return false if the history already had all
+        parts.
         """
         ...
 
@@ -85,29 +87,29 @@ class Host(Protocol):
         ...
 
     async def abort(self, session: str, *, directory: str) -> None:
-        """Stop what a session is doing. It is not an error if nothing is running.
+        """Stop what a session is doing. A session in which nothing is running is not an error.
 
-        This fails if a phantom's process is running but cannot be reached, so that the caller tries again.
+        The call fails if a phantom's process is running but cannot be reached, so that the caller tries again.
         """
         ...
 
     async def status(self, session: str) -> Status:
         """What a session is doing in the process that hosts it.
 
-        A phantom is ``absent`` only if its process has ended. This fails if the process is running but cannot be
+        A phantom is ``absent`` only if its process has ended. The call fails if the process is running but cannot be
         reached.
         """
         ...
 
     async def look(self, session: str, *, directory: str) -> Look:
-        """What a phantom's session did with its last prompt, from its history."""
+        """What a phantom's session did with its last prompt, according to the session's history."""
         ...
 
     async def goes_on(self, session: str) -> bool:
         """Whether OpenCode itself continues a phantom's session whose turn was interrupted.
 
         Raises:
-            HostAbsent: no OpenCode is open that could.
+            HostAbsent: no OpenCode is open that could continue the session.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""One ``Host`` for a home in which OpenCode 1 and 2 are used: acts on each session where it lives."""
+"""One ``Host`` for a home in which OpenCode 1 and 2 are used: acts on each session in the OpenCode that has it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from sidecar.orchestrator.v2 import V2Host
 
 
 class Hosts:
-    """A phantom lives where its parent lives; without a parent, in OpenCode 2 if only that is linked."""
+    """A phantom is created in the OpenCode of its parent; without a parent, in OpenCode 2 if only OpenCode 2 is linked,
+    otherwise in OpenCode 1."""
 
     def __init__(self, one: V1Host, two: V2Host) -> None:
         self.one, self.two = one, two
 
     @property
     def lacks(self) -> frozenset[str]:
-        """See ``Host``: what the service that is linked lacks."""
+        """See ``Host``. What OpenCode 2 lacks if its service is linked, otherwise what OpenCode 1 lacks."""
         return self.two.lacks if self.two.is_there else self.one.lacks
 
     def _of(self, session: str) -> V1Host | V2Host:
@@ -86,7 +87,7 @@ class Hosts:
         return self._of(session).about(session)
 
     async def observe(self, link: Any) -> list[str]:
-        """An OpenCode linked. Returns the sessions that it may now be asked to act on."""
+        """Handle a new link of an OpenCode. Returns the sessions on which that OpenCode may now be asked to act."""
         if registration := link.identity.service:
             return self.two.waiting_for(registration)
         await self.one.know(link)

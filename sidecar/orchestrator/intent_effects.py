@@ -19,12 +19,12 @@ CONTINUE: Final = "The process that ran you ended in the middle of your work. Lo
 
 
 def isolate(intent: Intent) -> Output:
-    """Make a worktree for an intent."""
+    """The effect that makes a worktree for an intent."""
     return effect(ISOLATE, intent.id, {"intent": intent.id, "directory": intent.directory})
 
 
 def create(intent: Intent, directory: str) -> Output:
-    """Create the session of an intent in a directory."""
+    """The effect that creates the session of an intent in a directory."""
     args = {
         "intent": intent.id,
         "title": intent.title,
@@ -37,7 +37,7 @@ def create(intent: Intent, directory: str) -> Output:
 
 
 def prompt(intent: Intent, session: str, text: str) -> Output:
-    """Prompt the session of an intent."""
+    """The effect that prompts the session of an intent."""
     model = intent.models[0] if intent.models else None
     args = {
         "session": session,
@@ -53,13 +53,15 @@ def prompt(intent: Intent, session: str, text: str) -> Output:
 
 
 def abort(intent: Intent, *, is_late: bool = False) -> Output:
-    """Stop the session of an intent. ``is_late``: OpenCode has just accepted a prompt, and is about to begin a turn."""
+    """The effect that stops the session of an intent. ``is_late``: OpenCode has just accepted a prompt and is about to
+    begin a turn."""
     args = {"session": intent.session, "directory": intent.place}
     return effect(ABORT, intent.id, args | ({"late": True} if is_late else {}))
 
 
 def collect(intent: str, worktree: dict[str, str], *, session: str | None, stop: bool) -> Output:
-    """Save the changes in a worktree, and remove it; with ``stop``, its session first."""
+    """The effect that saves the changes in a worktree and removes the worktree; with ``stop``, it first stops the
+    session."""
     about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
     return effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
 

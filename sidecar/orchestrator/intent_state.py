@@ -16,10 +16,10 @@ KEPT_ENDED: Final = 200
 
 
 KEPT_ROOTS: Final = 1000
-"""How many roots stay in the state, with what they have spent, after their intents have left it."""
+"""How many roots stay in the state, with what they have spent, after their intents were dropped from it."""
 
 LONGEST_MS: Final = 120_000
-"""A running intent is checked more often than this, so a longer gap means that the machine was asleep."""
+"""Running intents are checked more often than this, so a longer gap means that the machine was asleep."""
 
 MOST_EDITED: Final = 200
 """How many edited files of an intent are remembered."""
@@ -27,13 +27,13 @@ MOST_EDITED: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What background work may use. A limit on a root counts everything that one session started, at any depth.
+    """The limits of background work. A limit on a root counts everything that one session started, at any depth.
 
     0 means no limit, except for ``running``.
     """
 
     running: int = 4
-    """How many phantoms may run at a time; others are queued, first come, first served."""
+    """How many phantoms may run at a time; others wait in a queue, in the order in which they came."""
     per_model: Mapping[str, int] = field(default_factory=dict)
     """How many phantoms of one provider (``anthropic``) or one model (``anthropic/claude-x``) may run at a time."""
     depth: int = 20
@@ -53,7 +53,7 @@ class Limits:
     silence_ms: int = 0
     """How long a phantom may show no activity."""
     readers: frozenset[str] = frozenset()
-    """OpenCode's agents that change no files, and so need no worktree."""
+    """The OpenCode agents that change no files and therefore need no worktree."""
 
     @staticmethod
     def of(config: PhantomConfig) -> Limits:
@@ -89,7 +89,7 @@ class Spent:
 
 @dataclass(slots=True)
 class Intent:
-    """One piece of background work. ``ts`` fields are ms UTC."""
+    """One piece of background work. Times are in ms UTC."""
 
     id: str
     prompt: str
@@ -100,27 +100,27 @@ class Intent:
     state: str = "queued"
     agent: str | None = None
     models: list[str] = field(default_factory=list)
-    """The models to run it with, as ``provider/model``. After a provider's error, the next one takes over. Empty:
-    OpenCode's default."""
+    """The models for the intent, as ``provider/model``. After an error of a provider, the next model takes over. An
+    empty list means OpenCode's default."""
     model: str = ""
-    """The model that is answering, as soon as its session shows which one that is."""
+    """The model that is answering; empty until the session shows which model that is."""
     session: str | None = None
     started: int | None = None
     ended: int | None = None
     reason: str = ""
     code: str = ""
-    """Why it ended, for programs: ``timeout``, ``crash``, ``budget``, ``cancelled`` and so on."""
+    """Why the intent ended, as a code for programs: ``timeout``, ``crash``, ``budget``, ``cancelled`` and so on."""
     root: str = ""
-    """The root session that started it, at whatever depth; its own id if a person started it."""
+    """The root session that started the intent, at whatever depth; the intent's own id if a person started it."""
     depth: int = 1
     starter: str | None = None
-    """The intent whose session started it."""
+    """The intent whose session started this intent."""
     result: str = ""
     resumes: int = 0
     wall_ms: int = 0
-    """How long it may work; 0: no limit."""
+    """How long, in ms, the intent may work; 0: no limit."""
     ran_ms: int = 0
-    """How long it has worked, until ``since``."""
+    """How long, in ms, the intent has worked until ``since``."""
     since: int | None = None
     """The time up to which ``ran_ms`` is counted; ``None`` while the intent's time does not count."""
     asks: list[str] = field(default_factory=list)
@@ -128,40 +128,40 @@ class Intent:
     tokens: int = 0
     cost: float = 0.0
     max_tokens: int = 0
-    """How many tokens it may use; 0: no limit of its own."""
+    """How many tokens this intent may use; 0: no limit of its own."""
     max_cost: float = 0.0
     steps: int = 0
-    """How many times its own session has called the model for the last prompt."""
+    """How many times the intent's own session has called the model for the last prompt."""
     pid: int | None = None
-    """The OpenCode process that asked for it; the phantom gets the environment of this process."""
+    """The OpenCode process that asked for the work; the phantom gets the environment of this process."""
     prompting: bool = False
-    """True while a prompt is on its way to its session. Then an idle session does not mean that the model has
-    answered."""
+    """True while a prompt is on its way to the intent's session. Meanwhile, an idle session does not mean that the
+    model has answered."""
     fell_back: int | None = None
-    """When the next model took over."""
+    """The time when the next model took over."""
     checked: int | None = None
-    """When its session was last checked."""
+    """The time when the intent's session was last checked."""
     isolation: str = "shared"
-    """``worktree``: it edits a git worktree of its own; ``auto``: if there is a git repository and its agent may write;
-    ``shared``: it edits ``directory``."""
+    """``worktree``: the intent edits its own git worktree; ``shared``: the intent edits ``directory``; ``auto``: a
+    worktree if there is a git repository and the agent may write files, otherwise shared."""
     worktree: dict[str, str] = field(default_factory=dict)
     """The intent's worktree: ``directory`` of the session, ``root``, and ``base``, the commit that it began with."""
     ending: dict[str, Any] = field(default_factory=dict)
-    """How it will end once its changes are saved: ``type`` and ``about``."""
+    """How the intent will end once its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
-    """What it changed in its worktree: ``ref``, ``files``, ``count``, ``diff``; or ``error``."""
+    """What the intent changed in its worktree: ``ref``, ``files``, ``count``, ``diff``; or ``error``."""
     wake: bool = True
-    """Whether the parent's model answers the result."""
+    """Whether the parent's model should answer the message with the result."""
     applied: int | None = None
-    """When a person applied its changes."""
+    """The time when a person applied the intent's changes."""
     edited: list[str] = field(default_factory=list)
-    """The user's files that it edited, at most ``MOST_EDITED``; none if it has a worktree."""
+    """The user's files that the intent edited, at most ``MOST_EDITED``; empty if the intent has a worktree."""
     overlaps: dict[str, str] = field(default_factory=dict)
-    """Edited files that another agent also changed while it ran → that agent's intent or session."""
+    """By edited file that another agent also changed in the meantime: that agent's intent or session."""
 
     @property
     def place(self) -> str:
-        """The directory of its session."""
+        """The directory of the intent's session."""
         return self.worktree.get("directory") or self.directory
 
     @property
@@ -176,12 +176,12 @@ class Intent:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its session must no longer work, because the intent was cancelled or has failed."""
+        """Whether the intent's session must no longer work, because the intent was cancelled or has failed."""
         ending = self.state == "finishing" and self.ending["type"] != "intent.completed"
         return ending or self.state in ("cancelling", "cancelled", "failed")
 
     def ran(self, now: int) -> int:
-        """How long it has worked, in ms."""
+        """How long the intent has worked, in ms."""
         return self.ran_ms if self.since is None else self.ran_ms + min(max(now - self.since, 0), LONGEST_MS)
 
 
@@ -195,15 +195,15 @@ class Notice:
     state: str = "queued"
     intent: str | None = None
     key: str = ""
-    """Marks the message that carries it."""
+    """The key that marks the message with this notice."""
     sent: int | None = None
     failures: int = 0
     due: int | None = None
-    """When it is sent again after a failure, in ms UTC."""
+    """The time, in ms UTC, when the notice is sent again after a failure."""
     call: str = ""
     """The tool call that returned the notice's content."""
     wake: bool = True
-    """Whether the model should answer it."""
+    """Whether the model should answer the notice."""
 
 
 @dataclass(slots=True)
@@ -213,9 +213,9 @@ class State:
     intents: dict[str, Intent] = field(default_factory=dict)
     notices: dict[str, Notice] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
-    """Phantom session → intent."""
+    """Maps a phantom session to its intent."""
     children: dict[str, str] = field(default_factory=dict)
-    """Session that OpenCode's own task tool started in a phantom, at any depth → the phantom's intent."""
+    """Maps a session that OpenCode's own task tool started in a phantom, at any depth, to the phantom's intent."""
     nudged: dict[str, bool] = field(default_factory=dict)
     """Parents that became idle while a message was on its way."""
     spent: dict[str, Spent] = field(default_factory=dict)
@@ -228,15 +228,16 @@ class State:
         return [intent for intent in self.intents.values() if intent.state not in ENDED]
 
     def working(self, session: str) -> Intent | None:
-        """The intent that a session works for: the session is the phantom's own, or one that its task tool started."""
+        """The intent that a session works for. The session is the phantom itself, or was started by the phantom's task
+        tool."""
         return self.intents.get(self.sessions.get(session) or self.children.get(session, ""))
 
     def sharing(self, file: str) -> list[Intent]:
-        """The unfinished intents that edited this file of the user."""
+        """The unfinished intents that edited this file, which is one of the user's files."""
         return [intent for intent in self.unfinished() if file in intent.edited]
 
     def line(self, intent: Intent) -> list[Intent]:
-        """An intent, the intent that started it, and so on up to the first."""
+        """An intent, the intent that started it, and so on, up to the first intent."""
         found: list[Intent] = []
         above: Intent | None = intent
         while above is not None and above not in found:
@@ -247,7 +248,7 @@ class State:
     # --- remembering ---
 
     def fold(self, type_: str, payload: Mapping[str, Any]) -> None:
-        """Change the state by one event of the agent."""
+        """Apply one event of the agent to the state."""
         if type_ in ("intent.created", "intent.refused"):
             self._add(type_, payload)
         elif type_ == "notice.queued":
@@ -281,7 +282,7 @@ class State:
         self._tidy()
 
     def _resume(self, payload: Mapping[str, Any]) -> None:
-        """A sidecar has started. The time before that does not count, because no sidecar was running."""
+        """Handle the start of a sidecar. The time before does not count, because no sidecar was running."""
         for intent in self.unfinished():
             intent.since = payload.get("ts") if intent.since is not None else None
 
@@ -300,7 +301,7 @@ class State:
             self._count(each, payload["ts"])
 
     def _count(self, intent: Intent, now: int) -> None:
-        """Add the time since it was last counted."""
+        """Add the time that has passed since the intent's time was last counted."""
         added = intent.ran(now) - intent.ran_ms
         intent.ran_ms += added
         if (spent := self.spent.get(intent.root)) is not None:
@@ -427,11 +428,11 @@ _GIVEN: Final = {
     "max_tokens": "tokens",
     "max_cost": "cost",
 }
-"""What makes two registrations the same work, each with the name of the argument."""
+"""The values that must be equal for two registrations to be the same work, each with the name of its argument."""
 
 
 def differences(intent: Intent, payload: Mapping[str, Any]) -> list[str]:
-    """The arguments in which a registration is other work than an intent. Title and isolation do not count."""
+    """The arguments in which a registration differs from an intent. Title and isolation do not count."""
     other = intent_of({**payload, "ts": intent.created})
     found = [name for key, name in _GIVEN.items() if getattr(intent, key) != getattr(other, key)]
     # The intent no longer lists the models that have failed, so compare only the remaining ones.
@@ -451,12 +452,12 @@ def notice_of(payload: Mapping[str, Any]) -> Notice:
 
 
 def spent_by(state: State, root: str) -> dict[str, Any]:
-    """What a root has used, as ``intents --json`` and ``top --json`` print it; ``ran`` is ms."""
+    """What a root has used, in the form that ``intents --json`` and ``top --json`` print; ``ran`` is in ms."""
     spent = state.spent.get(root, Spent())
     used = {"sessions": spent.sessions, "tokens": spent.tokens, "cost": spent.cost, "ran": spent.ran_ms}
     return {"root": root, **used}
 
 
 def as_row(intent: Intent) -> dict[str, Any]:
-    """An intent as ``intents --json`` prints it."""
+    """An intent in the form that ``intents --json`` prints."""
     return {**asdict(intent), "place": intent.place}

@@ -14,7 +14,7 @@ SHOWN_FILES: Final = 20
 
 
 def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
-    """The message for an intent that ended in this state; ``about`` is the rest of its last event."""
+    """The message for an intent that ended in this state; ``about`` has the other fields of the intent's last event."""
     reason, result = str(about.get("reason", "")), str(about.get("result") or intent.result)
     head = f'<background-agent id="{intent.id}" state="{state}" title="{intent.title}">'
     body = (result or "(it gave no answer)") if state == "completed" else f"{reason}\n{result}".strip()
@@ -23,7 +23,7 @@ def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
 
 
 def overlap_text(intent: Intent) -> list[str]:
-    """A warning for each file that another agent also changed; empty if there is none."""
+    """A warning for each file that another agent also changed; empty if there is no such file."""
     shown = list(intent.overlaps.items())[:SHOWN_FILES]
     return [f"Warning: {by} changed {file}, too, while it ran. Check this file." for file, by in shown]
 

@@ -1,8 +1,8 @@
 """The built-in agent ``intents``: registers intents, runs each in a phantom session, and reports to the parent. Pure.
 
-It decides; effects act (``effects.py``). Its inputs are commands (``intent.register``,
-``intent.cancel``, ``notify``, ``tick``, ``host.ready``), the results of its effects, and
-what capture records of the sessions that it knows.
+The agent decides, and effects act (``effects.py``). The agent's inputs are commands (``intent.register``,
+``intent.cancel``, ``notify``, ``tick``, ``host.ready``), the results of its effects, and what capture records about the
+sessions that the agent knows.
 
 An intent's events have its id as ``payload.intent``; a notice's events have its id as ``payload.notice``.
 """
@@ -31,16 +31,16 @@ MAX_RESULT: Final = 16 * 1024
 whole result."""
 
 MAX_REASON: Final = 500
-"""Maximum length of the error that an intent keeps, in characters. The log has all of it."""
+"""Maximum length of the error that an intent keeps, in characters. The log has the whole error."""
 
 ECHO_MS: Final = 2_000
-"""OpenCode 1 reports the error of a refused prompt twice within this time."""
+"""Within this many ms, OpenCode 1 reports the error of a refused prompt twice."""
 
 MAX_RESUMES: Final = 5
 """How many times an intent whose OpenCode died is resumed before it fails."""
 
 ANSWERED: Final = ("stop", "length")
-"""The finish reasons of a turn's last call of the model."""
+"""The finish reasons of the last model call in a turn."""
 
 MAX_STOPS: Final = 20
 """Maximum number of intents that one input stops. The next tick, which follows at once, stops more."""
@@ -49,7 +49,7 @@ _STATE: Final = TypeAdapter(State)
 
 
 class IntentAgent:
-    """An ``Agent``. It first decides what an input means, then what may start or must stop."""
+    """An ``Agent``. The agent first decides what an input means, then what may start or must stop."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
@@ -80,7 +80,7 @@ class IntentAgent:
 
     @property
     def begins_anywhere(self) -> bool:
-        """See ``Agent``: it reacts only to what it began itself."""
+        """See ``Agent``. True, because the agent reacts only to work that it began itself."""
         return True
 
     def health(self) -> HealthStatus:
@@ -122,7 +122,7 @@ class IntentAgent:
     def _follow(self, outputs: list[Output], ts: int) -> list[Output]:
         """Stop whatever must stop, deliver whatever was queued, and start whatever may start.
 
-        Folds each output into this copy's state.
+        Each output is folded into the state of this copy of the agent.
         """
         more: list[Output] = []
 
@@ -214,7 +214,8 @@ class IntentAgent:
         return [starting, asked.create(intent, intent.directory)]
 
     def _isolated(self, intent: Intent, error: str, found: Any, ts: int) -> list[Output]:
-        """The worktree exists, or it cannot be created and the intent edits the user's files if it may."""
+        """Handle the result of creating a worktree. If that failed, the intent edits the user's files, if it is allowed
+        to."""
         if intent.state != "starting" or intent.session is not None:
             return []
         if not isinstance(found, dict) or (not found and intent.isolation == "worktree"):
@@ -231,7 +232,7 @@ class IntentAgent:
         return self._stop(intent, event.ts, Doom("intent.cancelled", reason, "cancelled"))
 
     def _applied(self, event: StreamEvent) -> list[Output]:
-        """A person applied the changes in an intent's worktree."""
+        """Handle that a person applied the changes in an intent's worktree."""
         intent = self.data.intents.get(event.payload.get("intent", ""))
         if intent is None or intent.applied is not None:
             return []
@@ -248,7 +249,8 @@ class IntentAgent:
         return [*outputs, *notices.unseen(self.data, now), *notices.again(self.data, now)]
 
     def _resume(self, event: StreamEvent) -> list[Output]:
-        """A sidecar has started. Check every session that was at work, and everything that is waiting for a host."""
+        """Handle the start of a sidecar: check every session that was at work, and everything that is waiting for a
+        host."""
         active = [intent.id for intent in self.data.intents.values() if intent.state not in ENDED]
         outputs = [Output("resume", {"intents": active, "ts": event.ts})] if active else []
         for intent in watch.checkable(self.data):
@@ -264,7 +266,7 @@ class IntentAgent:
         return outputs
 
     def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
-        """Handles the result of checking a session, if the log does not say it.
+        """Handle the result of checking a session, unless the log already shows that result.
 
         A check from before a resume is ignored.
         """
@@ -360,9 +362,10 @@ class IntentAgent:
         return self._end(intent, "intent.failed", event.ts, reason=reason, code=code)
 
     def _prompt_refused(self, event: StreamEvent) -> list[Output]:
-        """OpenCode took a prompt and then refused it, such as for an unknown model or agent: no turn follows.
+        """Handle that OpenCode accepted a prompt and then refused it, for example for an unknown model, so that no turn
+        follows.
 
-        It reports the error twice. The second report may come when the next model was asked.
+        OpenCode reports the error twice. The second report may come after the next model was prompted.
         """
         session = str(event.payload.get("session"))
         intent = self.data.intents.get(self.data.sessions.get(session, ""))
@@ -373,7 +376,7 @@ class IntentAgent:
         return self._erred(intent, session, event.payload.get("reason"), event.ts)
 
     def _erred(self, intent: Intent, session: str, said: Any, ts: int) -> list[Output]:
-        """The next model takes over after an error; without one the intent has failed."""
+        """Let the next model take over after an error; without a next model, the intent has failed."""
         if len(intent.models) > 1:
             fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], "ts": ts})
             args = {**asked.prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}
@@ -382,7 +385,7 @@ class IntentAgent:
         return self._end(intent, "intent.failed", ts, reason=reason, code="error")
 
     def _interrupted(self, intent: Intent, session: str, ts: int, text: str = CONTINUE) -> list[Output]:
-        """Prompt the session again, unless a prompt is on its way or its OpenCode died too often."""
+        """Prompt the session again, unless a prompt is already on its way or OpenCode has died too often."""
         if intent.state == "resuming" and intent.prompting:
             return []
         if intent.resumes >= MAX_RESUMES:
@@ -392,7 +395,8 @@ class IntentAgent:
         return [interrupted, asked.prompt(intent, session, text)]
 
     def _answered_by(self, event: StreamEvent) -> list[Output]:
-        """A message in a phantom's session says which model answers it: the agent may have one of its own."""
+        """Remember which model answers a message in a phantom's session, because an OpenCode agent may have its own
+        model."""
         intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
         known = event.payload.get("model")
         if intent is None or not isinstance(known, dict) or not (known.get("provider") and known.get("model")):

@@ -10,18 +10,18 @@ MEANINGS: Final = {
     "toasts": "OpenCode shows no toast when background work starts or ends",
     "worktree_children": "background sessions with a worktree are listed next to the session that started them",
 }
-"""Everything that a host may lack, and what the user notices of it."""
+"""Everything that a host may lack, and what that means for the user."""
 
 ONE: Final[frozenset[str]] = frozenset()
 TWO: Final = frozenset({"children", "reasons", "toasts"})
 """What preview next-16350 lacks. Measured by ``tests/real/host_contract.py``."""
 RELEASED: Final = frozenset({"toasts", "worktree_children"})
-"""What the released versions of OpenCode 2 lack. This was read in their source, because no program was available to
-try."""
+"""What the released versions of OpenCode 2 lack. These entries come from the source, because no program was available
+to try."""
 
 
 def lacks_of(version: str) -> frozenset[str]:
-    """What the host of an OpenCode lacks. A preview of OpenCode 2 has a version that begins with ``0.0.0-``."""
+    """What a version of OpenCode lacks. The version of an OpenCode 2 preview begins with ``0.0.0-``."""
     if version.startswith("0.0.0-"):
         return TWO
     return ONE if version.partition(".")[0] in ("0", "1") else RELEASED

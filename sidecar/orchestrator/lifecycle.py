@@ -50,8 +50,9 @@ INTENT: Final[dict[str, dict[str, str]]] = {
     "cancelled": {},
     "refused": {},
 }
-"""``queued``: waiting for a free place. ``resuming``: its OpenCode ended, and the same session is prompted again.
-``finishing``: the changes in its worktree are being saved. ``refused``: a limit forbade it."""
+"""The transitions of an intent. ``queued``: waiting for a free place. ``resuming``: OpenCode ended, and the same
+session is being prompted again. ``finishing``: the changes in the worktree are being saved. ``refused``: a limit
+forbade the intent."""
 
 NOTICE: Final[dict[str, dict[str, str]]] = {
     "queued": {"notice.sending": "sending", "notice.returned": "returned", "notice.observed": "observed"},
@@ -73,7 +74,7 @@ is ``observed``.
 
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "refused"})
 ACTIVE: Final = frozenset({"starting", "running", "resuming", "cancelling", "finishing"})
-"""States that take one of the places of ``[phantom] max_running``."""
+"""The states in which an intent counts towards ``[phantom] max_running``."""
 WORKING: Final = frozenset({"running", "resuming"})
 
 

@@ -12,10 +12,11 @@ from streams.event import StreamEvent
 WAKE: Final = "opencode.wake"
 
 UNSEEN_MS: Final = 60_000
-"""If a sent message has not been observed for this long, the agent looks for it and sends it again if it is missing."""
+"""If a sent message has not been observed for this many ms, the message is looked for and, if it is missing, sent
+again."""
 
 AGAIN_MS: Final = 60_000
-"""How long after a failed attempt a message is sent again. The pause doubles with each further failure."""
+"""How long, in ms, after a failed attempt a message is sent again. The pause doubles with each further failure."""
 
 LONGEST_AGAIN_MS: Final = 3_600_000
 
@@ -49,7 +50,7 @@ def deliver(state: State, session: str) -> list[Output]:
 
 
 def deliver_to(state: State, sessions: Any) -> list[Output]:
-    """Send what is waiting for these sessions, because their OpenCode has appeared."""
+    """Send what is waiting for these sessions, because an OpenCode that can reach the sessions has appeared."""
     waiting = {n.session for n in state.notices.values() if n.state == "queued"}
     return [output for session in sorted(waiting & set(sessions)) for output in deliver(state, session)]
 
@@ -66,7 +67,7 @@ def to_deliver(state: State, said: list[Output]) -> list[str]:
 
 
 def turn_ended(state: State, session: str) -> list[Output]:
-    """A user's session became idle."""
+    """Handle that a user's session became idle."""
     waiting = [n for n in state.notices.values() if n.session == session and n.state in ("queued", "sending")]
     if any(n.state == "sending" for n in waiting):
         return [Output("notice.nudged", {"session": session})]
@@ -74,7 +75,7 @@ def turn_ended(state: State, session: str) -> list[Output]:
 
 
 def woken(state: State, event: StreamEvent, session: str, result: dict[str, Any]) -> list[Output]:
-    """The effect ``opencode.wake`` ended."""
+    """Handle the result of the effect ``opencode.wake``."""
     sending = [n for n in state.notices.values() if n.session == session and n.state == "sending"]
     if result.get("status") == "sent":
         return [Output("notice.sent", {"notice": n.id, "ts": event.ts}) for n in sending]
@@ -94,7 +95,7 @@ def _pause(failures: int) -> int:
 
 
 def seen(state: State, event: StreamEvent) -> list[Output]:
-    """A message in a session carries one of our keys, so its notice has arrived."""
+    """Handle a message in a session that carries the key of a notice, so the notice has arrived."""
     parts = event.payload.get("parts")
     # OpenCode 1 keeps our mark in a part of the message, and OpenCode 2 keeps it in the message itself.
     marked = [event.payload, *(parts if isinstance(parts, list) else [])]
@@ -108,7 +109,7 @@ def seen(state: State, event: StreamEvent) -> list[Output]:
 
 
 def returned(state: State, event: StreamEvent) -> list[Output]:
-    """The command ``notice.told``: a tool call of the notice's session returned the notice's content."""
+    """Handle the command ``notice.told``: a tool call of the notice's session returned the notice's content."""
     given = event.payload
     notice = state.notices.get(given["notice"])
     if notice is None or notice.session != given["session"] or notice.state not in ("queued", "sending"):
@@ -117,7 +118,7 @@ def returned(state: State, event: StreamEvent) -> list[Output]:
 
 
 def kept(state: State, event: StreamEvent) -> list[Output]:
-    """OpenCode has saved or lost the result of a tool call, and that result may be a notice's content."""
+    """Handle that OpenCode has saved or lost the result of a tool call, which may be the content of a notice."""
     session, call = str(event.payload.get("session")), event.payload.get("call")
     found = [n for n in _returned(state, session) if n.call == call]
     if loses_result(event):
@@ -128,7 +129,8 @@ def kept(state: State, event: StreamEvent) -> list[Output]:
 
 
 def over(state: State, event: StreamEvent) -> list[Output]:
-    """A turn ended. The session's history has what its calls returned, unless OpenCode ended before it saved that."""
+    """Handle the end of a turn. The session's history has the results of the turn's calls, unless OpenCode ended before
+    it saved them."""
     session, outcome = str(event.payload.get("session")), event.payload.get("outcome")
     if outcome == "continued":
         return []
@@ -155,7 +157,7 @@ def again(state: State, now: int) -> list[Output]:
 
 
 def deadlines(state: State) -> list[int]:
-    """When ``unseen`` or ``again`` has something to do, in ms UTC."""
+    """The times, in ms UTC, when ``unseen`` or ``again`` has something to do."""
     on_its_way = {n.session for n in state.notices.values() if n.state in ("sending", "sent")}
     due = [n.due for n in state.notices.values() if n.due is not None and n.session not in on_its_way]
     return due + [n.sent + UNSEEN_MS for n in _sent(state) if n.sent is not None]

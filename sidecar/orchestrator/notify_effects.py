@@ -1,4 +1,4 @@
-"""The effects that reach a person, or bring a person's answer to OpenCode.
+"""The effects that notify a person or bring a person's answer to OpenCode.
 
 ``opencode.toast`` and ``notify.send`` are at-least-once: nobody can ask a screen or a phone whether a message arrived,
 so after an interrupted attempt the message is sent again. ``opencode.answer`` takes effect once: OpenCode accepts the
@@ -33,7 +33,7 @@ class Answering(Host, Protocol):
 
 
 class Toast:
-    """``opencode.toast``. Result: ``{"shown": bool}``."""
+    """``opencode.toast``: shows a toast in OpenCode. Result: ``{"shown": bool}``."""
 
     effect_class: EffectClass = "idempotent"
 
@@ -51,7 +51,7 @@ class Toast:
 
 
 class Answer:
-    """``opencode.answer``. Result: ``{"status": "answered" | "gone"}``."""
+    """``opencode.answer``: answers an ask of OpenCode. Result: ``{"status": "answered" | "gone"}``."""
 
     effect_class: EffectClass = "idempotent"
 
@@ -64,14 +64,14 @@ class Answer:
         return {"status": await self._host.answer(args["session"], args["request"], args["kind"], args["answer"])}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``: a second answer is refused, and then the captured events show how the request was
+        """See ``EffectKind``. OpenCode refuses a second answer, and the captured events then show how the request was
         answered.
         """
         return NotDone()
 
 
 class Send:
-    """``notify.send``: a message on a channel to a person. Result: ``{"channel": name}``."""
+    """``notify.send``: sends a message on a channel to a person. Result: ``{"channel": name}``."""
 
     effect_class: EffectClass = "idempotent"
 
@@ -94,5 +94,6 @@ class Send:
 def notify_kinds(
     host: Answering, channels: Channels, link: Callable[[str], str | None] = lambda checkpoint: None
 ) -> Mapping[str, EffectKind]:
-    """The effects, over a host and the configured channels. ``link`` makes the link that answers a checkpoint."""
+    """The effects, carried out on ``host`` and the configured channels. ``link`` makes the link that answers a
+    checkpoint."""
     return {TOAST: Toast(host), ANSWER: Answer(host), SEND: Send(channels, link)}

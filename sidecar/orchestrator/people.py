@@ -1,4 +1,5 @@
-"""Questions and signals between a person and a model, over the agents ``checkpoints``, ``alerts`` and ``signals``."""
+"""Questions and signals between a person and a model, through the agents ``checkpoints``, ``alerts`` and
+``signals``."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from sidecar.runtime.runtime import Runtime
 from streams.identity import Identity
 
 ANSWER_SECONDS: Final = 25.0
-"""How long an answer may take to reach OpenCode, including all attempts."""
+"""How many seconds an answer may take to reach OpenCode, including all attempts."""
 
 TOAST_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
@@ -42,7 +43,7 @@ _LOOK_SECONDS: Final = 0.05
 class AnswerArgs(Args):
     """See ``People.answer``."""
 
-    checkpoint: str = Field(min_length=1, max_length=200, description="its id, or a unique prefix of it")
+    checkpoint: str = Field(min_length=1, max_length=200, description="the checkpoint's id, or a unique prefix of it")
     answer: list[str] = Field(
         min_length=1,
         max_length=50,
@@ -64,7 +65,8 @@ class SignalArgs(Args):
 
 
 class People:
-    """``start`` it with the runtime; then ``keep_time`` often."""
+    """The part of the orchestration that talks to people. Call ``start`` with the runtime, and then ``keep_time``
+    often."""
 
     def __init__(self, home: Home, config: NotifyConfig, identity: Identity, host: Answering) -> None:
         self._home, self._identity = home, identity
@@ -82,7 +84,7 @@ class People:
         self.kinds: Mapping[str, EffectKind] = notify_kinds(host, self.channels, self.page.link)
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
-        """Checkpoints that a call in this process is waiting for."""
+        """The checkpoints for which a call in this process is waiting, and how many calls are waiting for each."""
 
     @property
     def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
@@ -98,7 +100,7 @@ class People:
         await self.page.start(stack)
 
     def owes(self) -> bool:
-        """Whether a person should get a message, or may still use the link in an earlier one."""
+        """Whether a person should get a message, or may still use the link in an earlier message."""
         waits = self.page.is_on and any(c.state not in CLOSED for c in self.checkpoints.data.checkpoints.values())
         return waits or self.alerts.deadline() is not None
 
@@ -116,7 +118,7 @@ class People:
     # --- tools ---
 
     async def notify(self, session: str, args: NotifyArgs, context: Mapping[str, Any]) -> str:
-        """``notify_user``: raise an alert; say where it was shown."""
+        """The tool ``notify_user``: raise an alert, and say where it was shown."""
         call = f"{session}:{context.get('messageID')}:{context.get('callID')}"
         identifier = f"alr_{sha256(call.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
         payload = {
@@ -136,7 +138,8 @@ class People:
         return "Nobody could be told now: no OpenCode shows this session. `durable-stream notices` lists it."
 
     async def ask(self, session: str, args: AskArgs, call: str = "", seconds: float = 600.0) -> str:
-        """``checkpoint_ask``: ask, and wait for a while. ``call`` is OpenCode's id of the tool call."""
+        """The tool ``checkpoint_ask``: ask, and wait for the answer for a while. ``call`` is OpenCode's id of the tool
+        call."""
         identifier, number = "", 0
         known: Checkpoint | None = None
         while not identifier or (known is not None and known.told):
@@ -155,14 +158,14 @@ class People:
         return await self._await_answer(identifier, payload, call, seconds)
 
     async def wait_for_checkpoint(self, given: str, call: str, seconds: float) -> str:
-        """``wait_for`` with the id of a checkpoint."""
+        """The tool ``wait_for`` with the id of a checkpoint."""
         found = [c.id for c in self.checkpoints.data.checkpoints.values() if c.id.startswith(given)]
         if len(found) != 1:
             raise RequestError("no-checkpoint", f"no checkpoint has the id {given[:40]!a}")
         return await self._await_answer(found[0], {"checkpoint": found[0]}, call, seconds)
 
     async def wait_for_signal(self, name: str, session: str, seconds: float) -> str:
-        """``wait_for`` with the name of a signal. A signal that came before the call counts."""
+        """The tool ``wait_for`` with the name of a signal. A signal that came before the call counts, too."""
         if await until(lambda: name in self.signals.data.signals, seconds):
             signal = self.signals.data.signals[name]
             age = max(self._identity.now_ms() - signal.raised, 0) // 1000
@@ -175,7 +178,7 @@ class People:
         return f"{later}, or end your turn: the signal will come as a message."
 
     async def read(self, args: ReadArgs, directory: str) -> str:
-        """``stream_read``."""
+        """The tool ``stream_read``."""
         return await read_lines(open_reader(self._home.store_path), directory, args.stream, args.last)
 
     async def _await_answer(self, identifier: str, payload: dict[str, Any], call: str, seconds: float) -> str:
@@ -218,7 +221,7 @@ class People:
     # --- requests ---
 
     def register(self, requests: Requests) -> None:
-        """Add its requests to the table."""
+        """Add the requests of this class to the table."""
         requests.register("checkpoints", NoArgs, self._listed, "`checkpoints`, oldest first")
         requests.register("checkpoint_answer", AnswerArgs, self.answer, "the checkpoint")
         requests.register("signal", SignalArgs, self.signal, "`name`, `count`")
@@ -276,13 +279,13 @@ class People:
         return as_row(known)
 
     async def signal(self, args: SignalArgs) -> dict[str, Any]:
-        """Raise a signal. It is durable when this returns."""
+        """Raise a signal. The signal is durable when this method returns."""
         key = args.key or self._identity.ulid()
         await self._command(signals.NAME, f"signal:{key}", "signal", {"name": args.name, "payload": args.payload})
         return {"name": args.name, "count": self.signals.data.signals[args.name].count}
 
     async def test(self, args: NoArgs) -> dict[str, Any]:
-        """Send a test message to every configured channel, at once and only once."""
+        """Send a test message to every configured channel, immediately and only once."""
         found = []
         for channel in self.channels.names:
             error = ""
@@ -328,7 +331,7 @@ def _check_answer(known: Checkpoint, answer: list[str]) -> None:
 
 
 async def until(condition: Callable[[], Any], seconds: float) -> bool:
-    """Wait until ``condition`` holds; false if that took too long."""
+    """Wait until ``condition()`` is true; return false if that did not happen within ``seconds``."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not condition():

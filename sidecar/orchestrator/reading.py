@@ -17,7 +17,7 @@ from streams.store import StreamReader
 
 
 async def read_intents(reader: StreamReader) -> State:
-    """Fold the stream of the agent ``intents``; empty if there is none yet."""
+    """Fold the stream of the agent ``intents``; the state is empty if there is no such stream yet."""
     agent = IntentAgent()
     async for event in _outputs(reader, NAME):
         agent.apply(event)
@@ -34,7 +34,8 @@ async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
 
 
 async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
-    """Every checkpoint, oldest first: those that the agent ``checkpoints`` knows, and those of all other sessions."""
+    """Every checkpoint, oldest first: the checkpoints that the agent ``checkpoints`` knows, and the asks of all other
+    sessions."""
     agent = CheckpointAgent()
     async for event in _outputs(reader, checkpoints.NAME):
         agent.apply(event)
@@ -54,7 +55,7 @@ async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
 async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
     """Every notice and alert, oldest first, with the times of its states and the channels that were used.
 
-    ``kind`` is ``wake`` for a message to a session's model, ``alert`` for a person.
+    ``kind`` is ``wake`` for a message to a session's model, and ``alert`` for a message to a person.
     """
     rows: dict[str, dict[str, Any]] = {}
     async for event in _outputs(reader, NAME):
@@ -126,7 +127,7 @@ def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
 
 
 async def _outputs(reader: StreamReader, agent: str) -> AsyncIterator[StreamEvent]:
-    """What an agent decided, oldest first."""
+    """The events that an agent returned, oldest first."""
     async for record in reader.read(agent_stream(agent)):
         if record.event.metadata.get("role") in APPLIED:
             yield record.event

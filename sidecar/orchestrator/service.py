@@ -57,7 +57,7 @@ log = logging.getLogger("sidecar.orchestrator")
 
 DEFAULT_MINUTES: Final = 60.0
 IDLE_STOP_SECONDS: Final = 120.0
-"""How long the headless OpenCode keeps running without work."""
+"""How many seconds the headless OpenCode keeps running without work."""
 
 _TICK_SECONDS: Final = 1.0
 
@@ -73,7 +73,7 @@ class RegisterArgs(Args):
     models: list[str] = Field(
         default=[], description="a list of `provider/model`, of which the next model is used after a provider error"
     )
-    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how long the work may run")
+    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how many minutes the work may run")
     tokens: int = Field(default=0, ge=0, description="how many tokens the work may use (0: no limit for this work)")
     cost: float = Field(default=0.0, ge=0, description="how many dollars the work may cost (0: no limit for this work)")
     isolation: Literal["auto", "worktree", "shared"] | None = Field(
@@ -87,11 +87,11 @@ class RegisterArgs(Args):
 class IntentArgs(Args):
     """A request about one intent."""
 
-    intent: str = Field(max_length=100, description="its id, or a unique prefix of it")
+    intent: str = Field(max_length=100, description="the intent's id, or a unique prefix of it")
 
 
 def write_tools(home: Home, wanted: bool) -> None:
-    """Tell plugins that load from now on which tools to register.
+    """Write the file that tells plugins, from their next load on, which tools to register.
 
     If the file cannot be written, only the tools are missing.
     """
@@ -156,7 +156,7 @@ class DurableStream:
 
     @property
     def data(self) -> Any:
-        """The agent's state."""
+        """The state of the agent ``intents``."""
         return self.agent.data
 
     # --- life ---
@@ -217,7 +217,8 @@ class DurableStream:
     # --- seed 004: observe, register_intent, resume ---
 
     async def observe(self, link: Any) -> None:
-        """An OpenCode linked: deliver what waits for its sessions, and see whether work in them has stopped."""
+        """Handle a new link of an OpenCode: deliver what is waiting for its sessions, and check whether work in these
+        sessions has stopped."""
         sessions = await self.host.observe(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
         at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
@@ -226,7 +227,7 @@ class DurableStream:
             await self.tell("host.ready", f"host:{self._identity.ulid()}", {"sessions": wanted})
 
     async def resume(self) -> None:
-        """Go on with the work that earlier processes left: check every session that was at work.
+        """Continue the work that earlier processes left unfinished: check every session that was at work.
 
         Other agents get the event ``resume`` with the ids of these ``intents``. Without such work, nothing happens.
         """
@@ -237,7 +238,8 @@ class DurableStream:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.
 
         Raises:
-            InputRefused, AgentFailed, StreamError: nothing was registered; ``key-conflict``: the key is of other work.
+            InputRefused, AgentFailed, StreamError: nothing was registered. The code ``key-conflict`` means that the key
+                was already used for different work.
         """
         assert self._runtime is not None
         key = given.key or self._identity.ulid()
@@ -277,7 +279,8 @@ class DurableStream:
         return found
 
     def _above(self, session: str | None) -> list[str]:
-        """A session and its ancestors, nearest first, because a phantom's own child may start work, too."""
+        """A session and its ancestors, nearest first. The ancestors matter because a child session of a phantom may
+        start work, too."""
         found: list[str] = []
         while session is not None and session not in found:
             found.append(session)
@@ -290,10 +293,10 @@ class DurableStream:
         return known.root if known is not None else session
 
     def find(self, given: str) -> Intent:
-        """The intent that has this id, or whose id begins with it.
+        """The intent whose id is, or begins with, ``given``.
 
         Raises:
-            RequestError: no intent's id begins with it, or several do.
+            RequestError: no intent has an id that begins with ``given``, or several have.
         """
         found = [intent for intent in self.data.intents.values() if intent.id.startswith(given)]
         if len(found) != 1:
@@ -316,7 +319,7 @@ class DurableStream:
     # --- requests ---
 
     def register(self, requests: Requests) -> None:
-        """Add its requests to the table."""
+        """Add the requests of this class to the table."""
         requests.register("spawn", RegisterArgs, self._request_spawn, "the intent: `id`, `state`, …")
         requests.register("intents", NoArgs, self._request_intents, "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", IntentArgs, self._request_cancel, "the intent")
@@ -349,7 +352,7 @@ class DurableStream:
         return self.status()
 
     def _session(self, given: str) -> str:
-        """The id of a recorded session, which a unique beginning or end of it names, too."""
+        """The id of a recorded session; ``given`` is the id, or a unique beginning or end of it."""
         known = self._state.sessions
         found = (
             [given] if given in known else [each for each in known if each.startswith(given) or each.endswith(given)]

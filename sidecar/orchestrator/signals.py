@@ -22,15 +22,15 @@ SIGNAL: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 """The names that a signal may have."""
 
 KEPT: Final = 500
-"""How many signals are remembered, the latest of each name; the log has them all."""
+"""How many signals are remembered, only the latest of each name; the log has all signals."""
 
 MAX_PAYLOAD: Final = 4000
-"""Maximum length of a payload as a model reads it, in characters."""
+"""Maximum length, in characters, of a payload in the form in which a model reads it."""
 
 
 @dataclass(slots=True)
 class Signal:
-    """The latest signal of a name."""
+    """The latest signal with a name."""
 
     name: str
     payload: Any
@@ -44,7 +44,7 @@ class State:
 
     signals: dict[str, Signal] = field(default_factory=dict)
     awaited: dict[str, list[str]] = field(default_factory=dict)
-    """Name → the sessions that get the next signal of this name as a message."""
+    """By signal name, the sessions that get the next signal with this name as a message."""
 
 
 _STATE: Final = TypeAdapter(State)
@@ -63,7 +63,7 @@ class SignalAgent:
 
     @property
     def events(self) -> tuple[str, ...]:
-        """See ``Agent``: only commands."""
+        """See ``Agent``. Empty, because this agent receives only commands."""
         return ()
 
     @property
@@ -119,7 +119,7 @@ def _bound(known: dict[str, Any]) -> None:
 
 
 def as_json(payload: Any) -> str:
-    """A payload as a model reads it."""
+    """A payload in the form in which a model reads it."""
     return json.dumps(payload, ensure_ascii=False)
 
 

@@ -14,13 +14,13 @@ from streams.store import Record
 
 MAX_LINE: Final = 400
 MAX_CHARACTERS: Final = 16_000
-"""Maximum length of an answer, in characters; the oldest lines are dropped first."""
+"""Maximum length of an answer, in characters. From a longer answer, the oldest lines are dropped."""
 
 __all__ = ["open_reader", "read_lines"]
 
 
 async def read_lines(reader: LogReader, directory: str, given: str, last: int) -> str:
-    """The last ``last`` lines of a stream or child session, as ``durable-stream log`` prints them into a pipe.
+    """The last ``last`` lines of a stream or child session, in the form that ``durable-stream log`` prints into a pipe.
 
     Raises:
         RequestError: no stream of the project at ``directory`` has this id.

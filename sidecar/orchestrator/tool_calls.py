@@ -1,4 +1,4 @@
-"""Calls of the model's tools, and of the command ``/background``: each is answered with a text."""
+"""Answers calls of the model's tools, and of the command ``/background``, each with a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from streams.errors import StreamError
 from streams.identity import Identity
 
 KNOWN_SECONDS: Final = 15.0
-"""How long a tool call waits for the record of its session."""
+"""How many seconds a tool call waits until its session is recorded."""
 
 
 class _Call(NamedTuple):
@@ -49,7 +49,7 @@ class ToolCalls:
         self._durable, self._state, self._identity = durable, state, identity
 
     async def call(self, link: Any, name: str, args: dict[str, Any], context: dict[str, Any]) -> str:
-        """Answer a call of one of our tools: a text for the model.
+        """Answer a call of one of our tools; return a text for the model.
 
         Raises:
             CallError: the call failed; the model reads the text.

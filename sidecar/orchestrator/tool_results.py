@@ -7,14 +7,14 @@ from typing import Final
 from streams.event import StreamEvent
 
 WHOLE: Final = ("completed", "failed", "stopped")
-"""Outcomes of turns in which OpenCode saved the result of every call that returned."""
+"""The outcomes of turns in which OpenCode saved the result of every call that returned."""
 
 _BEFORE_KEPT: Final = "tool.execute.after"
 """The hook that OpenCode 1 calls after a tool and before it saves the result."""
 
 
 def loses_result(step: StreamEvent) -> bool:
-    """Whether an ``execution.step`` says that a tool call failed, so the session never got what we returned to it.
+    """Whether an ``execution.step`` says that a tool call failed, so that the session never got what the call returned.
 
     The sidecar may have died after it recorded that the call returned, and before OpenCode had the answer.
     """
@@ -24,8 +24,8 @@ def loses_result(step: StreamEvent) -> bool:
 def keeps_result(step: StreamEvent) -> bool:
     """Whether an ``execution.step`` says that OpenCode has the result of a tool call.
 
-    A step that capture had to make from the hook alone is not enough: OpenCode calls the hook first, and it
-    died before it reported that the result was saved.
+    A step that capture had to make from the hook alone is not enough, because OpenCode calls the hook first and may
+    have died before it saved the result.
     """
     is_done = bool(step.payload.get("call")) and step.payload.get("status") == "completed"
     return is_done and step.metadata.get("hook") != _BEFORE_KEPT

@@ -1,7 +1,7 @@
 """The tools that the model gets: their descriptions, arguments and answers.
 
-OpenCode validates nothing, so every call is checked here. ``tools.json`` in the home tells the
-plugin what to register; it reads the file when it loads.
+OpenCode validates nothing, so every call is checked here. The file ``tools.json`` in the home tells the plugin what to
+register; the plugin reads this file when it loads.
 
 Source: seed 004, 5 ("Migrate Tools"); DESIGN 11.
 """
@@ -115,7 +115,8 @@ class ReadArgs(ToolArgs):
 
 
 WAIT_MS: Final = 610_000
-"""How long the plugin waits for a tool that may wait for a person; a little longer than the tool itself."""
+"""How long, in ms, the plugin waits for a tool that may wait for a person: a little longer than the tool itself
+waits."""
 
 WAITING: Final = frozenset({"checkpoint_ask", "wait_for"})
 

@@ -1,8 +1,8 @@
-"""``Host`` on OpenCode 1: through the links of its plugin. A session is reached through the link to the process that
-hosts it.
+"""``Host`` on OpenCode 1, through the links of its plugins. A session is reached through the link to the process that
+hosts the session.
 
-A user's session is touched only through the OpenCode that hosts it, because OpenCode processes share no lock, and a
-message from another process would not be shown. A phantom is hosted by the sidecar's own headless OpenCode.
+A user's session is changed only through the OpenCode that hosts it, because OpenCode processes share no lock and do not
+show messages that another process added. A phantom is hosted by the sidecar's own headless OpenCode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sidecar.processes import still_runs
 
 CALL_SECONDS: Final = 20.0
 SETTLE_MS: Final = 30_000
-"""A prompt younger than this may not have started its turn yet."""
+"""A prompt younger than this many ms may not have started its turn yet."""
 
 _KEPT_SECONDS: Final = 3.0
 """How long OpenCode may take to save a prompt that it accepted."""
@@ -31,7 +31,7 @@ _KEPT_SECONDS: Final = 3.0
 _CUT_OFF: Final = "the OpenCode that runs this work is not linked now"
 
 LOOKED: Final = 300
-"""How many of a session's newest messages are read to see what it did with its last prompt."""
+"""How many of a session's newest messages are read to find out what the session did with its last prompt."""
 
 HISTORY: Final = 60
 """How many of a session's newest messages are searched for a key."""
@@ -52,7 +52,8 @@ class Link(Protocol):
 
 
 class V1Host:
-    """``links`` gives the open links, ``delivers`` says whether one has ever delivered a hook."""
+    """``Host`` on OpenCode 1. ``links`` returns the open links, and ``delivers`` says whether a link has ever delivered
+    a hook."""
 
     lacks = lacks.ONE
 
@@ -210,7 +211,7 @@ class V1Host:
         return Look("answered", "\n".join(texts))
 
     async def goes_on(self, session: str) -> bool:
-        """See ``Host``: OpenCode 1 continues nothing by itself."""
+        """See ``Host``. Always false, because OpenCode 1 continues nothing by itself."""
         return False
 
     # --- any session ---
@@ -276,7 +277,7 @@ class V1Host:
         await asyncio.to_thread(self._headless.know, link.pid)
 
     def waiting_for(self, link: Link) -> list[str]:
-        """The sessions on which a process that just appeared may now be asked to act."""
+        """The sessions on which a process that has just linked may now be asked to act."""
         return [session for session in self._state.sessions if self._would_host(session, link)]
 
     def _would_host(self, session: str, link: Link) -> bool:
@@ -290,9 +291,9 @@ class V1Host:
     def _hosting(self, session: str) -> Link | None:
         """The link to the process that hosts a session; ``None`` while no process may act on it.
 
-        That is the process that last ran a turn of the session, or sent its first hook. If this process has ended, it
-        is the user's newest OpenCode in the same directory, because no other process can host the session. A process
-        that is still running is only reconnecting.
+        The host is the process that last ran a turn of the session or sent its first hook. If that process has ended,
+        the host is the user's newest OpenCode in the same directory. If that process is still running but not linked,
+        it is only reconnecting, so there is no link.
         """
         known = self._state.sessions.get(session)
         if known is None:
@@ -354,7 +355,7 @@ def _keys(history: list[dict[str, Any]]) -> set[str]:
 
 
 def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:
-    """How long ago the newest thing in a session's history began or ended; 0 while a tool is running."""
+    """How many ms ago the newest part of a session's history began or ended; 0 while a tool is running."""
     newest = 0
     for message in messages[-2:]:
         times = [(message.get("info") or {}).get("time")]

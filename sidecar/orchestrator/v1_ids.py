@@ -19,9 +19,11 @@ _OF_SESSION: Final = re.compile(r"ses_([0-9a-f]{12})")
 
 
 def message_id(session: str, messages: Iterable[str], key: str) -> str | None:
-    """The id of the message that carries a key: its own id if it is one of ``messages``, else the next id after them.
+    """The id for the message that carries a key. If that message is already one of ``messages``, its id; otherwise, the
+    next id after all of them.
 
-    So the id stays the same until the session gets another new message. ``None`` if the ids are not OpenCode's.
+    So the id stays the same until the session gets another new message. ``None`` if the ids do not have OpenCode's
+    form.
     """
     known, tail = list(messages), _tail(key)
     found = next((each for each in known if _OF_MESSAGE.match(each) and each.endswith(tail)), None)
@@ -35,7 +37,7 @@ def message_id(session: str, messages: Iterable[str], key: str) -> str | None:
 
 
 def part_ids(message: str, keys: Sequence[str]) -> list[str]:
-    """The ids of a message's parts, in their order."""
+    """The ids of a message's parts, in the order of the parts."""
     first = int(message[4 : 4 + _DIGITS], 16)
     return [f"prt_{(first + count) % _RANGE:0{_DIGITS}x}{_tail(key)}" for count, key in enumerate(keys)]
 

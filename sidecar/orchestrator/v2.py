@@ -1,14 +1,14 @@
 """``Host`` on OpenCode 2: through the HTTP API of the user's own service, which keeps sessions alive by itself.
 
-Sessions and messages have ids of our own, made from the intent and from the effect's key. The service accepts each id
-only once, so a retry changes nothing.
+The ids of phantom sessions and of messages are derived from the intent and from the effect's key. The service accepts
+each id only once, so a retry changes nothing.
 
-Measured on preview next-16350. This version drops the parent, title and metadata of a session that it creates, and it
-has no toasts: see ``lacks.py``. When the service starts again, it continues a turn that SIGTERM interrupted, but not
-one that SIGKILL ended.
+Measured on preview next-16350. This preview drops the parent, title and metadata of a session that it creates, and has
+no toasts: see ``lacks.py``. When the service starts again, it continues a turn that SIGTERM interrupted, but not a turn
+that SIGKILL ended.
 
-The released versions were not run; only their source was read. They keep all of those fields, and have other names for
-some requests: see ``v2_routes.py``.
+The released versions were not run; only their source was read. The released versions keep all of these fields, and use
+other names for some requests: see ``v2_routes.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sidecar.orchestrator.host import HostAbsent, HostError, Look, Part, Status
 from sidecar.orchestrator.v2_routes import CANCEL_FORM, PENDING, TITLE, Answered, Route
 
 PHANTOM: Final = "ses_ds2"
-"""How the ids of phantoms begin."""
+"""The beginning of every phantom's id."""
 
 SETTLE_SECONDS: Final = 1.0
 SETTLE_LOOKS: Final = 5
@@ -51,7 +51,8 @@ def message_id(key: str) -> str:
 
 
 class V2Host:
-    """``registrations`` gives the files of the services whose plugins are linked."""
+    """``Host`` on OpenCode 2. ``registrations`` returns the registration files of the services whose plugins are
+    linked."""
 
     lacks = lacks.TWO
 
@@ -80,8 +81,8 @@ class V2Host:
     async def create(
         self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None, model: str | None = None
     ) -> str:
-        """See ``Host``. The service accepts each id only once. If it drops the title of a new session, the title is set
-        afterwards.
+        """See ``Host``. The service accepts each id only once. If the service drops the title of a new session, the
+        title is set afterwards.
         """
         session, client = session_id(intent), await self._client(parent or "")
         about = self.about(parent) if parent is not None else {}
@@ -118,7 +119,7 @@ class V2Host:
         reply: bool = True,
         pid: int | None = None,
     ) -> bool:
-        """See ``Host``. Each part is a message of its own; only the last one wakes the model."""
+        """See ``Host``. Each part becomes a separate message; only the last message wakes the model."""
         client = await self._client(session)
         parts = [part for part in parts if not await self.holds(session, part.key, directory=directory)]
         if session.startswith(PHANTOM):
@@ -180,8 +181,8 @@ class V2Host:
         return Look("answered", "\n".join(filter(None, said)))
 
     async def goes_on(self, session: str) -> bool:
-        """See ``Host``. Gives a service that is ending time to end, and a service that has just started time to
-        continue.
+        """See ``Host``. Waits a while, so that a service that is ending can end, and a service that has just started
+        can continue its turns.
         """
         for _ in range(SETTLE_LOOKS):
             await asyncio.sleep(SETTLE_SECONDS)
@@ -201,7 +202,7 @@ class V2Host:
             return "absent"
 
     async def toast(self, session: str, title: str, text: str) -> bool:
-        """See ``Host``: a service shows nothing."""
+        """See ``Host``. Always false, because a service has no screen."""
         return False
 
     async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
@@ -258,8 +259,8 @@ class V2Host:
         body: dict[str, Any] | None,
         about: str = "",
     ) -> Any:
-        """The answer to a request that has several names; ``ServiceError`` 404 if the service answers 404 to all of
-        them.
+        """The answer to a request that has several names; raises ``ServiceError`` with status 404 if the service
+        answers 404 to all of these names.
         """
         for route in self._answered.of(client.process, names):
             path = _path(session) + route.path.format(quote(about, safe=""))
@@ -352,10 +353,10 @@ def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:
 
 
 def _quiet_ms(last: dict[str, Any], recorded_ms: int, now: int) -> int:
-    """How long ago the newest thing in a session's last message began or ended; 0 while a tool is running.
+    """How many ms ago the newest part of a session's last message began or ended; 0 while a tool is running.
 
-    ``recorded_ms``: the time of the newest record. While a provider is being retried, the silence is counted from that
-    time.
+    ``recorded_ms``: the time of the newest record. While a provider is being retried, the silence is counted from the
+    time of that record.
     """
     times: list[Any] = [recorded_ms, *mapping(last.get("time")).values(), mapping(last.get("retry")).get("at")]
     for part in map(mapping, _list(last.get("content"))):
@@ -367,7 +368,7 @@ def _quiet_ms(last: dict[str, Any], recorded_ms: int, now: int) -> int:
 
 
 async def _newest(client: ServiceClient, session: str) -> dict[str, Any] | None:
-    """A session's newest message, empty if it has none; ``None`` if there is no such session."""
+    """A session's newest message; empty if the session has no message, and ``None`` if there is no such session."""
     found = await _get(client, f"{_path(session)}/message?order=desc&limit=1")
     return None if not found else next(map(mapping, _list(mapping(found).get("data"))), {})
 
@@ -380,8 +381,8 @@ def _is_over(message: dict[str, Any] | None) -> bool:
 
 
 def _is_cut_short(message: dict[str, Any]) -> bool:
-    """Whether an answer was interrupted: by a person, or by the end of its service, if the service could still record
-    that.
+    """Whether an answer was interrupted by a person, or by the end of its service (if the service could still record
+    the interruption).
     """
     return mapping(message.get("error")).get("type") == "aborted"
 

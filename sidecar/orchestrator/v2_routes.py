@@ -1,7 +1,7 @@
-"""Requests whose names differ between versions of OpenCode 2, and which name each service answers to. Pure.
+"""Requests whose names differ between versions of OpenCode 2, and the name to which each service answers. Pure.
 
-The first name of a request is that of the released versions, read in their source; the second was measured on preview
-next-16350. A service knows one of the two names, and answers 404 to the other.
+The first name of a request is the name in the released versions, taken from their source; the second name was measured
+on preview next-16350. A service knows one of the two names, and answers 404 to the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an intent waits for, and what it has used, in words. Pure."""
+"""What an intent is waiting for, and what it has used, in words. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sidecar.views.wording import amount, money, one_line, rough_span
 
 
 def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[dict[str, str]]:
-    """Everything that an intent waits for: ``for`` (``answer``, ``place`` or ``opencode``), ``id`` and ``text``.
+    """Everything that an intent is waiting for: ``for`` (``answer``, ``place`` or ``opencode``), ``id`` and ``text``.
 
     ``full`` is the key of ``[phantom]`` whose limit is reached, if any.
     """
@@ -25,7 +25,8 @@ def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[
 
 
 def used(intent: Intent, now_ms: int) -> str:
-    """How long an intent has worked, its tokens and its cost, each with its own limit if it has one."""
+    """How long an intent has worked, its tokens and its cost; tokens and cost with the intent's own limit if there is
+    one."""
     if intent.started is None:
         return ""
     tokens, cost = amount(intent.tokens), money(intent.cost) if intent.cost else "$0"

@@ -1,8 +1,8 @@
 """Watches over background work: how long it may run, when its session is checked, and what it is waiting for. Pure.
 
-The time of an intent counts only while its session is working. It does not count while the intent, or something that it
-started, is waiting for a person; while a prompt is on its way to it; while no OpenCode is open that could run it; or
-while no sidecar is running.
+The time of an intent counts only while its session is working. The time does not count while the intent, or work that
+it started, is waiting for a person; while a prompt is on its way to the session; while no OpenCode is open that could
+run the session; or while no sidecar is running.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from streams.event import StreamEvent
 CHECK: Final = "opencode.check"
 
 CHECK_MS: Final = 60_000
-"""How often a running intent's session is checked, because the end of its turn may have been lost, or it may be
-silent."""
+"""How often, in ms, the session of a running intent is checked, because the end of its turn may have been lost, or the
+session may be silent."""
 
 
 def deadlines(state: State, check_ms: int) -> list[int]:
@@ -31,7 +31,7 @@ def deadlines(state: State, check_ms: int) -> list[int]:
 
 
 def late(state: State, now: int) -> list[tuple[Intent, Doom]]:
-    """The intents that have worked for longer than they may."""
+    """The intents that have worked for longer than their limit allows."""
     found = [i for i in state.unfinished() if i.wall_ms and i.since is not None and i.ran(now) >= i.wall_ms]
     return [
         (i, Doom("intent.failed", f"timeout: it ran for more than {i.wall_ms // 1000} s", "timeout")) for i in found
@@ -49,7 +49,8 @@ def due(state: State, now: int, check_ms: int) -> list[Intent]:
 
 
 def check(intent: Intent, ts: int) -> list[Output]:
-    """Check an intent's session. The result comes back with ``resumes``, so that an outdated result is recognised."""
+    """The effect that checks an intent's session. The result includes ``resumes``, so that an outdated result is
+    recognised."""
     args = {
         "session": intent.session,
         "directory": intent.place,
@@ -68,7 +69,7 @@ def alarm(intent: Intent, found: Mapping[str, Any], silence_ms: int) -> Doom | N
 
 
 def asked(state: State, event: StreamEvent) -> list[Output]:
-    """Something in an intent's session, or in one that it started, is waiting for a person."""
+    """Handle a checkpoint that opened in an intent's session, or in a session that the intent started."""
     intent = state.intents.get(str(event.payload.get("intent")))
     if intent is None or intent.state in ENDED:
         return []
@@ -77,7 +78,7 @@ def asked(state: State, event: StreamEvent) -> list[Output]:
 
 
 def answered(state: State, event: StreamEvent) -> list[Output]:
-    """A checkpoint is closed; the time of the intents that waited for it counts again."""
+    """Handle a closed checkpoint: the time of the intents that were waiting for its answer counts again."""
     checkpoint = event.payload["checkpoint"]
     if not any(checkpoint in intent.asks for intent in state.unfinished()):
         return []

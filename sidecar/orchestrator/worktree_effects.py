@@ -1,4 +1,5 @@
-"""The effects ``worktree.add`` and ``worktree.collect``: where a phantom works, and the changes that it made there."""
+"""The effects ``worktree.add`` and ``worktree.collect``, which create a phantom's worktree and collect the phantom's
+changes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _POLL_SECONDS: Final = 0.1
 
 
 class Isolate:
-    """``worktree.add``. Result: ``{directory, root, base}``, or ``{}`` without a git repository."""
+    """``worktree.add``: creates a worktree. Result: ``{directory, root, base}``, or ``{}`` if there is no git
+    repository."""
 
     effect_class: EffectClass = "idempotent"
 
@@ -35,12 +37,14 @@ class Isolate:
         return {} if found is None else found._asdict()
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``: nobody uses the worktree before this effect has ended, so it can be created again."""
+        """See ``EffectKind``. The worktree can be created again, because nobody uses it before this effect has
+        ended."""
         return NotDone()
 
 
 class Collect:
-    """``worktree.collect``. Result: see ``Worktrees.collect``, or ``{"error": text}`` with the worktree left."""
+    """``worktree.collect``: saves the changes. Result: see ``Worktrees.collect``, or ``{"error": text}`` if the
+    worktree was left in place."""
 
     effect_class: EffectClass = "idempotent"
 
@@ -74,10 +78,10 @@ class Collect:
         raise HostError("the session did not stop, so its worktree was left in place")
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``: repeating it gives the same result."""
+        """See ``EffectKind``. Repeating the effect gives the same result."""
         return NotDone()
 
 
 def worktree_kinds(worktrees: Worktrees, host: Host) -> Mapping[str, EffectKind]:
-    """Both effects."""
+    """Both effects, by kind."""
     return {ISOLATE: Isolate(worktrees), COLLECT: Collect(worktrees, host)}

@@ -27,7 +27,7 @@ MAX_FILES: Final = 200
 
 
 class WorktreeError(Exception):
-    """Git failed; the text says how. ``code`` is for programs."""
+    """Git failed; the text says how. ``code`` is stable, for programs."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -35,7 +35,8 @@ class WorktreeError(Exception):
 
 
 class Worktree(NamedTuple):
-    """A worktree: the session's directory in it, the worktree's own directory, and the commit that it began with."""
+    """A worktree: the session's directory in the worktree, the worktree's root directory, and the commit from which it
+    began."""
 
     directory: str
     root: str
@@ -53,7 +54,7 @@ class Worktrees:
     async def add(self, intent: str, directory: str) -> Worktree | None:
         """Create the worktree of an intent. Replaces a worktree whose creation was cut off.
 
-        Returns ``None`` if the directory is in no git repository, or in one without a commit.
+        Returns ``None`` if the directory is not in a git repository, or if the repository has no commit.
 
         Raises:
             WorktreeError: git refused.
@@ -76,8 +77,8 @@ class Worktrees:
     async def collect(self, intent: str, repository: str, base: str) -> dict[str, Any]:
         """Save the agent's changes as a commit, and remove the worktree. Idempotent.
 
-        Returns ``ref`` (empty if nothing changed), ``files`` (``{file, added, removed}``, the counts ``None`` for a
-        binary file; at most ``MAX_FILES``), ``count`` and ``diff`` (at most ``MAX_DIFF`` characters).
+        Returns ``ref`` (empty if nothing changed), ``files`` (at most ``MAX_FILES`` of ``{file, added, removed}``; the
+        counts of a binary file are ``None``), ``count`` and ``diff`` (at most ``MAX_DIFF`` characters).
 
         Raises:
             WorktreeError: git refused; the worktree is still there.
@@ -101,15 +102,16 @@ class Worktrees:
         return {"ref": ref, "files": files[:MAX_FILES], "count": len(files), "diff": _plain(diff[:MAX_DIFF])}
 
     async def apply(self, intent: str, directory: str, base: str) -> bool:
-        """Apply the saved changes to the user's directory: all of them, or none. False if they were already applied.
+        """Apply the saved changes to the user's directory, all or none. Returns false if they had already been applied.
 
         Raises:
-            WorktreeError: ``no-changes`` if no changes are saved, ``apply-conflict`` if they conflict with the files.
+            WorktreeError: the code is ``no-changes`` if no changes are saved, or ``apply-conflict`` if the changes
+                conflict with the files.
         """
         ref = _ref(intent)
         if not await asyncio.to_thread(Path(directory).is_dir):
             advice = f"in another directory of the repository, `git cherry-pick {ref}` applies the changes"
-            raise WorktreeError("git-failed", f"{directory} is gone; {advice}")
+            raise WorktreeError("git-failed", f"the directory {directory} no longer exists; {advice}")
         if not await self._has(directory, ref):
             raise WorktreeError("no-changes", f"no changes are saved as {ref}")
         top = (await _git(directory, "rev-parse", "--show-toplevel")).rstrip("\n")
@@ -163,7 +165,8 @@ def _counted(line: str) -> dict[str, Any]:
 
 
 async def _git(directory: str, *arguments: str, given: str | None = None) -> str:
-    """Run git in a directory, without hooks, prompts, or variables that another git set."""
+    """Run git in a directory, without hooks, without prompts, and without environment variables that another git
+    set."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     name = "durable-stream"
     who = {f"GIT_{role}_{what}": name for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

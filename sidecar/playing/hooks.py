@@ -81,7 +81,7 @@ def _item(line: bytes, where: str) -> HookItem:
 
 
 class HookPlayer:
-    """Sends a recording and keeps the position in it; the next link continues there."""
+    """Sends a recording and remembers the position in it, where the next link continues."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class HookPlayer:
         return self._identity
 
     async def run(self, client: ShimClient) -> None:
-        """Send everything that is not acknowledged; return when all of it is."""
+        """Send everything that is not acknowledged yet; return when everything is acknowledged."""
         self._note(client)
         place = bisect_right(self._seqs, self._acked)
         try:
@@ -116,7 +116,7 @@ class HookPlayer:
             self._note(client)
 
     def _chunk(self, place: int) -> tuple[int, list[HookItem]]:
-        """Return the next items with consecutive line numbers; only one if the recorded pace is kept."""
+        """Return the next items with consecutive line numbers; only one item if the recorded pace is kept."""
         first = self._items[place][0]
         items: list[HookItem] = []
         for seq, item in self._items[place : place + (_CHUNK if self._pace.speed is None else 1)]:

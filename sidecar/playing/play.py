@@ -24,7 +24,7 @@ from sidecar.playing.service_player import ServicePlayer
 from streams.log.reader import LogReader
 
 GIVE_UP_SECONDS: Final = 60.0
-"""Play gives up after this long without an ack. Until then it restarts a sidecar that exits."""
+"""Play gives up after this many seconds without an ack. Until then, play restarts a sidecar that exits."""
 
 _MAX_PAUSE_SECONDS: Final = 1.0
 
@@ -47,7 +47,7 @@ class PlayResult:
     skipped: int
     relinked: int
     added: int
-    """The number of records that the log gained; 0 if it had all of them. Never negative."""
+    """The number of records that the log gained; 0 if the log already had all of them. Never negative."""
     kind: str = "hooks"
     """What the items are: ``hooks`` of OpenCode 1, or ``events`` of OpenCode 2."""
 
@@ -65,12 +65,10 @@ async def play(
 ) -> PlayResult:
     """Send a recording to the home's sidecar, which is started if none is running; return when all of it is durable.
 
-    ``speed`` multiplies the recorded pace; ``None`` means as fast as acks allow.
-    ``instance`` is the plugin instance that the items come from.
-    If the sidecar dies, play restarts it and resends what it had
-    not acknowledged, until nothing has been acknowledged for ``give_up_seconds``.
-    ``nonce`` is the method of an identity. The sidecar's calls are answered with ``unavailable``.
-    Cancelling leaves the first part recorded; playing again completes it.
+    ``speed`` multiplies the recorded pace; ``None`` means as fast as acks allow. ``instance`` is the plugin instance
+    that the items come from. If the sidecar dies, play restarts it and resends what was not acknowledged; play gives up
+    once nothing has been acknowledged for ``give_up_seconds``. ``nonce`` is the method of an identity. The sidecar's
+    calls are answered with ``unavailable``. Cancelling leaves the first part recorded; playing again completes it.
 
     Raises:
         RecordingError, OSError: the file cannot be used; nothing was sent.
@@ -101,14 +99,14 @@ class Player(Protocol):
     progress: Progress
 
     def announce(self) -> ShimIdentity:
-        """The identity of the next link. A sidecar is running, so the home exists."""
+        """The identity for the next link. Called only while a sidecar is running, so the home exists."""
         ...
 
     async def run(self, client: ShimClient) -> None:
         """Continue where the last link ended; return when everything is durable.
 
         Raises:
-            LinkClosed, LinkUnavailable: the link ended before that.
+            LinkClosed, LinkUnavailable: the link ended before everything was durable.
         """
         ...
 
@@ -168,7 +166,8 @@ async def _played(
 
 
 async def _until_gone(home: Home, info: SidecarInfo) -> None:
-    """Wait until a sidecar that closed its link has gone: it says why it gives up before it releases its home."""
+    """Wait until a sidecar that closed its link has gone, because a sidecar that gives up reports the reason before it
+    releases its home."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _END_SECONDS
     while loop.time() < deadline:

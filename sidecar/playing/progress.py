@@ -1,4 +1,4 @@
-"""How far a play has got, and at which pace it continues."""
+"""The progress of a play, and the pace at which it continues."""
 
 from __future__ import annotations
 

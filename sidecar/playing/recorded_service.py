@@ -2,7 +2,8 @@
 
 A recording is a JSON Lines file. A line may be a live event as the service sent it, or have one in its field ``data``
 or ``ev``. ``{"session": …}`` is what the service's API said about a session at the end, and ``{"of": ID, "log": […]}``
-is a session's durable log. Both may be missing: a service may keep no log. Other lines are skipped.
+is a session's durable log. Both kinds of lines may be missing, because a service may keep no log. Other lines are
+skipped.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ Row = dict[str, Any]
 
 HEARTBEAT_SECONDS: Final = 15.0
 _CLOSE_SECONDS: Final = 0.02
-"""The longest time that closing may take."""
+"""Maximum number of seconds that closing may take."""
 
 ASKS: Final = ("permission", "form", "question")
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceRecording:
-    """``rows``: the live events, then those that are only in the durable logs. ``skipped``: the number of lines that
-    have none of this.
+    """``rows``: the live events, then the events that are only in the durable logs. ``skipped``: the number of lines
+    that were skipped.
     """
 
     digest: str
@@ -45,8 +46,8 @@ class ServiceRecording:
     def is_in_order(self, place: int) -> bool:
         """Whether a reader must have read everything up to this row before the next one happens.
 
-        An ask is in no log, so only its place in the stream tells when it was. And a deleted session can no longer be
-        read.
+        True for an ask, because asks are in no log, so only its place in the stream shows when it happened; and for the
+        row before a deletion, because a deleted session can no longer be read.
         """
         event = self.rows[place][1]
         following = self.rows[place + 1][1].name if place + 1 < len(self.rows) else "deleted"
@@ -54,7 +55,8 @@ class ServiceRecording:
 
 
 def read_service_recording(content: bytes) -> ServiceRecording | None:
-    """Parse a recording of a service; ``None`` if it is not one, because a line has a hook or no line has an event."""
+    """Parse a recording of a service; ``None`` if the content is not such a recording, because a line has a hook or no
+    line has an event."""
     live: dict[str, tuple[Row, HostEvent]] = {}
     logged: dict[str, tuple[Row, HostEvent]] = {}
     infos: dict[str, Row] = {}
@@ -97,14 +99,14 @@ def _event(row: Any) -> tuple[Row, HostEvent] | None:
 class RecordedService:
     """Serves the events of a recording on loopback, as far as ``show`` has allowed. Use it as a context manager.
 
-    It answers the requests that a reader makes, and all others with 404.
+    The service answers the requests that a reader makes, and answers all other requests with 404.
     """
 
     def __init__(self, recording: ServiceRecording, password: str) -> None:
         self.recording = recording
         self._login = "Basic " + b64encode(f"opencode:{password}".encode()).decode()
         self.shown = 0
-        """How many rows have happened."""
+        """How many rows of the recording have happened so far."""
         self._news, self._is_closed = threading.Condition(), False
         self._reached: dict[str, int] = {}
         begun = {
@@ -131,11 +133,11 @@ class RecordedService:
 
     @property
     def port(self) -> int:
-        """The port on which it listens."""
+        """The port on which the service listens."""
         return int(self._server.server_address[1])
 
     def show(self, count: int) -> None:
-        """Make the events happen, up to this number of rows."""
+        """Let the events up to row ``count`` happen."""
         with self._news:
             for _, event in self.recording.rows[self.shown : count]:
                 session = event.session or ""
@@ -192,7 +194,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing: the reader has disconnected, and may connect again."""
+        """Print nothing, because an error only means that the reader has disconnected, and it may connect again."""
 
 
 def _handler(service: RecordedService) -> type[BaseHTTPRequestHandler]:

@@ -19,14 +19,14 @@ from sidecar.playing.recorded_service import RecordedService, ServiceRecording
 from sidecar.version import VERSION
 
 AHEAD: Final = 1000
-"""The sidecar is never more than this many events behind, because it stops following a live stream that is far ahead of
-it."""
+"""The sidecar is kept less than this many events behind, because it stops following a live stream that is too far
+ahead."""
 
 _LOOK_SECONDS: Final = 0.01
 
 
 class ServicePlayer:
-    """See ``play.Player``. Use it as a context manager, which ends the service and removes its registration."""
+    """See ``play.Player``. Use this class as a context manager, which ends the service and removes the registration."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class ServicePlayer:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _register(self) -> None:
-        """Write the file in which a service says where it listens. The file's time is that of the recorded service's
-        start.
+        """Write the registration file, in which a service says where it listens. The file gets the time when the
+        recorded service started.
         """
         told = {
             "id": self.registration.stem,

@@ -1,8 +1,8 @@
 """The contract of an agent, and the outputs that it may return.
 
-An agent decides and remembers; it never acts. ``receive`` looks at one event
-and returns what should follow, ``apply`` folds what was returned into the
-agent's state. Both are pure: the engine records their results and does the rest.
+An agent decides and remembers; it never acts. ``receive`` looks at one event and returns what should follow; ``apply``
+folds what was returned into the agent's state. Both methods are pure: the engine records their results and does the
+rest.
 
 What ``receive`` returns, each as a dictionary:
 
@@ -36,7 +36,7 @@ Status = Literal["READY", "DEGRADED", "FAILED"]
 
 
 class HealthStatus(NamedTuple):
-    """The health of an agent; ``reasons`` say why it is not ``READY``."""
+    """The health of an agent; ``reasons`` says why the agent is not ``READY``."""
 
     status: Status
     reasons: tuple[str, ...] = ()
@@ -50,29 +50,30 @@ class Agent(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique in the home: at most 50 lower-case letters, digits and ``-``."""
+        """The agent's name, unique in the home: at most 50 lower-case letters, digits and ``-``."""
         ...
 
     @property
     def events(self) -> Sequence[str]:
-        """The types of events in the log that it receives: exact, or ``execution.*``. Commands need no entry."""
+        """The types of events in the log that the agent receives: exact, or a prefix such as ``execution.*``. Commands
+        need no entry."""
         ...
 
     @property
     def begins_anywhere(self) -> bool:
-        """Whether a new agent may see events that are older than itself.
+        """Whether a new agent may see events from before its first start.
 
-        If not, the agent's starting position is recorded when it is first started.
+        If not, the agent's starting position is recorded when the agent is first started.
         """
         ...
 
     def receive(self, event: StreamEvent) -> Sequence[Output]:
         """Decide what follows from an event or command. Pure: the same state and event give the same outputs.
 
-        If it raises, only this event fails, and the agent's state is unchanged.
+        If ``receive`` raises an error, only this event fails, and the agent's state is unchanged.
 
         Raises:
-            BadOutput: the agent returned something that cannot be recorded.
+            BadOutput: the agent returned a value that cannot be recorded.
         """
         ...
 
@@ -85,7 +86,7 @@ class Agent(Protocol):
         ...
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Replace the state with one that ``state`` returned; ``None`` means the state of a new agent."""
+        """Replace the state with a state that ``state`` returned; ``None`` means the state of a new agent."""
         ...
 
     def health(self) -> HealthStatus:
@@ -94,11 +95,11 @@ class Agent(Protocol):
 
 
 class BadOutput(ValueError):
-    """An agent returned something that cannot be recorded; the text says what."""
+    """An agent returned a value that cannot be recorded; the text says what is wrong."""
 
 
 class Output(NamedTuple):
-    """One thing that an agent returned: an event, a command (``to``), or an effect (``effect``)."""
+    """One output of an agent: an event, a command (``to``), or an effect (``effect``)."""
 
     type: str
     payload: dict[str, Any]
@@ -107,14 +108,14 @@ class Output(NamedTuple):
     workspace: str = "_"
     effect: str | None = None
     node: str = ""
-    """Which step of the agent asks for the effect. Part of the effect's idempotency key."""
+    """The step of the agent that asks for the effect; a part of the effect's idempotency key."""
 
     @classmethod
     def of(cls, given: Any) -> Output:
         """Check what an agent returned: a dictionary as described above, or a ``StreamEvent``.
 
         Raises:
-            BadOutput: says what is wrong.
+            BadOutput: ``given`` is not a valid output; the text says what is wrong.
         """
         if isinstance(given, Output):
             return given
@@ -152,7 +153,7 @@ class Output(NamedTuple):
 
 
 def outputs_of(returned: Any) -> list[Output]:
-    """Check everything that ``receive`` returned; ``None`` is nothing.
+    """Check everything that ``receive`` returned; ``None`` counts as an empty list.
 
     Raises:
         BadOutput: ``returned`` is not a list, is too long, or contains an invalid output.

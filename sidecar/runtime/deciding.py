@@ -24,12 +24,12 @@ Outcome = Literal["done", "duplicate", "refused", "nothing", "dead"]
 """The outcome of an input.
 
 ``nothing``: an event of the log that the agent did not react to; nothing was recorded. ``dead``: an event of the log on
-which the agent failed. The event is now a dead letter, because a pure function would fail again.
+which the agent failed. The event becomes a dead letter, because a pure function would fail again.
 """
 
 
 class AgentFailed(Exception):
-    """``receive`` or ``apply`` raised, or returned something unusable. The input may be tried again."""
+    """``receive`` or ``apply`` raised an error or returned an unusable value. The input may be tried again."""
 
     def __init__(self, agent: str, reason: str) -> None:
         super().__init__(agent, reason)
@@ -40,7 +40,8 @@ class AgentFailed(Exception):
 
 
 class InputRefused(Exception):
-    """The input can never be handled: its key is known with another body, or it does not match the envelope."""
+    """The input can never be handled, because its key is known with another body, or because the input does not match
+    the envelope."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(code, reason)
@@ -51,7 +52,7 @@ class InputRefused(Exception):
 
 
 class Decider:
-    """Decides for one agent. ``restore`` puts the agent back to its state after the log and a batch."""
+    """Decides for one agent. ``restore`` resets the agent to its state after the events of the log and of a batch."""
 
     def __init__(
         self,
@@ -74,8 +75,8 @@ class Decider:
     ) -> tuple[Outcome, list[StreamEvent]]:
         """Decide about one input: its outcome and the events to record.
 
-        ``batch`` holds the events already decided on in this batch, all before this input; ``in_batch`` maps their
-        idempotency keys to them.
+        ``batch`` holds the events that were already decided on in this batch, before this input; ``in_batch`` maps
+        their idempotency keys to them.
 
         Raises:
             InputRefused, AgentFailed: see these classes. The agent's state is unchanged.
@@ -132,7 +133,7 @@ class Decider:
         return "done", events
 
     async def _visit(self, key_of: Callable[[int], str], taken: set[str]) -> int:
-        """The number of the next visit. Takes few lookups even in a long loop."""
+        """The number of the next visit. Needs few lookups even in a long loop."""
 
         async def is_known(visit: int) -> bool:
             key = key_of(visit)

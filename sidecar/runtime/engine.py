@@ -1,8 +1,8 @@
-"""The engine of one agent: handles inputs, records one batch for each, exactly once.
+"""The engine of one agent: handles each input exactly once, and records its results in one batch.
 
-For each input: look its key up → ``receive`` → ``apply`` its outputs → one
-batch with the input, the outputs and the hash of the new state → durable →
-answer. Inputs that wait together share one batch.
+For each input, the engine looks up the key, calls ``receive``, calls ``apply`` for the outputs, and appends one batch
+with the input, the outputs and the hash of the new state. When the batch is durable, the engine answers. Inputs that
+are waiting together share one batch.
 
 ``apply`` runs before the commit, so that the next input of the same batch sees the new state, and so that an agent that
 cannot apply its own output fails before anything is recorded. Nothing leaves the engine before the commit. If the
@@ -62,11 +62,12 @@ SNAPSHOT_RECORDS: Final = 1000
 SNAPSHOT_VERSION: Final = 1
 
 PAUSE_SECONDS: Final = 1.0
-"""How long inputs from the log wait before a failed write to the log is retried."""
+"""How many seconds inputs from the log wait before a failed write to the log is retried."""
 
 
 class Handled(NamedTuple):
-    """An input whose results are durable. ``records``: what was recorded now; empty for a duplicate."""
+    """An input whose results are durable. ``records``: the records that were written for this input; empty for a
+    duplicate."""
 
     outcome: Outcome
     records: tuple[Record, ...] = ()
@@ -78,10 +79,10 @@ class _Waiting(NamedTuple):
 
 
 class Engine:
-    """Runs one agent over a store. Call ``start`` first. Belongs to its event loop.
+    """Runs one agent over a store. Call ``start`` first. Bound to one event loop.
 
-    Two engines may run the same agent over one store: the one whose commit comes
-    second reads what the other recorded, and decides again.
+    Two engines may run the same agent over one store: the engine whose commit comes second reads what the first engine
+    recorded, and decides again.
     """
 
     def __init__(
@@ -99,13 +100,13 @@ class Engine:
     ) -> None:
         self.agent, self.name = agent, agent.name
         self.position = NOTHING
-        """Position in the log of the last event that this agent has finished."""
+        """The position in the log of the last event that this agent has finished."""
         self.last_error = ""
         self.is_broken = False
-        """Whether the agent's own history can no longer be applied."""
+        """True if the agent can no longer apply its own history."""
         self.handled = 0
         self._from_log = 0
-        """Events of the log that were handed in but are not answered yet."""
+        """How many events of the log were handed in but are not answered yet."""
         self._passed = NOTHING
         self._store, self._identity, self._clean = store, identity, clean
         self._metrics, self._stop = metrics or NoMetrics(), stop
@@ -122,7 +123,7 @@ class Engine:
         self._max_depth = max_depth
         self._next = 0
         self._has_begun = False
-        """Whether a snapshot says where the agent is."""
+        """Whether a snapshot has the position that the agent has reached."""
         self._since_snapshot = 0
         self._last_own = NOTHING
         self._waiting: deque[_Waiting] = deque()
@@ -135,7 +136,7 @@ class Engine:
     # --- start and stop ---
 
     async def start(self) -> None:
-        """Restore the state from the log and begin to handle inputs. A new agent sees events from now on.
+        """Restore the state from the log and begin to handle inputs. A new agent sees only later events.
 
         Raises:
             StreamError: the log cannot be read or written.
@@ -152,9 +153,11 @@ class Engine:
         self._task = asyncio.create_task(self._run())
 
     async def _begin(self) -> None:
-        """Keep where a new agent begins, so that a crash before its first record does not move it.
+        """Store the position at which a new agent begins, so that a crash before the agent's first record does not move
+        this position.
 
-        A snapshot can say that this is before the first record of the log; a cursor cannot.
+        Stored as a snapshot, because a snapshot can say that the agent begins before the first record of the log; a
+        cursor cannot.
         """
         if self.position == NOTHING:
             self.position = self._store.head
@@ -197,13 +200,13 @@ class Engine:
         return not self._waiting and not self._from_log
 
     def passed(self, position: int) -> None:
-        """Note that no event up to ``position`` is for this agent, except events that are being handled."""
+        """Remember that no event up to ``position`` is for this agent, except events that are being handled."""
         self._passed = position
         if not self._from_log and not self.is_broken:
             self.position = max(self.position, position)
 
     async def keep_place(self) -> None:
-        """Keep a hint of the position in the log, so that a restart need not read the records before it."""
+        """Store a hint of the agent's position in the log, so that a restart need not read the records before it."""
         if self.position > NOTHING:
             with hinted(f"the position of agent {self.name}"):
                 await self._store.advance(self._cursor, self.position)
@@ -250,7 +253,8 @@ class Engine:
         return True
 
     async def offer(self, record: Record) -> asyncio.Future[Handled]:
-        """Hand in an event of the log, in log order; waits for room. The future gives the event's outcome."""
+        """Hand in an event of the log, in log order. Waits for room. The returned future yields the outcome of the
+        event."""
         self._from_log += 1
         return await self._enqueue(log_input(self.name, record.event, record.position, self._identity))
 
@@ -267,9 +271,9 @@ class Engine:
     async def bury(self, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
         """Record a command as a dead letter; durable on return.
 
-        ``key`` identifies the message, so that each message makes one letter.
+        ``key`` identifies the message, so that each message makes only one letter.
 
-        ``about`` is redacted and recorded with the letter; with a ``body``, the letter cannot be redriven.
+        ``about`` is redacted and recorded with the letter; if it has a ``body``, the letter cannot be redriven.
 
         Raises:
             InputRefused: the command does not match the envelope; bury its body instead.
@@ -495,7 +499,7 @@ class Engine:
 
 @contextmanager
 def hinted(what: str) -> Iterator[None]:
-    """Keep a hint. Hints only save time, so a disk error is only logged."""
+    """Run a block that stores a hint. Hints only save time, so a disk error is only logged."""
     try:
         yield
     except (OSError, StreamError) as error:

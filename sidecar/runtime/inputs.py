@@ -1,12 +1,11 @@
 """The inputs of an agent, and the events that record each input with its results. Pure, except for the ids.
 
-An agent's stream ``agent/{name}`` holds groups. Each begins with the input: the command itself, or ``agent.received``,
-which points at an event of the log. The outputs that ``receive`` returned for it follow. The last event of a group has
-the hash of the agent's state after it, in ``metadata.state``.
+An agent's stream ``agent/{name}`` holds groups. Each group begins with the input: the command itself, or
+``agent.received``, which points at an event of the log. The outputs that ``receive`` returned for the input follow. The
+last event of a group has, in ``metadata.state``, the hash of the agent's state after the group.
 
-``metadata`` of these events: ``role`` (``installed``, ``input``, ``output``, ``command``,
-``effect``, ``refused`` or ``dead``), ``depth``, and for a command ``to``,
-``project``, ``workspace`` and ``route``.
+``metadata`` of these events: ``role`` (``installed``, ``input``, ``output``, ``command``, ``effect``, ``refused`` or
+``dead``), ``depth``, and, for a command, ``to``, ``project``, ``workspace`` and ``route``.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Route = Literal["log", "bus"]
 
 
 class Refusal(NamedTuple):
-    """Why an input ends its chain: the protocol's code, and the reason for people."""
+    """Why an input ends its chain: the protocol's code, and the reason in words for people."""
 
     code: str
     reason: str
@@ -54,7 +53,8 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command from a bus or a person. ``key`` is its idempotency key: the same key is handled once."""
+    """A command from a bus or a person. ``key`` is its idempotency key: commands with the same key are handled only
+    once."""
 
     key: str
     type: str
@@ -69,7 +69,8 @@ class Command:
     metadata: dict[str, Any] = field(default_factory=dict)
     """More metadata to record, such as ``tracestate`` or the subject."""
     refusal: Refusal | None = None
-    """Set if the command broke a rule before it arrived. It is then recorded as refused, and its depth is ignored."""
+    """Set if the command broke a rule before it arrived. Such a command is recorded as refused, and its depth is
+    ignored."""
 
 
 @dataclass  # not frozen, because an Input is made for every event that an agent lists, and a frozen one takes longer
@@ -89,7 +90,8 @@ class Input:
 
     @cached_property
     def record(self) -> StreamEvent:
-        """Created on first use, because an agent ignores most events of the log."""
+        """The first event of the input's group. Created on first use, because an agent ignores most events of the
+        log."""
         return self.make()
 
 
@@ -121,7 +123,7 @@ def depth_of(event: StreamEvent) -> int:
 
 
 def command_input(agent: str, command: Command, identity: Identity, clean: Callable[[Any], Any]) -> Input:
-    """A command as an input; its payload is redacted first, because ``receive`` must see what the log keeps.
+    """A command as an input. The payload is redacted first, because ``receive`` must see what the log keeps.
 
     Raises:
         InvalidEvent: the command does not match the envelope.
@@ -149,7 +151,8 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
 
 
 def log_input(agent: str, event: StreamEvent, position: int, identity: Identity, *, key: str | None = None) -> Input:
-    """An event of the log as an input: the agent's stream only points to it. ``key`` replaces the event's id."""
+    """An event of the log as an input; the agent's stream only points to this event. ``key`` replaces the event's
+    id."""
     key = scoped("inbox", agent, key or event.id)
 
     def record() -> StreamEvent:
@@ -265,10 +268,10 @@ class Outbox:
         )
 
     def dead(self, cause: Input, reason: str, about: dict[str, Any], key: str = "") -> StreamEvent:
-        """The dead letter of an input that cannot be handled. It contains what a redrive needs.
+        """The dead letter of an input that cannot be handled. The dead letter contains everything that a redrive needs.
 
         If ``about`` has a ``body``, the message is not a command and cannot be redriven. ``key`` identifies the
-        message, in case the same command comes in several messages.
+        message, in case the same command arrives in several messages.
         """
         event = cause.event
         payload: dict[str, Any] = {"reason": reason, "type": event.type, **about}
@@ -319,7 +322,7 @@ def state_hash(state: dict[str, Any]) -> str:
 
 
 def with_state(event: StreamEvent, hash_: str) -> StreamEvent:
-    """The last event of a group, with the hash of the state after it."""
+    """The last event of a group, with the hash of the state after the group."""
     return StreamEvent.trusted(
         {**event.fields(), "source": event.source.fields(), "metadata": {**event.metadata, "state": hash_}}
     )

@@ -1,4 +1,4 @@
-"""The dead letters of a log, for readers: open letters, and those that were redriven or dropped."""
+"""The dead letters of a log, for readers: open letters, and letters that were redriven or dropped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Loads agents and effects that a user names as ``module:attr`` or ``path.py:attr``, and checks that they meet the
-contract.
+"""Loads agents and effects that a user names as ``module:attr`` or ``path.py:attr``, and checks that these agents and
+effects meet the contract.
 
 A user's agent is a class without arguments, or a function that returns an object. The object needs ``receive(event)``
 and need not import anything from this package, because events are plain dictionaries. ``apply``, ``health``, ``state``,
@@ -67,7 +67,8 @@ def _from_file(path: Path) -> Any:
 
 
 class UserAgent:
-    """Wraps a user's agent as an ``Agent``: plain dictionaries in, checked outputs out."""
+    """Wraps a user's agent as an ``Agent``: passes plain dictionaries to the agent, and checks the outputs that it
+    returns."""
 
     def __init__(self, spec: str, make: Callable[[], Any]) -> None:
         self._spec, self._make = spec, make
@@ -95,7 +96,7 @@ class UserAgent:
 
     @property
     def begins_anywhere(self) -> bool:
-        """See ``Agent``: a user's agent never sees events from before its start."""
+        """See ``Agent``. Always false, because a user's agent never sees events from before its first start."""
         return False
 
     def receive(self, event: StreamEvent) -> list[Output]:
@@ -108,7 +109,8 @@ class UserAgent:
             self._agent.apply(_plain(event))
 
     def state(self) -> dict[str, Any]:
-        """See ``Agent``: what its ``state`` returns, else its attributes that do not begin with ``_``."""
+        """See ``Agent``. What the user's ``state`` returns, or, if there is no ``state``, the attributes that do not
+        begin with ``_``."""
         if hasattr(self._agent, "state"):
             found: dict[str, Any] = self._agent.state()
             return found
@@ -126,7 +128,8 @@ class UserAgent:
                 setattr(self._agent, name, value)
 
     def health(self) -> HealthStatus:
-        """See ``Agent``: ``health`` may return ``"READY"`` or ``("DEGRADED", ["why"])``; without it, ``READY``."""
+        """See ``Agent``. The user's ``health`` may return ``"READY"`` or ``("DEGRADED", ["why"])``; an agent without
+        ``health`` is ``READY``."""
         if not hasattr(self._agent, "health"):
             return READY
         found = self._agent.health()
@@ -168,9 +171,9 @@ class UserAgent:
 class UserEffect:
     """Wraps a user's coroutine ``run(args, key)`` as an ``EffectKind``.
 
-    Its attribute ``effect_class`` is ``safe``, ``idempotent`` or ``unsafe`` (the default). Its attribute ``reconcile``,
-    a coroutine with the same arguments, returns ``{"done": true, "result": …}``,
-    ``{"done": false}``, or ``None`` if it cannot tell.
+    The coroutine's attribute ``effect_class`` is ``safe``, ``idempotent`` or ``unsafe`` (the default). The attribute
+    ``reconcile``, a coroutine with the same arguments, returns ``{"done": true, "result": …}``, ``{"done": false}``, or
+    ``None`` if it cannot tell.
     """
 
     def __init__(self, spec: str, run: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the runtime counts (seed 003, "Metrics Emission"). The composition root decides how it is exported."""
+"""What the runtime counts (seed 003, "Metrics Emission"). The composition root decides how the counts are exported."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Protocol
 
 
 class Metrics(Protocol):
-    """Counts what happened. Every method returns at once and never raises.
+    """Counts what happened. Every method returns at once and never raises an error.
 
-    ``agent`` is an agent's configured id, ``kind`` an effect's kind, ``seconds`` a duration on a monotonic clock.
+    ``agent`` is an agent's configured id, ``kind`` is an effect's kind, and ``seconds`` is a duration on a monotonic
+    clock.
     """
 
     def received(self, agent: str) -> None:

@@ -1,13 +1,13 @@
-"""Checks that an agent is pure: that it only decides and remembers, so that a replay gives the same results.
+"""Checks that an agent is pure: a pure agent only decides and remembers, so that a replay gives the same results.
 
 None of the three checks proves purity, but together they catch accidents:
 
-* its source must not refer to a clock, randomness, a socket, a process, a file or an event loop;
-* while ``receive`` and ``apply`` are running, using any of these raises an error;
+* the agent's source must not refer to a clock, randomness, a socket, a process, a file or an event loop;
+* while ``receive`` and ``apply`` are running, any use of a clock, a file and so on raises an error;
 * two fresh agents that get the same events must return the same outputs and end in the same state, ``receive`` must not
   change the state, and the state must survive a snapshot.
 
-Do not use it in a working sidecar, because the second check changes the whole process while it runs.
+Do not use this module in a running sidecar, because the second check affects the whole process while it is running.
 
 Source: seed 003, "Pure Receive Function", "Deterministic Execution"; FEATURES R3, R6-R8.
 """
@@ -49,7 +49,7 @@ IMPURE_METHODS: Final = frozenset({"now", "utcnow", "today"})
 """Impure methods of ``datetime`` and ``date``."""
 
 IMPURE_BUILTINS: Final = frozenset({"open", "input", "breakpoint", "hash", "id", "__import__"})
-"""``hash`` and ``id`` differ from process to process."""
+"""Built-in functions that an agent must not use. The results of ``hash`` and ``id`` differ from process to process."""
 
 _GUARDED: Final = (
     *(f"time.{name}" for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "sleep")),
@@ -110,7 +110,7 @@ def check_agent(
 
 
 class _Run:
-    """One agent, to which events are given under guard."""
+    """One agent that gets events under guard."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._identity = agent, seeded_identity(1)
@@ -171,8 +171,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def _guarded(where: str, findings: list[Finding]) -> Iterator[None]:
-    """Make every use of a clock, randomness, sockets, processes and files raise an error, and note it even if the error
-    is caught.
+    """Make every use of a clock, randomness, sockets, processes and files raise an error, and record the use even if
+    the agent catches the error.
     """
     global _is_hooked
     if not _is_hooked:
@@ -235,7 +235,7 @@ def check_source(agent: type) -> list[Finding]:
 
 
 class _Names:
-    """What the names in a function stand for."""
+    """Finds out what the names in a function refer to."""
 
     def __init__(self, function: FunctionType) -> None:
         closure = inspect.getclosurevars(function)

@@ -1,10 +1,11 @@
 """Replays an agent: gives its recorded inputs to a new agent, and compares the results with the log.
 
-Nothing is written and no effect is run. It works with any reader, so it can also read the log of a stopped sidecar.
+Nothing is written and no effect is run. A replay works with any reader, so it can also read the log of a stopped
+sidecar.
 
 For each input, the replay compares what ``receive`` returns (type and payload of each event, command and effect) and
-the hash of the state after it. It also compares the stored snapshot with the state at the snapshot's place. A replay
-ends at the first difference, because everything later depends on what differs.
+the hash of the state after the input. The replay also compares the stored snapshot with the state at the snapshot's
+offset. A replay ends at the first difference, because everything later depends on what differs.
 
 Source: seed 003, "Replay Determinism"; FEATURES R15.
 """
@@ -54,14 +55,14 @@ class ReplayResult(NamedTuple):
     inputs: int
     outputs: int
     offset: int
-    """The last offset that was replayed; -1 if there is none."""
+    """The last offset that was replayed; -1 if none was."""
     state: str
     """The hash of the state after that offset."""
     snapshot: SnapshotCheck
     difference: Difference | None
 
     def as_json(self) -> dict[str, Any]:
-        """The result as the command line prints it."""
+        """The result in the form that the command line prints."""
         return {**self._asdict(), "difference": self.difference and self.difference._asdict()}
 
 
@@ -159,7 +160,7 @@ class _Replay:
         return None
 
     async def _given(self, record: Record) -> StreamEvent | None:
-        """What ``receive`` got: the command itself, or the event of the log that the record points at."""
+        """What ``receive`` originally got: the command itself, or the event of the log that the record points at."""
         event = record.event
         if event.type == RECEIVED and "position" in event.payload:
             position = event.payload["position"]
@@ -172,7 +173,7 @@ class _Replay:
         return None if _is_forgotten(event) else plain
 
     async def snapshot_at(self, group: _Group) -> Difference | None:
-        """Compare the stored snapshot if the replay has just reached its place."""
+        """Compare the stored snapshot if the replay has just reached the snapshot's offset."""
         if self._kept == "unread":
             self._kept = await self._read_snapshot()
         if self._kept is None or self._kept[0] != group.last.offset + 1:

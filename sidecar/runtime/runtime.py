@@ -61,7 +61,7 @@ class UnknownAgent(LookupError):
 
 
 class Runtime:
-    """The agents over one store. Call ``start`` before anything else. Belongs to its event loop."""
+    """The agents over one store. Call ``start`` before anything else. Bound to one event loop."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class Runtime:
         self._kept = NOTHING
         self._problem = ""
         self._is_level = False
-        """Whether the view holds everything that was in the log at the start."""
+        """Whether the view covers everything that was in the log at the start."""
 
     async def start(self) -> None:
         """Restore every agent from the log, then begin to hand out events.
 
-        Commands are accepted when this returns. The runtime's view is folded in the background, because without a
-        snapshot that means reading the whole log.
+        Commands are accepted once this method has returned. The runtime's view is folded in the background, because
+        without a snapshot the whole log must be read.
 
         Raises:
             StreamError: the log cannot be read or written.
@@ -118,7 +118,7 @@ class Runtime:
         self._reading = asyncio.create_task(self._read())
 
     async def close(self) -> None:
-        """Stop handing out events, finish the inputs that the engines hold, and keep snapshots. Idempotent."""
+        """Stop handing out events, finish the inputs that the engines hold, and store snapshots. Idempotent."""
         if self._reading is None:
             return
         self._reading.cancel()
@@ -142,7 +142,8 @@ class Runtime:
         return await engine.command(command)
 
     async def bury(self, agent: str, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
-        """Record a command as an agent's dead letter. Raises as ``Engine.bury``, and ``UnknownAgent``."""
+        """Record a command as an agent's dead letter. Raises the same errors as ``Engine.bury``, and
+        ``UnknownAgent``."""
         engine = self.engines.get(agent)
         if engine is None:
             raise UnknownAgent(agent)
@@ -156,7 +157,8 @@ class Runtime:
 
     def status(self) -> list[dict[str, Any]]:
         """Every agent: ``name``, ``health``, ``reasons``, ``events``, ``handled``, ``waiting``, ``position``, ``lag``
-        (records of the log that it has not seen), ``last_error``, ``dead`` (letters), ``effects`` (open), ``in_doubt``.
+        (records of the log that the agent has not seen), ``last_error``, ``dead`` (letters), ``effects`` (open),
+        ``in_doubt``.
         """
         head = self._store.head
         rows = []
@@ -182,7 +184,7 @@ class Runtime:
         return rows
 
     async def until_level(self) -> None:
-        """Wait until the view has everything that is in the log now, but at most ``LEVEL_SECONDS``."""
+        """Wait until the view covers everything that is in the log now, but wait at most ``LEVEL_SECONDS``."""
         head, loop = self._store.head, asyncio.get_running_loop()
         end = loop.time() + LEVEL_SECONDS
         while True:
@@ -198,7 +200,7 @@ class Runtime:
     async def redrive(self, letter_id: str) -> str:
         """Hand a dead letter to its agent again; returns the outcome.
 
-        If it fails again, it becomes a dead letter again.
+        If the input fails again, it stays a dead letter.
 
         Raises:
             LookupError: no open dead letter has this id.
@@ -227,7 +229,7 @@ class Runtime:
         return handled.outcome
 
     async def drop(self, letter_id: str) -> None:
-        """Mark a dead letter as dropped; its record stays. Raises ``LookupError`` if there is no open letter with this
+        """Mark a dead letter as dropped; the letter's record stays. Raises ``LookupError`` if no open letter has this
         id.
         """
         if letter_id not in self.view.dead:

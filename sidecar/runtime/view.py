@@ -17,8 +17,8 @@ VIEW: Final = "runtime"
 VIEW_VERSION: Final = 1
 
 MAX_CHAINS: Final = 20_000
-"""Maximum number of chains whose depth is remembered; beyond that, the oldest chain is dropped. The depth of its next
-message is then taken from the message's header."""
+"""Maximum number of chains whose depth is remembered; beyond that, the oldest chain is dropped. The depth of the next
+message in a dropped chain is then taken from the message's header."""
 
 REDRIVEN, DROPPED = "dlq.redriven", "dlq.dropped"
 REQUESTED, COMPLETED, FAILED, IN_DOUBT = "effect.requested", "effect.completed", "effect.failed", "effect.in_doubt"
@@ -26,7 +26,7 @@ REQUESTED, COMPLETED, FAILED, IN_DOUBT = "effect.requested", "effect.completed",
 
 @dataclass(slots=True)
 class OpenEffect:
-    """A requested effect without a final result. ``offset`` is its request's place in the agent's stream."""
+    """A requested effect without a final result. ``offset`` is the offset of the request in the agent's stream."""
 
     agent: str
     stream: str
@@ -56,7 +56,7 @@ class RuntimeView:
     """The open effects, by the id of the request."""
     dead: dict[str, DeadLetter] = field(default_factory=dict)
     depths: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """By correlation id: the depth of each command that an agent sent or received."""
+    """By correlation id, the depth of the commands that an agent sent or received."""
 
     def apply(self, record: Record) -> None:
         """Apply one record. Records that were applied before change nothing."""
@@ -106,7 +106,7 @@ class RuntimeView:
 
     @classmethod
     def load(cls, dumped: bytes) -> RuntimeView:
-        """Restore a projection from ``dump``. Raises ``ValueError`` for anything else."""
+        """Restore a projection from ``dump``. Raises ``ValueError`` if the bytes did not come from ``dump``."""
         return _ADAPTER.validate_json(dumped)
 
 

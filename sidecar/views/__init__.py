@@ -1,1 +1,2 @@
-"""The command line's views of a log: catalog, turns, one event in a line, and finding what a person named."""
+"""The command line's views of a log: the catalog, turns, one event in a line, and the search for what a person
+named."""

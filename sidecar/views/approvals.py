@@ -17,8 +17,8 @@ from streams.query import describe_span
 from streams.store import Record
 
 LEAST_PERSON_MS = 100
-"""A person needs longer to read and reject an ask. If it took less time, ``opencode run`` rejected it; OpenCode reports
-both in the same way."""
+"""A person needs at least this many ms to read and reject an ask. An ask that was rejected faster was rejected by
+``opencode run``; OpenCode reports both in the same way."""
 
 AskState = Literal["waiting", "replied", "rejected", "over"]
 """``over``: the turn or the process ended before anybody answered."""
@@ -26,7 +26,7 @@ AskState = Literal["waiting", "replied", "rejected", "over"]
 
 @dataclass(slots=True)
 class Question:
-    """One question of an agent, and the labels of the answers that it offered."""
+    """One question of an agent, and the labels of the answers that the agent offered."""
 
     text: str
     options: list[str]
@@ -34,7 +34,7 @@ class Question:
 
 @dataclass(slots=True)
 class Ask:
-    """A permission or a question: exactly what was asked, who answered, with what answer, and after how long.
+    """A permission or a question: exactly what was asked, who answered, what the answer was, and how long it took.
 
     ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``. ``by`` is
     empty if there is no answer or a program rejected the ask.
@@ -61,7 +61,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Approval:
-    """An ask, the record that asks, and the record that answers once there is one."""
+    """An ask, the record that asks, and, once there is one, the record that answers."""
 
     ask: Ask
     asked: Record
@@ -79,12 +79,12 @@ class Approval:
 
     @property
     def what(self) -> str:
-        """What the ask is about, on one line."""
+        """The subject of the ask, on one line."""
         return what_is_asked(self.asked.event.payload)
 
     @property
     def diff(self) -> str:
-        """The diff that was shown with the request; empty without one."""
+        """The diff that was shown with the request; empty if there was no diff."""
         return as_text(as_mapping(self.asked.event.payload.get("metadata")).get("diff"))
 
     @property
@@ -98,7 +98,7 @@ class Approval:
 
     @property
     def text(self) -> str:
-        """The answer in words: ``approved once by user after 12.0s``; ``not answered`` without one."""
+        """The answer in words: ``approved once by user after 12.0s``; ``not answered`` if there is no answer."""
         reply = self.reply
         if reply is None:
             return "not answered"
@@ -107,7 +107,7 @@ class Approval:
         return f"{did} {who_text(self.ask)}{said}"
 
     def is_about(self, step: dict[str, Any]) -> bool:
-        """False if the call of ``step`` has a different command, path or address from the one in the ask.
+        """False if the command, path or address in the call of ``step`` differs from the one in the ask.
 
         Parallel calls in one turn may have the same call id.
         """
@@ -123,7 +123,7 @@ class Approval:
         return not (given and patterns) or any(part in text or "*" in part for part in patterns for text in given)
 
     def as_json(self) -> dict[str, Any]:
-        """The approval as ``changes --json`` prints it."""
+        """The approval in the form that ``changes --json`` prints."""
         payload, answer = self.asked.event.payload, self.answer
         return {
             "request": self.ask.request,
@@ -151,7 +151,7 @@ class Approvals:
         return iter(self._requests.values())
 
     def apply(self, record: Record) -> Approval | None:
-        """Apply one record. Returns the ask that the record makes or answers, or ``None``.
+        """Apply one record. Returns the approval that the record opens or answers, or ``None``.
 
         Only the first answer counts. An answer to an unknown ask is dropped.
         """
@@ -174,7 +174,7 @@ class Approvals:
     def of_step(self, payload: dict[str, Any]) -> list[Approval]:
         """What the call of an ``execution.step`` asked for, oldest first.
 
-        Call ids repeat, so the turn and the input must match too.
+        Call ids repeat, so the turn and the input must match, too.
         """
         session, turn, call = (as_text(payload.get(name)) for name in ("session", "turn", "call"))
         return [each for each in self._calls.get((session, turn, call), ()) if each.is_about(payload)]
@@ -189,7 +189,7 @@ class Approvals:
 
 
 def ask_of(record: Record) -> Ask:
-    """Build the ask of a record: the permission and exactly what it is for, or the questions."""
+    """Build the ask from a record: the permission and exactly what it is for, or the questions."""
     event, payload = record.event, record.event.payload
     exact = first_text(as_mapping(payload.get("metadata")), "command", "filepath", "url")
     questions = []
@@ -232,7 +232,7 @@ def who_text(ask: Ask) -> str:
 
 
 _SAME_FIELDS = (("command", "command"), ("filepath", "filePath", "path", "file"), ("url", "url"))
-"""A field of an ask's metadata, then the fields of a call's input that have the same value."""
+"""In each row: a field of an ask's metadata, then the fields of a call's input that may have the same value."""
 
 _PATTERN_FIELDS = {
     "bash": "command",
@@ -245,7 +245,7 @@ _PATTERN_FIELDS = {
 
 
 def _may_be_same_file(asked: str, given: str) -> bool:
-    """True if two paths may name the same file; the base of a relative path is not known."""
+    """True if two paths may name the same file. The base directory of a relative path is not known."""
     whole, part = sorted(map(normpath, (asked, given)), key=lambda path: not path.startswith("/"))
     if part.startswith("/") or not whole.startswith("/"):
         return whole == part

@@ -25,6 +25,6 @@ def what_is_asked(payload: dict[str, Any]) -> str:
 
 
 def asked_text(payload: dict[str, Any]) -> str:
-    """An ask on one line, the same wherever it is shown: ``bash rm -rf build``, or the question."""
+    """An ask on one line: ``bash rm -rf build``, or the question. Every command and screen shows this same text."""
     what = what_is_asked(payload)
     return what if payload.get("questions") else one_line(f"{first_text(payload, 'permission', 'kind')} {what}")

@@ -13,7 +13,7 @@ Tone = Literal["input", "output", "good", "bad", "asks", "quiet", "plain"]
 interest."""
 
 Told = tuple[str, str, Tone]
-"""Label, text and tone, as in ``describe.Line``."""
+"""The label, text and tone of a line, as in ``describe.Line``."""
 
 _LONGEST: Final = 2000
 
@@ -38,7 +38,8 @@ NEWS: Final = frozenset(
         "signal.raised",
     }
 )
-"""The events of agents' streams that a person who follows everything wants to see; the rest is bookkeeping."""
+"""The events in agents' streams that a person who follows everything wants to see; all other events there are
+bookkeeping."""
 
 
 def is_news(stream_id: str, type_: str) -> bool:
@@ -47,7 +48,7 @@ def is_news(stream_id: str, type_: str) -> bool:
 
 
 def tell(type_: str, payload: dict[str, Any]) -> Told | None:
-    """The line of an event; ``None`` if it has another type."""
+    """The line for an event; ``None`` if the event has a type that this module does not know."""
     teller = _TELLERS.get(type_)
     return teller(payload) if teller is not None else None
 

@@ -1,8 +1,7 @@
 """A projection of a log's streams and sessions: counts, costs and lineage. Pure.
 
-It stays small for a log of any length, because turns are counted, not kept. So the
-sidecar keeps a snapshot of it, and commands read the snapshot and the few records after
-it.
+The catalog stays small for a log of any length, because turns are counted, not kept. So the sidecar stores snapshots of
+the catalog, and commands read the last snapshot and the few records after it.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
 
 CATALOG: Final = "catalog"
-"""Name of its snapshot."""
+"""The name of the catalog's snapshot."""
 
 CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 4
-"""Version of the dumped catalog and of the fold; snapshots of another version are not used."""
+"""Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
 def is_agents(stream_id: str) -> bool:
@@ -52,7 +51,7 @@ class SessionView(msgspec.Struct):
     is_turn_open: bool = False
     turn_ms: int = 0
     pid: int = 0
-    """The pid of the OpenCode that began the turn; 0 if unknown."""
+    """The pid of the OpenCode process that began the turn; 0 if unknown."""
     asks: dict[str, OpenAsk] = {}
 
     @property
@@ -62,9 +61,10 @@ class SessionView(msgspec.Struct):
 
 
 class StreamView(msgspec.Struct):
-    """One stream's figures. Times are the events' own, in ms since 1970.
+    """One stream's figures. Times are the times of its events, in ms since 1970.
 
-    ``directory`` is where OpenCode ran, ``project`` OpenCode's id of the project; both are empty if unknown.
+    ``directory`` is the directory in which OpenCode ran, and ``project`` is OpenCode's id of the project; both are
+    empty if unknown.
     """
 
     id: str
@@ -83,7 +83,7 @@ class StreamView(msgspec.Struct):
 
 
 class Catalog:
-    """Fold a whole log, or one family of it; records in position order."""
+    """A fold over a whole log, or over one family of streams. Apply records in position order."""
 
     def __init__(self) -> None:
         self.lineage = Lineage()
@@ -191,8 +191,8 @@ class Catalog:
     def end_dead(self, still_runs: Callable[[int, int], bool]) -> None:
         """Close the open turns, with their asks, whose OpenCode process has ended.
 
-        The sidecar will record that they ended. Until then, or if no sidecar is running, readers must not show these
-        turns as active.
+        The sidecar will record the end of these turns. Until then, or while no sidecar is running, readers must not
+        show these turns as active.
         """
         for session in self.sessions.values():
             if session.is_turn_open and session.pid and not still_runs(session.pid, session.turn_ms):
@@ -202,7 +202,7 @@ class Catalog:
     # --- queries ---
 
     def asks(self, streams: Collection[str] | None = None) -> list[OpenAsk]:
-        """What is waiting for a person, oldest first; only in ``streams`` if they are given."""
+        """What is waiting for a person, oldest first; if ``streams`` are given, only in these streams."""
         found = [
             ask
             for session in self.sessions.values()
@@ -212,14 +212,15 @@ class Catalog:
         return sorted(found, key=lambda ask: ask.since_ms)
 
     def directory(self, stream_id: str) -> str:
-        """The directory where the stream's session ran; for a joined stream without one, where its root ran."""
+        """The directory in which the stream's session ran. For a joined stream without a directory, the directory of
+        its root session."""
         stream = self.streams.get(stream_id)
         if stream is not None and not stream.directory:
             stream = self.streams.get(self.root_stream(stream_id))
         return stream.directory if stream is not None else ""
 
     def own_session(self, stream_id: str) -> SessionView | None:
-        """The first session of a stream, whose name the stream has; ``None`` for ``system`` and similar streams."""
+        """The session after which the stream is named; ``None`` for ``system`` and similar streams."""
         stream = self.streams.get(stream_id)
         return self.sessions[stream.sessions[0]] if stream is not None and stream.sessions else None
 
@@ -248,7 +249,8 @@ class Catalog:
         return "unknown" if known is not None and not known.known else "idle"
 
     def stream_json(self, stream_id: str) -> dict[str, Any]:
-        """One stream as ``streams --json`` prints it; ``root`` is null unless it was joined to another stream."""
+        """One stream in the form that ``streams --json`` prints; ``root`` is null unless the stream was joined to
+        another stream."""
         stream = self.streams[stream_id]
         own = self.own_session(stream_id)
         root = self.root_stream(stream_id)
@@ -295,7 +297,7 @@ def add_cost(total: float, payload: dict[str, Any]) -> float:
 _TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended", "opencode.session.renamed"})
 _ENDS_ASKS: Final = frozenset({RESUMED, ENDED, "turn.started"})
 _ASK_LENGTH: Final = 300
-"""Characters of an ask that a snapshot keeps."""
+"""How many characters of an ask a snapshot keeps."""
 _LINEAGE: Final = frozenset({CREATED, RESUMED, "lineage.linked"})
 
 

@@ -41,7 +41,7 @@ class Edit:
         return None if self.change.how == "replace" else self.change.deletions
 
     def as_json(self) -> dict[str, Any]:
-        """The edit as ``changes --json`` prints it."""
+        """The edit in the form that ``changes --json`` prints."""
         return {
             "event": self.event,
             "ts": self.ts,
@@ -55,7 +55,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A permission that a person gave or refused. ``event`` is the answer, ``actor`` the agent that asked."""
+    """A permission that a person gave or refused. ``event`` is the answer, and ``actor`` is the agent that asked."""
 
     event: str
     ts: int
@@ -63,7 +63,7 @@ class Decision:
     approval: Approval
 
     def as_json(self) -> dict[str, Any]:
-        """The decision as ``changes --json`` prints it."""
+        """The decision in the form that ``changes --json`` prints."""
         return {"event": self.event, "ts": self.ts, "actor": self.actor, **self.approval.as_json()}
 
 
@@ -71,7 +71,7 @@ class Decision:
 class TurnChanges:
     """Every edit of one turn, and the decisions about calls that changed no file.
 
-    ``undone``: a person took the turn back later with ``/undo``, which also restores the files.
+    ``undone``: a person later reverted the turn with ``/undo``, which also restores the files.
     """
 
     stream: str
@@ -95,7 +95,7 @@ class TurnChanges:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """The turn as ``changes --json`` prints it."""
+        """The turn in the form that ``changes --json`` prints."""
         return {
             "stream_id": self.stream,
             "session": self.session,
@@ -112,9 +112,9 @@ class TurnChanges:
 
 
 class Changes:
-    """Fold of the records of ``TYPES``, in position order; others are ignored.
+    """A fold over the records of ``TYPES``, in position order; other records are ignored.
 
-    Only changes from ``since_ms`` to before ``until_ms`` count. Earlier records supply prompts and approvals.
+    Only changes at or after ``since_ms`` and before ``until_ms`` count. Earlier records supply prompts and approvals.
     """
 
     def __init__(self, *, since_ms: int | None = None, until_ms: int | None = None, with_diffs: bool = False) -> None:
@@ -143,7 +143,7 @@ class Changes:
             self._prompts[session, str(payload.get("message"))] = input_text(payload)[:LONGEST]
 
     def turns(self) -> list[TurnChanges]:
-        """Every turn with a change or a decision, ordered by its first one."""
+        """Every turn with a change or a decision, ordered by the first change or decision in the turn."""
         found = dict(self._turns)
         for turn in found.values():
             turn.decisions = []
@@ -213,7 +213,8 @@ def totals(turns: Sequence[TurnChanges]) -> dict[str, int]:
 
 
 def _sums(edits: list[Edit]) -> dict[str, int | None]:
-    """The lines that several edits of one file added and removed; ``None`` if not known for one of them."""
+    """The numbers of lines that several edits of one file added and removed; ``None`` if a number is not known for one
+    edit."""
     added, removed = [edit.added for edit in edits], [edit.removed for edit in edits]
     known = not any(count is None for count in (*added, *removed))
     return {

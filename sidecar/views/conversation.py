@@ -1,4 +1,5 @@
-"""Fold the records of one family into a conversation: sessions, and below their calls the child sessions. Pure."""
+"""Folds the records of one family into a conversation: sessions, and the child sessions below the calls that started
+them. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from streams.lineage import CREATED, LINKED, RESUMED
 from streams.store import Record
 
 MOST_DEPTH = 8
-"""Maximum nesting depth of sessions; deeper ones become roots."""
+"""Maximum nesting depth of sessions; deeper sessions become roots."""
 
 
 class Conversation:
-    """Fold of records in position order; ``roots`` is the result so far."""
+    """A fold over records in position order; ``roots`` is the result so far."""
 
     def __init__(self) -> None:
         self._folds: dict[str, SessionFold] = {}
@@ -23,7 +24,7 @@ class Conversation:
 
     @property
     def roots(self) -> list[Session]:
-        """The sessions that are below no ``task`` call, in the order they appeared."""
+        """The sessions that are below no ``task`` call, in the order in which they appeared."""
         return [fold.session for fold in self._folds.values() if fold.branch is None]
 
     def apply(self, record: Record) -> None:
@@ -61,7 +62,8 @@ class Conversation:
             self._put_below(above, child, call)
 
     def _finished(self, above: SessionFold, payload: dict[str, Any]) -> None:
-        """A ``task`` call ended. Put the child session below the call, even if no event announced the child."""
+        """Handle the end of a ``task`` call: put the child session below the call, even if no event announced the
+        child."""
         child = self._folds.get(as_text(payload.get("child")))
         if child is not None and child.branch is None:
             last = next(reversed(above.turn_of(payload).items), None)

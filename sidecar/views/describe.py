@@ -19,12 +19,12 @@ from streams.event import StreamEvent
 from streams.query import describe_span
 
 LONGEST = 2000
-"""Maximum number of a text's characters used for one line; no terminal is wider."""
+"""Maximum number of characters of a text that are used for one line; no terminal is wider."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``label`` names what happened in one or two words, ``text`` says what; ``text`` may be empty."""
+    """``label`` names in one or two words what happened, and ``text`` gives the content; ``text`` may be empty."""
 
     label: str
     text: str
@@ -35,10 +35,11 @@ class Line:
 
 
 def describe(event: StreamEvent, *, took_ms: int | None = None, waited_ms: int = 0) -> Line:
-    """The line of an event of any type; an unknown type shows the most useful field of its payload.
+    """The line for an event of any type. An event of an unknown type is shown with the most useful field of its
+    payload.
 
     ``took_ms`` is how long the turn that ends with this event took; ``waited_ms`` is how long the step waited for a
-    person. The payload has neither; see ``Timing``.
+    person. The payload has neither of these durations; see ``Timing``.
     """
     payload = event.payload
     if is_forgotten(payload):
@@ -242,7 +243,7 @@ def _json(value: Any) -> str:
 
 
 def _number(value: Any) -> bool:
-    """True for a number worth showing, that is, not 0."""
+    """True for a number that is worth showing, that is, any number except 0."""
     return is_number(value) and bool(value)
 
 

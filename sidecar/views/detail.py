@@ -1,4 +1,4 @@
-"""One event in full, for people: content first, then facts, ids last, nothing twice. Pure.
+"""One event in full, for people: first the content, then the facts, ids last, and nothing twice. Pure.
 
 Payloads come from other programs, so any field may be missing or have another type.
 """
@@ -21,7 +21,7 @@ Kind = Literal["text", "aside", "command", "output", "diff", "bad"]
 IDS: Final = (
     "session", "turn", "message", "assistant_message", "part", "call", "request", "parent", "child", "project", "root",
 )  # fmt: skip
-"""Fields of a payload that name something by its id."""
+"""Fields of a payload that contain an id."""
 
 _REPEATED: Final = ("preview", "display", "filediff", "diff", "files", "results", "interrupted", "parentSessionId")
 """Fields of a tool's metadata that repeat its output, its diff or its session in another form."""
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(slots=True)
 class Detail:
-    """``parts`` is the content, ``facts`` are labelled values, ``rest`` holds all other fields."""
+    """``parts`` is the content, ``facts`` are labelled values, and ``rest`` holds all other fields."""
 
     parts: list[Part] = field(default_factory=list)
     facts: list[tuple[str, str]] = field(default_factory=list)
@@ -198,7 +198,7 @@ _CONTENT: dict[str, Callable[[dict[str, Any]], list[Part]]] = {
 
 
 def _unsaid(value: Any, said: set[str]) -> Any:
-    """``value`` without empty values and those in ``said``; ``None`` if nothing is left."""
+    """``value`` without empty values and without the values in ``said``; ``None`` if nothing is left."""
     if isinstance(value, dict):
         kept = {key: inner for key, each in value.items() if (inner := _unsaid(each, said)) is not None}
         return kept or None

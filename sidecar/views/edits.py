@@ -40,7 +40,7 @@ class Diff:
 
 
 def file_changes(payload: dict[str, Any], asked_diff: str = "") -> list[Diff]:
-    """The files that an ``execution.step`` changed; empty if it failed or its tool changes none.
+    """The files that an ``execution.step`` changed; empty if the step failed or its tool changes no files.
 
     ``asked_diff`` is the diff that a person approved. OpenCode reports the diff of an edit; otherwise the diff is
     made from the call's input: the whole content, or the old and the new string.
@@ -73,7 +73,7 @@ def new_file_diff(file: str, content: str) -> str:
 
 
 def hunks_of(diff: str) -> str:
-    """A unified diff without its file headers; other text unchanged."""
+    """A unified diff without its file headers; other text is returned unchanged."""
     return "\n".join(line for part in _parts(diff) for line in part.hunks) or diff.rstrip("\n")
 
 
@@ -87,7 +87,7 @@ def diff_lines(diff: str) -> Iterator[tuple[str, str]]:
 
 
 def short_path(file: str, directory: str) -> str:
-    """``file`` relative to ``directory`` if the file is below it, else unchanged."""
+    """``file`` relative to ``directory`` if the file is below that directory; otherwise unchanged."""
     inside = f"{directory.rstrip('/')}/"
     return file.removeprefix(inside) if directory and file != inside else file
 
@@ -102,7 +102,7 @@ class _Part:
 
 
 def _reported(outer: dict[str, Any], named: str) -> list[Diff]:
-    """The diffs that OpenCode reports: ``{file, patch, additions, deletions}``, perhaps below ``filediff``, or a
+    """The diffs that OpenCode reports, as ``{file, patch, additions, deletions}`` (perhaps below ``filediff``) or as a
     ``diff``.
     """
     inner = as_mapping(outer.get("filediff")) or outer
@@ -144,7 +144,8 @@ def _compared(old: str, new: str) -> str:
 
 
 def _parts(diff: str) -> list[_Part]:
-    """Split a unified diff by file. Hunk headers say how many lines follow, because a line may look like a header."""
+    """Split a unified diff by file. The line counts in hunk headers are used, because a line of a file may look like a
+    header."""
     found: list[_Part] = []
     part, old, new = _Part("", []), 0, 0
     for line in diff.rstrip("\n").split("\n"):

@@ -6,27 +6,27 @@ from typing import Any, TypeGuard
 
 
 def as_text(value: Any) -> str:
-    """``value`` if it is a string, else the empty string."""
+    """``value`` if it is a string; otherwise the empty string."""
     return value if isinstance(value, str) else ""
 
 
 def as_mapping(value: Any) -> dict[str, Any]:
-    """``value`` if it is a mapping, else an empty one."""
+    """``value`` if it is a mapping; otherwise an empty mapping."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """``value`` if it is a list, else an empty one."""
+    """``value`` if it is a list; otherwise an empty list."""
     return value if isinstance(value, list) else []
 
 
 def as_strings(value: Any) -> list[str]:
-    """The strings in ``value`` if it is a list."""
+    """The strings in ``value`` if it is a list; otherwise an empty list."""
     return [one for one in as_list(value) if isinstance(one, str)]
 
 
 def as_int(value: Any) -> int | None:
-    """``value`` as a whole number if it is a number."""
+    """``value`` as a whole number if it is a number; otherwise ``None``."""
     return int(value) if is_number(value) and abs(value) < 2**53 else None
 
 
@@ -36,7 +36,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def first_text(values: dict[str, Any], *names: str) -> str:
-    """The first named value that is a non-empty string, else the empty string."""
+    """The first named value that is a non-empty string; otherwise the empty string."""
     return next(filter(None, (as_text(values.get(name)) for name in names)), "")
 
 
@@ -48,7 +48,8 @@ def is_forgotten(payload: dict[str, Any]) -> bool:
 def is_said(part: dict[str, Any]) -> bool:
     """True for a text that is part of an input and was not added by OpenCode itself.
 
-    What OpenCode adds is marked as synthetic. So are the messages of the sidecar, which a model answers.
+    Texts that OpenCode adds are marked as synthetic. The sidecar's messages are marked as synthetic, too, but a model
+    answers them.
     """
     is_ours = "durable_stream" in as_mapping(part.get("metadata"))
     return part.get("type") == "text" and (is_ours or not part.get("synthetic"))

@@ -1,4 +1,4 @@
-"""Parse untrusted Markdown: raw HTML is text, and links may only lead to http and https. Pure."""
+"""Parses untrusted Markdown: raw HTML counts as text, and links may lead only to http and https addresses. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 DEEPEST: Final = 40
-"""Maximum nesting depth of Markdown to be rendered; a list or quote counts as two levels. The parser drops deeper
+"""Maximum nesting depth of Markdown that is rendered; a list or quote counts as two levels. The parser drops deeper
 content."""
 
 
@@ -24,7 +24,7 @@ class _Markdown(MarkdownIt):
 
 
 def parser(**options: Any) -> MarkdownIt:
-    """CommonMark with tables and strikethrough."""
+    """A parser for CommonMark with tables and strikethrough."""
     made = _Markdown("commonmark", {"html": False, "maxNesting": DEEPEST, **options})
     return made.enable(["table", "strikethrough"])
 

@@ -1,4 +1,4 @@
-"""A projection of every turn of a log, or of one family in it; ``tree`` prints it. Pure."""
+"""A projection with every turn of a log, or of one family in a log, for ``tree``. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streams.store import Record
 
 @dataclass(slots=True)
 class TurnView:
-    """One turn. ``outcome`` is ``None`` while it is open; times are in ms since 1970."""
+    """One turn. ``outcome`` is ``None`` while the turn is open; times are in ms since 1970."""
 
     message: str
     agent: str
@@ -100,7 +100,7 @@ class Overview(Catalog):
             turn.spawned.append(as_text(payload.get("child")))
 
     def session_json(self, session: SessionView) -> dict[str, Any]:
-        """A session, its turns and the sessions below it, as ``tree --json`` prints it."""
+        """A session, its turns and the sessions below it, in the form that ``tree --json`` prints."""
         below = {child.id: child for child in self.children(session.id)}
         turns = []
         for turn in self.turns(session.id):

@@ -1,4 +1,5 @@
-"""Which streams belong to a project: those that ran in its directory, or in another worktree of it. Pure."""
+"""Finds the streams of a project, whose sessions ran in the project's directory or in another worktree of its
+repository. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import PurePath
 from sidecar.views.catalog import Catalog, is_agents
 
 _NO_PROJECT = ("", "global")
-"""OpenCode's project id of a directory without a repository."""
+"""OpenCode's project ids for a directory without a repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Project:
     root: str
 
     def holds(self, directory: str) -> bool:
-        """True if ``directory`` is this project's root or below it; false if it is empty."""
+        """True if ``directory`` is this project's root or below it; false if ``directory`` is empty."""
         return bool(directory) and PurePath(directory).is_relative_to(self.root)
 
     def streams(self, catalog: Catalog) -> set[str]:
@@ -31,7 +32,8 @@ class Project:
 
 
 def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str | None:
-    """The stream to which a record was added last, preferably one with a session; only one of ``streams`` if given.
+    """The stream to which a record was added last, preferably a stream with a session. If ``streams`` are given, only
+    one of these.
 
     Never the stream of an agent.
     """

@@ -1,4 +1,4 @@
-"""Find the stream or event that a person named by its id, or by a unique prefix or suffix of the id."""
+"""Finds the stream or event that a person named by its id, or by a unique prefix or suffix of the id."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from streams.store import NOTHING, Record
 
 
 class SelectError(Exception):
-    """The named thing cannot be shown::
+    """What the person named cannot be shown::
 
     SelectError
     ├── NotFound     no stream or event matches; names similar ones
     ├── NoLog        the log holds no stream yet
-    ├── Ambiguous    several things match; names some
+    ├── Ambiguous    several streams or events match; names some of them
     ├── ChildSession a session was named where a stream is needed
-    └── AllPruned    nothing is left of the stream; says since when
+    └── AllPruned    the stream was fully pruned; says when
     """
 
     code: ClassVar[str] = "cannot-select"
@@ -50,7 +50,7 @@ class NoLog(SelectError):
 
 
 class Ambiguous(SelectError):
-    """The given name matches several things; the text names some."""
+    """The given name matches several streams or events; the text names some of them."""
 
     code = "ambiguous"
 
@@ -82,14 +82,15 @@ _SHOWN = 5
 
 
 def open_reader(store: Path) -> LogReader:
-    """The log, with or without a running sidecar; a missing one reads as empty."""
+    """A reader of the log, with or without a running sidecar; a missing log reads as empty."""
     return LogReader(store)
 
 
 async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
     """The catalog, from its last snapshot and the records after it, and the fault that ended reading early, if any.
 
-    Records that the snapshot covers are not read again; only their files must exist. ``verify`` reads everything.
+    Records that the snapshot covers are not read again, but the files of these records must exist. ``verify`` reads
+    everything.
     """
     known = _CATALOGS.get(reader)
     if known is not None:
@@ -108,7 +109,7 @@ async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
 
 
 _CATALOGS: WeakKeyDictionary[LogReader, Catalog] = WeakKeyDictionary()
-"""The folds of a reader, so that a command that asks twice reads the log once."""
+"""The catalog of each reader, so that a command that needs the catalog twice reads the log only once."""
 
 
 async def find_stream(reader: LogReader, given: str) -> str:
@@ -116,7 +117,7 @@ async def find_stream(reader: LogReader, given: str) -> str:
 
     Raises:
         SelectError: there is no match, or more than one.
-        CorruptLog: no match comes before the fault.
+        CorruptLog: the log is damaged, and nothing before the fault matches.
     """
     stream, session = await find_session(reader, given)
     if session is not None:
@@ -125,13 +126,13 @@ async def find_stream(reader: LogReader, given: str) -> str:
 
 
 async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
-    """The stream that ``given`` names, or a child session and the stream that it is in.
+    """(stream, child session) that ``given`` names; the session is ``None`` if ``given`` names a stream.
 
     A stream wins over a session. In a damaged log, only the records before the fault are searched.
 
     Raises:
         SelectError: there is no match, or more than one.
-        CorruptLog: no match comes before the fault.
+        CorruptLog: the log is damaged, and nothing before the fault matches.
     """
     given = given.lstrip("…")  # a narrow terminal shows the end of a stream's id after an ellipsis
     with suppress(CorruptLog):  # ``catalog_of`` below finds the same fault
@@ -169,7 +170,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
 
 
 def pruned_text(stream: str, gone: Gone) -> str | None:
-    """What a stream no longer holds, and since when; ``None`` if none of it was pruned."""
+    """What a stream no longer holds, and when that was pruned; ``None`` if nothing of the stream was pruned."""
     if gone.pruned_ms is None:
         return None
     day = local_time(gone.pruned_ms)
@@ -223,7 +224,7 @@ async def first(records: AsyncIterator[Record]) -> Record | None:
 class Family:
     """The streams that belong to one root session, joined by ``lineage.linked``; grows as records are applied.
 
-    With ``session`` it has only the records of that session and its descendants.
+    With ``session``, the family has only the records of that session and its descendants.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class Family:
         self._refresh()
 
     def apply(self, record: Record) -> set[str]:
-        """Take a record in position order; returns the streams that this one joined to the family."""
+        """Take the next record in position order; return the streams that this record joined to the family."""
         before = self.streams
         self.lineage.apply(record)
         if record.event.type.startswith(("lifecycle.", "lineage.")):
@@ -296,7 +297,7 @@ async def family_of(reader: LogReader, stream: str, *, only: bool = False, sessi
 async def records_of(
     reader: LogReader, family: Family, *, after: int = NOTHING, up_to: int | None = None
 ) -> AsyncIterator[Record]:
-    """The family's records in position order, above ``after``, not above ``up_to``."""
+    """The family's records in position order, with positions above ``after`` and not above ``up_to``."""
     streams = tuple(sorted(family.streams))
     source = reader.read(family.stream) if len(streams) == 1 else reader.query(Filter(streams=streams))
     async for record in source:
@@ -307,7 +308,7 @@ async def records_of(
 
 
 async def newest(records: AsyncIterator[Record], count: int) -> tuple[list[Record], CorruptLog | None]:
-    """The last ``count`` of ``records``, and the fault that ended reading early, if any."""
+    """The last ``count`` records of ``records``, and the fault that ended reading early, if any."""
     kept: deque[Record] = deque(maxlen=count)
     try:
         async for record in records:
@@ -318,7 +319,7 @@ async def newest(records: AsyncIterator[Record], count: int) -> tuple[list[Recor
 
 
 def empty_text(reader: LogReader) -> str:
-    """Why there is nothing to show: which home is empty, and what to do about it."""
+    """Why there is nothing to show: which home is empty, and what the user can do."""
     home = reader.store.parent
     if not home.is_dir():
         return (

@@ -1,4 +1,4 @@
-"""Fold the records of one session into turns and their items. Pure.
+"""Folds the records of one session into turns and their items. Pure.
 
 Records come in position order. Any field of a payload may be missing or of another type.
 """
@@ -21,12 +21,12 @@ from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
 
 _UNDONE = 60
-"""How many characters of a prompt are shown to say which one was undone."""
+"""How many characters of a prompt are shown to identify an undone prompt."""
 
 
 @dataclass(slots=True)
 class SessionFold:
-    """A session being folded. ``branch`` is where its turns go if a ``task`` call started it."""
+    """A session that is being folded. If a ``task`` call started the session, its turns go into ``branch``."""
 
     session: Session
     parent: str = ""
@@ -38,7 +38,7 @@ class SessionFold:
     """The user message that each assistant message answers."""
     approvals: Approvals = field(default_factory=Approvals)
     running: dict[tuple[str, str], Call] = field(default_factory=dict)
-    """By turn and call: ``task`` calls whose child session was announced."""
+    """By turn and call id: the ``task`` calls whose child session was announced."""
 
     def apply(self, record: Record) -> None:
         """Apply one record of the session."""
@@ -182,7 +182,7 @@ class SessionFold:
             self.turn(known.ask.turn).items.append(known.ask)
 
     def _end_asks(self, turn: str | None = None) -> None:
-        """OpenCode keeps asks in memory, so they end with the turn and with the process."""
+        """End open asks. OpenCode keeps asks only in memory, so they end with the turn and with the process."""
         for ask in (each.ask for each in self.approvals):
             if ask.state == "waiting" and turn in (None, ask.turn):
                 ask.state = "over"
@@ -190,7 +190,7 @@ class SessionFold:
     # --- everything else ---
 
     def notice(self, record: Record, what: NoticeKind, text: str, turn: str = "") -> None:
-        """Add a notice to a turn, by default to the latest."""
+        """Add a notice to a turn, by default to the latest one."""
         self.turn(turn).items.append(Notice(record.event.id, record.event.ts, what, text))
 
     def _error(self, record: Record, payload: dict[str, Any]) -> None:
@@ -251,7 +251,7 @@ def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:
 
 
 _TOOLS_2 = {"shell": "bash", "subagent": "task"}
-"""OpenCode 2's names of tools → OpenCode 1's names, which readers know."""
+"""Maps OpenCode 2's names of tools to OpenCode 1's names, which readers know."""
 
 _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     CREATED: SessionFold._begun,

@@ -1,4 +1,4 @@
-"""How long turns took, and how long steps waited for a person. Both need earlier records. Pure."""
+"""How long turns took, and how long steps waited for a person. Both durations depend on earlier records. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from streams.store import Record
 STARTED, ENDED = "turn.started", "turn.ended"
 
 LEAST_SHOWN_MS = 1000
-"""Shorter steps are shown without their duration."""
+"""Steps that took fewer ms are shown without their duration."""
 
 
 class Timing:
-    """Fold of the starts of turns, asks and answers; other records are ignored."""
+    """A fold over the starts of turns, asks and answers; other records are ignored."""
 
     def __init__(self) -> None:
         self.approvals = Approvals()
@@ -32,7 +32,8 @@ class Timing:
             self.approvals.apply(record)
 
     def took_ms(self, event: StreamEvent) -> int | None:
-        """How long the turn that ends with ``event`` took; ``None`` if it ends no turn or the start is unknown."""
+        """How long the turn that ends with ``event`` took; ``None`` if the event ends no turn, or if the start of the
+        turn is unknown."""
         started = self._started.get(_turn(event)) if event.type == ENDED else None
         return None if started is None else max(event.ts - started, 0)
 

@@ -1,7 +1,7 @@
 """The data of a conversation: sessions, their turns, and the items of each turn. Pure.
 
-``conversation`` builds it from records. Other modules write it as Markdown, HTML and text. The strings may be hostile,
-so each writer must make them harmless.
+``conversation`` builds this data from records. Other modules write the conversation as Markdown, HTML and text. The
+strings may be hostile, so each of these modules must make them harmless.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NoticeKind = Literal["error", "gap", "compacted", "forgotten", "resumed", "ended
 class Prompt:
     """The input of a person, or of the parent of a child session. ``files`` are names.
 
-    ``command`` is the slash command that the text was made of (``/init now``), ``shell`` a command that the
-    person ran without the model. ``undone`` prompts were taken back later.
+    ``command`` is the slash command from which the text was made (``/init now``); ``shell`` is a command that the
+    person ran without the model. ``undone``: the prompt was reverted later.
     """
 
     event: str
@@ -79,9 +79,9 @@ class Call:
 
 @dataclass(slots=True)
 class Notice:
-    """Something that is not an agent's action: an error, a gap, a compaction, an end.
+    """An occurrence that is not an agent's action: an error, a gap, a compaction, an end.
 
-    ``count`` is how many records it stands for. The kind ``other`` is shown only with ``full``.
+    ``count`` is how many records the notice stands for. The kind ``other`` is shown only with ``full``.
     """
 
     event: str
@@ -97,8 +97,8 @@ Item = Prompt | Said | Ask | Call | Notice
 
 @dataclass(slots=True)
 class Turn:
-    """The answer to one message. ``outcome`` is empty while the turn is open, ``started_ms`` is ``None`` before the
-    turn began.
+    """The answer to one message. ``outcome`` is empty while the turn is open, and ``started_ms`` is ``None`` until the
+    turn begins.
     """
 
     message: str
@@ -132,8 +132,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How much is shown: ``full`` shortens nothing, ``children`` shows child sessions inline, at the point where they
-    ran.
+    """How much is shown: with ``full``, nothing is shortened; with ``children``, child sessions are shown inline, at
+    the point where they ran.
     """
 
     full: bool = False

@@ -1,6 +1,7 @@
 """A transcript as one HTML file: without scripts or external content, readable in light and dark mode. Pure.
 
-Every text is escaped. Answers are rendered from Markdown without raw HTML; links may only lead to http and https.
+Every text is escaped. Answers are rendered from Markdown without raw HTML; links may lead only to http and https
+addresses.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _link_open(renderer: RendererHTML, tokens: Sequence[Token], number: int, opt
 
 
 def _image(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
-    """Replace an image with its text and address, because a browser would fetch it."""
+    """Replace an image with its text and address, because a browser would fetch the image."""
     return escape(f"[image: {tokens[number].content} {tokens[number].attrGet('src') or ''}]")
 
 

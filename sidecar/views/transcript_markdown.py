@@ -1,7 +1,7 @@
 """A transcript as Markdown. Pure.
 
-Words of users and tools are quoted or fenced, so that they cannot pass for the transcript's own
-words. Answers stay Markdown, except where they would also format the text after them.
+Words of users and tools are quoted or fenced, so that they cannot be mistaken for the transcript's own words. Answers
+stay Markdown, except where they would also format the text after them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def code(text: str) -> str:
 
 
 def fenced(text: str, language: str = "") -> list[str]:
-    """``text`` as a block of code, with a fence that it cannot close."""
+    """``text`` as a block of code, with a fence that the text itself cannot close."""
     ticks = _ticks(text, 3)
     return [ticks + language, *printable(text).split("\n"), ticks]
 

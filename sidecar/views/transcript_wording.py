@@ -1,6 +1,6 @@
-"""The sentences of a transcript, the same in a terminal, in Markdown and in HTML. Pure.
+"""The sentences of a transcript, which are the same in a terminal, in Markdown and in HTML. Pure.
 
-The results are not yet harmless; the writer of the transcript must make them so.
+The results may still contain hostile text; whoever writes the transcript must make them harmless.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def shortened(lines: list[T], most: int, *, full: bool = False) -> tuple[list[T]
 
 
 def shortened_lines(lines: list[str], most: int, *, full: bool = False) -> list[str]:
-    """``lines``, with one line in place of those that are left out."""
+    """``lines``, with one line in place of the lines that are left out."""
     head, hidden, tail = shortened(lines, most, full=full)
     return [*head, *([more_lines(hidden)] if hidden else []), *tail]
 
 
 def shortened_text(text: str, most: int, *, full: bool = False) -> str:
-    """``text``, with one line in place of those that are left out."""
+    """``text``, with one line in place of the lines that are left out."""
     return "\n".join(shortened_lines(text.split("\n"), most, full=full))
 
 
@@ -81,7 +81,7 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def prompt_facts(prompt: Prompt) -> str:
-    """When a prompt was given, and whether it was taken back."""
+    """When a prompt was given, and whether it was undone later."""
     return local_time(prompt.ts, "%H:%M:%S") + (" · undone later" if prompt.undone else "")
 
 
@@ -192,7 +192,7 @@ def is_about(ask: Ask, call: Call) -> bool:
 
 
 def waiting_in(turns: list[Turn]) -> list[Ask]:
-    """What is waiting for a person in these turns and below them."""
+    """What is waiting for a person in these turns and in the child sessions below them."""
     return [ask for ask in asks_below(turns) if ask.state == "waiting"]
 
 
@@ -203,7 +203,7 @@ def turn_facts(turn: Turn) -> str:
 
 
 def turn_end(turn: Turn) -> str:
-    """How a turn ended: ``completed · 10 steps · 5.2s · 2.2k in, 25 out``; empty for one that never began."""
+    """How a turn ended: ``completed · 10 steps · 5.2s · 2.2k in, 25 out``; empty for a turn that never began."""
     if turn.started_ms is None and not turn.outcome:
         return ""
     outcome = _OUTCOMES.get(turn.outcome, turn.outcome) or "still open"

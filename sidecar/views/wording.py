@@ -9,7 +9,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 
 
 def printable(text: str) -> str:
-    """``text`` with its line breaks, but without escape sequences, control and format characters."""
+    """``text`` with its line breaks, but without escape sequences, control characters and format characters."""
     if text.isprintable():
         return text
     text = _ANSI.sub("", text)
@@ -58,7 +58,7 @@ def rough_span(ms: int) -> str:
 
 
 def amount(number: float) -> str:
-    """A count, short: ``987``, ``12.3k``, ``4.5M``."""
+    """A count in short form: ``987``, ``12.3k``, ``4.5M``."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.1f}{unit}"
@@ -66,7 +66,7 @@ def amount(number: float) -> str:
 
 
 def bytes_text(size: int) -> str:
-    """A size in bytes, short: ``0 B``, ``12.3 KiB``, ``4.5 GiB``."""
+    """A size in bytes, in short form: ``0 B``, ``12.3 KiB``, ``4.5 GiB``."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024 or unit == "GiB":

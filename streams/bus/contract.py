@@ -5,7 +5,7 @@ What every bus does (``tests/streams/bus_contract.py``):
 * A message is stored before ``publish`` returns; a message id is stored only once.
 * The first token of a subject is its mode. ``cmd`` is a work queue: the patterns of two durables must not overlap,
   ``start`` is ignored, and a handled message is removed. ``str`` messages are never stored; a bus on a server refuses
-  them. All others are stored.
+  them. All other messages are stored.
 * Subscribers with different durables each get every message (multicast). Subscribers
   that share a durable compete: each message goes to one of them. A durable keeps its
   place while it has no subscriber.
@@ -44,7 +44,7 @@ class BusError(Exception):
 
     BusError
     ├── BusClosed         the owner closed the bus
-    ├── BusUnavailable    the message may not be kept; safe to publish again under the same message id
+    ├── BusUnavailable    the message may not be stored; publish it again with the same message id
     └── DurableConflict   the durable has another pattern or redelivery, or another durable handles these commands
     """
 
@@ -57,11 +57,11 @@ class BusClosed(BusError):
 
 
 class BusUnavailable(BusError):
-    """The server is unreachable. Safe to retry with the same message id."""
+    """The server is unreachable. It is safe to publish the message again with the same message id."""
 
 
 class DurableConflict(BusError):
-    """``durable`` already has another subscription, or another durable has its commands."""
+    """``durable`` already exists with other settings, or another durable already handles the same commands."""
 
     def __init__(self, durable: str, reason: str) -> None:
         super().__init__(durable, reason)
@@ -117,9 +117,8 @@ class Redelivery:
 class Delivery:
     """A message in the form that a handler gets.
 
-    ``sequence`` is its place on the bus, in publishing order. ``attempt``
-    counts from 1; ``backoff_s`` is the wait if this attempt fails,
-    ``None`` if it is the last.
+    ``sequence`` is the message's number on the bus, in publishing order. ``attempt`` counts from 1; ``backoff_s`` is
+    the wait if this attempt fails, ``None`` if it is the last.
     """
 
     subject: str
@@ -134,9 +133,10 @@ Handler = Callable[[Delivery], Awaitable[None]]
 
 
 class Published(NamedTuple):
-    """Where a message is kept.
+    """The number of a stored message on the bus.
 
-    ``duplicate``: its id was already known, so nothing was added and the place is that of the first message.
+    ``duplicate``: the message id was already known, so nothing was stored, and ``sequence`` is the first message's
+    number.
     """
 
     sequence: int
@@ -181,7 +181,7 @@ class EventBus(Protocol):
         ``message_id``.
 
         Raises:
-            SubjectError: ``subject`` is invalid, as with wildcards.
+            SubjectError: ``subject`` is invalid; for example, it contains a wildcard.
             HeaderError: a header cannot be sent.
             BusUnavailable: the server is unreachable.
             BusClosed: the bus is closed.
@@ -197,11 +197,10 @@ class EventBus(Protocol):
         start: Start = "new",
         redelivery: Redelivery | None = None,
     ) -> Subscription:
-        """Await ``handler`` for every message that matches ``pattern`` once this has returned.
+        """Once this call has returned, await ``handler`` for every message that matches ``pattern``.
 
-        A subscription without a ``durable`` is forgotten when it ends. A message that fails its last
-        attempt there is counted, but does not become a dead letter. ``start`` applies only to a new
-        durable.
+        A subscription without a ``durable`` is forgotten when it ends. Without a ``durable``, a message that fails its
+        last attempt is counted but does not become a dead letter. ``start`` applies only to a new durable.
 
         Raises:
             SubjectError: ``pattern`` is not a pattern, or ``durable`` is not a single token.
@@ -217,7 +216,7 @@ class EventBus(Protocol):
 
 
 def check_subscription(pattern: str, durable: str | None) -> str:
-    """Return ``pattern`` if it and ``durable`` are valid.
+    """Return ``pattern`` if both ``pattern`` and ``durable`` are valid.
 
     Raises:
         SubjectError: ``pattern`` is not a pattern, or ``durable`` is not a single token.
@@ -235,13 +234,13 @@ def check_shared(durable: str, *, current: object, pattern: str, is_same_redeliv
         DurableConflict: the durable has another pattern or other redelivery settings.
     """
     if current != pattern:
-        raise DurableConflict(durable, f"its pattern is {current}, not {pattern}")
+        raise DurableConflict(durable, f"its existing pattern is {current}, not {pattern}")
     if not is_same_redelivery:
-        raise DurableConflict(durable, "it has other redelivery settings")
+        raise DurableConflict(durable, "it already has other redelivery settings")
 
 
 def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | None]:
-    """Why an attempt failed, and the seconds until the next attempt; ``None`` if there will be none."""
+    """(why an attempt failed, seconds until the next attempt); the seconds are ``None`` after the last attempt."""
     reason = str(error.reason) if isinstance(error, Poison | Retry) else type(error).__name__
     if isinstance(error, Poison) or delivery.backoff_s is None:
         return reason, None
@@ -251,7 +250,8 @@ def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | N
 def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dict[str, str]]:
     """(subject, headers) of the dead letter for a message on which ``durable`` gives up; the body stays the same.
 
-    The headers stay, except for the message id, which belongs to the original message. The reason is percent-encoded.
+    The dead letter keeps the headers, except for the message id, which identifies only the original message. The reason
+    is percent-encoded.
     """
     added = {
         DEAD_SUBJECT: _told(delivery.subject),
@@ -264,7 +264,7 @@ def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dic
 
 
 def _told(text: str) -> str:
-    """Any text as a header value; all but printable ASCII is percent-encoded."""
+    """``text`` as a header value: every character other than printable ASCII is percent-encoded."""
     return quote(text, safe=_PLAIN, errors="replace")[:_TOLD].strip() or "-"
 
 

@@ -64,5 +64,5 @@ def _is_name(name: str) -> bool:
 
 
 def is_header_value(value: str) -> bool:
-    """True if ``value`` is printable ASCII, not empty, with no space at its ends (clients strip it)."""
+    """True if ``value`` is non-empty printable ASCII without spaces at either end (clients strip such spaces)."""
     return _VALUE.fullmatch(value) is not None

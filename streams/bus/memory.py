@@ -28,7 +28,7 @@ from streams.bus.headers import check_headers
 from streams.bus.subjects import DEAD_LETTERS, check_subject, covers, matches, overlap
 
 _COMMANDS = "cmd.>"
-"""A work queue: one group per subject, and a handled message is removed."""
+"""The pattern of commands, which form a work queue: each subject has one group, and handled messages are removed."""
 
 _LOSSY = "str."
 """Prefix of subjects whose messages are not kept."""
@@ -36,7 +36,7 @@ _LOSSY = "str."
 
 @dataclass(slots=True)
 class _Pending:
-    """A message on its way to one group: ``attempt`` is the next one."""
+    """A message on its way to one group; ``attempt`` is the number of the next attempt."""
 
     sequence: int
     attempt: int = 1
@@ -69,9 +69,9 @@ class MemoryEventBus:
     """``EventBus`` in memory: its messages are lost when the process ends.
 
     ``publish`` waits until every matching subscription has tried the message once (seed 003), successfully or not. A
-    handler that publishes does not wait, because it could wait for itself forever. ``waits=False`` returns at once, as
-    a server does. The oldest messages and message ids beyond ``keep`` are forgotten, handled or not. ``sleep`` waits
-    for a back-off.
+    handler that publishes does not wait, because it could wait for itself forever. With ``waits=False``, ``publish``
+    returns at once, as it does on a server. The oldest messages and message ids beyond ``keep`` are forgotten, handled
+    or not. ``sleep`` waits for a back-off.
 
     ``counts``: published, duplicates, handled, failed, dead, given_up (without a durable, so without a dead letter),
     forgotten.
@@ -196,7 +196,7 @@ class MemoryEventBus:
                 )
 
     def take(self, group: _Group) -> Delivery | None:
-        """The next message of ``group``, or ``None``; a failed one that is due goes first."""
+        """The next message of ``group``, or ``None``. Failed messages that are due for another attempt come first."""
         while group.again:
             pending = group.again.popleft()
             message = self._messages.get(pending.sequence)
@@ -254,7 +254,7 @@ class MemoryEventBus:
         self.counts["dead"] += 1
 
     def left(self, subscription: MemorySubscription) -> None:
-        """Remove an ended subscription. When the last one is gone, its group ends, too."""
+        """Remove an ended subscription. When a group has lost its last subscription, the group ends too."""
         group = subscription.group
         group.instances.remove(subscription)
         if group.instances:

@@ -60,7 +60,8 @@ def check_pattern(pattern: str) -> str:
     """Return ``pattern`` if it can be subscribed to; every subject is a pattern.
 
     Raises:
-        SubjectError: as for a subject, or a wildcard is not a token of its own, or ``>`` is not the last one.
+        SubjectError: the pattern breaks a rule for subjects, a wildcard is only part of a token, or ``>`` is not the
+            last token.
     """
     tokens = _tokens(pattern)
     for at, token in enumerate(tokens):
@@ -72,7 +73,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """True if ``pattern`` matches ``subject``. Both must be well formed."""
+    """True if ``pattern`` matches ``subject``. Both arguments must be well formed."""
     wanted, given = pattern.split("."), subject.split(".")
     if wanted[-1] == REST:
         wanted.pop()
@@ -84,7 +85,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def overlap(one: str, other: str) -> bool:
-    """True if some subject matches both patterns. Two consumers of a work queue may not overlap."""
+    """True if some subject matches both patterns. The patterns of two consumers of a work queue must not overlap."""
     left, right = one.split("."), other.split(".")
     for mine, theirs in zip(left, right, strict=False):
         if REST in (mine, theirs):
@@ -110,8 +111,9 @@ def covers(wide: str, narrow: str) -> bool:
 def dead_letter_subject(durable: str, subject: str) -> str:
     """The subject for a message that ``durable`` could not handle: ``dlq.{durable}.{subject}``.
 
-    The old subject stays readable after the name, so that ``dlq.*.cmd.>`` matches every dead command. If the whole is
-    too long, only the old subject's first token and a digest stay; a header of the dead letter has the full subject.
+    The original subject stays readable after the name, so that ``dlq.*.cmd.>`` matches every dead command. If the
+    result would be too long, only the original subject's first token and a digest are kept; a header of the dead letter
+    has the full subject.
 
     Raises:
         SubjectError: ``durable`` is not one token, or ``subject`` is invalid.

@@ -23,7 +23,7 @@ DiskStore = JsonlStore | SqliteStore
 async def open_backend(
     store: Path, backend: Backend, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
 ) -> DiskStore:
-    """Open a backend in a directory whose lock the caller holds. Raises as its ``open``."""
+    """Open a backend in a directory whose lock the caller holds. Raises the errors of the backend's ``open``."""
 
     def jsonl() -> JsonlStore:
         create(store)
@@ -39,7 +39,8 @@ def unavailable(store: Path, error: OSError) -> StoreUnavailable:
     """Explain an operating system's error while opening."""
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = (
-            "another user owns it, or you lack permission: choose another home, or ask its owner to transfer it to you"
+            "another user owns this file, or you lack permission: choose another home, or ask its owner to transfer it "
+            "to you"
         )
         return StoreUnavailable(f"cannot open the log in {store}: {error.filename or store}: {error.strerror}", hint)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

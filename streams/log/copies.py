@@ -1,4 +1,4 @@
-"""Measures and deletes the files of a store that does not hold the log: one that a migration began or left behind."""
+"""Measures and deletes the files of a store that does not hold the log, but that a migration began or left behind."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE
 from streams.stores.sqlite.head import HEAD_FILE
 
 ROWS_TO_LINES: Final = 2
-"""For events of ordinary size, a log of rows with keys is at most this many times larger than a log of lines."""
+"""For events of ordinary size, a sqlite log is at most this many times as large as a jsonl log of the same events."""
 
 WAL_BYTES: Final = 16 * MIB
 """The approximate maximum size of SQLite's write-ahead file while records are copied."""
 
 
 def missing_for_copy(store: Path, to: Backend) -> int:
-    """Estimate how many bytes to free for a migration to ``to``. Errs on the high side and returns at least one MiB.
+    """Estimate how many bytes to free for a migration to ``to``. The estimate is rather too high than too low, and at
+    least one MiB.
 
     The migration continues an earlier copy, so the copy's bytes do not count again.
     """
@@ -40,7 +41,7 @@ def _size(path: Path) -> int:
 
 
 def holds_payloads(store: Path, backend: Backend) -> bool:
-    """True if any file of a backend may hold payloads; an unreadable one counts."""
+    """True if any file of a backend may hold payloads; an unreadable file counts."""
     places = [store / "log"] if backend == "jsonl" else _database_files(store)
     try:
         return any(any(place.iterdir()) if _is_directory(place) else os.path.lexists(place) for place in places)
@@ -49,9 +50,10 @@ def holds_payloads(store: Path, backend: Backend) -> bool:
 
 
 def kept_facts(store: Path, manifest: Manifest) -> dict[str, Any] | None:
-    """``{backend, head, there}`` of the old store that the last migration left behind; ``None`` without one.
+    """``{backend, head, there}`` of the old store that the last migration left behind; ``None`` if there is none.
 
-    ``there``: some file of the old store may still hold payloads. Somebody may have deleted the store by hand.
+    ``there`` is true if some file of the old store may still hold payloads, and false if, for example, somebody deleted
+    the store by hand.
     """
     kept = manifest.kept
     if kept is None:
@@ -68,7 +70,7 @@ def _is_directory(place: Path) -> bool:
 
 
 def discard(store: Path, backend: Backend) -> int:
-    """Delete a backend's files and return the bytes freed. The caller must know that they are not the log."""
+    """Delete a backend's files and return the bytes freed. The caller must know that these files are not the log."""
     manifest = read_manifest(store)
     if manifest is not None and manifest.backend == backend:
         raise ValueError(f"{backend} holds the log")

@@ -1,6 +1,6 @@
 """The parts of a log's directory that the rest of the program may use: manifest, lock, hints and size.
 
-The stores have their own modules for these, but nothing above ``streams/log`` imports from ``streams/stores``.
+The parts are defined in ``streams/stores``, but nothing above ``streams/log`` may import from there.
 """
 
 from __future__ import annotations

@@ -91,11 +91,11 @@ class Log(KeepsHints):
         disk: Disk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> Log:
-        """Take the lock and open the backend that the manifest names; a new directory gets ``backend``.
+        """Take the lock and open the backend that the manifest names. A new log gets the backend ``backend``.
 
         Raises:
-            StoreLocked: another process writes here.
-            CorruptLog, MissingLog, ForeignStore, StoreUnavailable: as the backend's ``open``; nothing changed.
+            StoreLocked: another process is writing to the store.
+            CorruptLog, MissingLog, ForeignStore, StoreUnavailable: see the backend's ``open``; nothing was changed.
         """
 
         def prepared() -> tuple[StoreLock, Manifest | None]:
@@ -196,8 +196,8 @@ class Log(KeepsHints):
     ) -> list[Record]:
         """See ``StreamStore.append``.
 
-        Waits for less than a second while the backend is being exchanged, and for its turn while a migration cannot
-        keep up with the appends.
+        The call waits less than a second while the backend is being exchanged. While a migration cannot keep up with
+        the appends, the call waits for its turn.
         """
         if self._pace or self._waiting or not self._admitted.is_set():
             await self._wait_for_turn()
@@ -319,7 +319,7 @@ class Log(KeepsHints):
         return self._live.follow(after)
 
     def check_lock(self) -> None:
-        """Prove that no other process can have taken over; every commit also does this. Quick.
+        """Check that no other process can have taken over the log. Quick; every commit also makes this check.
 
         Raises:
             StoreFenced: the lock file was deleted or replaced, so nothing more is written.
@@ -350,7 +350,7 @@ class Log(KeepsHints):
 
     @asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """Hold off prunes and forgets during a migration, after waiting for any in progress."""
+        """Wait for any running prune or forget to end, and let no other one begin during a migration."""
         self._moving += 1
         try:
             await self._still.wait()
@@ -370,7 +370,8 @@ class Log(KeepsHints):
         self._admitted.set()
 
     def slow_down(self) -> None:
-        """Slow down appends further, because a migration that copies more slowly than they arrive would never end."""
+        """Slow down appends further, because a migration that copies records more slowly than appends arrive would
+        never end."""
         self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
 
     def full_speed(self) -> None:
@@ -384,7 +385,8 @@ class Log(KeepsHints):
             self.manifest = manifest
 
     async def exchange(self, backend: DiskStore, manifest: Manifest) -> None:
-        """Make ``backend`` hold the log. Only between ``hold`` and ``release``, with equal heads.
+        """Make ``backend`` the backend of the log. Call this only between ``hold`` and ``release``, when both heads are
+        equal.
 
         Raises:
             OSError: the manifest could not be replaced; the old backend stays.

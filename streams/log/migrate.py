@@ -1,14 +1,13 @@
 """Migrate a log to another backend while it is being written: copy, verify, catch up, compare, switch.
 
-Every record is copied byte for byte. When little is left, the copy is verified:
-every record in it is read back and checked, as ``verify`` does. Then the migration
-holds appends, copies the rest and reads it back, compares the heads and every stream's
-last hash with the original's, and replaces ``store.json`` by a rename.
-Until that rename the old backend holds the log, after it the new one. A hash
-covers its stream's whole history, so equal last hashes mean equal records.
+Every record is copied byte for byte. When few records are left to copy, the copy is verified: every record in it is
+read back and checked, as ``verify`` does. Then the migration holds appends, copies the remaining records and reads them
+back, compares the heads and every stream's last hash with the original's, and replaces ``store.json`` by a rename.
+Until that rename, the old backend holds the log; after the rename, the new backend does. A hash covers its stream's
+whole history, so equal last hashes mean equal records.
 
-The next run continues an interrupted copy. The old store stays as it was at the switch until it is discarded. It is
-never continued, because migrating back makes a new copy.
+The next run continues an interrupted copy. The old store stays as it was at the switch until it is discarded. No
+migration ever continues the old store, because migrating back makes a new copy.
 
 A log from which records were pruned or forgotten stays in sqlite.
 
@@ -198,7 +197,8 @@ class Migration:
         return self.progress
 
     async def _catch_up(self, copy: DiskStore) -> None:
-        """Copy until little is left. If appends arrive nearly as fast as they are copied, slow them down."""
+        """Copy until few records are left. If appends arrive nearly as fast as records are copied, slow down the
+        appends."""
         before = None
         while (left := self.log.head - copy.head) > CLOSE_ENOUGH:
             if before is not None and left > before / 2:
@@ -209,7 +209,7 @@ class Migration:
     async def _open_copy(self) -> DiskStore:
         """Open the copy that an interrupted run left in the other backend, if it is usable, or else a new one.
 
-        A store that once held the log is never continued. It may have been damaged since, so it is deleted.
+        A store that once held the log is deleted instead of continued, because that store may have been damaged since.
         """
         if self.log.manifest.kept is not None:
             # ``discard_old`` verifies the log first, because the old store may be the only good copy.
@@ -286,13 +286,14 @@ class Migration:
 
 
 async def discard_old(store: Path) -> int:
-    """Verify the whole log, then delete the store that a migration left. Return the bytes freed, 0 for none.
+    """Verify the whole log, then delete the store that a migration left. Return the bytes freed; 0 if there was no such
+    store.
 
-    The caller holds the store's lock, or asks the sidecar that holds it, and ensures that no migration is running.
+    The process of the caller must hold the store's lock, and the caller must ensure that no migration is running.
 
     Raises:
         StoreUnavailable: the log failed verification, so the old store may be the only good copy; or the disk failed.
-        BadStore: as ``read_manifest``.
+        BadStore: see ``read_manifest``.
     """
     manifest = await in_thread(read_manifest, store)
     if manifest is None:
@@ -316,7 +317,7 @@ def discard_kept(store: Path) -> int:
 
     Raises:
         StoreUnavailable: the disk failed; another run deletes what is left.
-        BadStore: as ``read_manifest``.
+        BadStore: see ``read_manifest``.
     """
     try:
         manifest = read_manifest(store)

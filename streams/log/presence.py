@@ -1,8 +1,8 @@
-"""Which stores are in a directory, and whether the one that ``store.json`` names is among them.
+"""Which stores are in a directory, and whether the store that ``store.json`` names is among them.
 
-A backend's files are made before ``store.json`` first names it. So a store that is named but missing was deleted, and
-so was one that has only its head file left. In both cases writers and readers stop: a writer would begin a second log
-in place of the first, and a reader would show an empty one.
+A backend's files are created before ``store.json`` first names the backend. So a store that is named but missing was
+deleted, and so was a store of which only the head file is left. In both cases writers and readers stop, because a
+writer would begin a second log in place of the first, and a reader would show an empty log.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ HEAD_FILES: Final = ("head", HEAD_FILE)
 def located(store: Path, *, alone: bool = False) -> Manifest | None:
     """Return the manifest after checking that the store it names exists; ``None`` if no log was begun.
 
-    ``alone``: the caller holds the store's lock and has none of its files open.
+    ``alone``: the caller holds the store's lock and has none of the store's files open.
 
     Raises:
-        ForeignStore: as ``read_manifest``.
+        ForeignStore: see ``read_manifest``.
         MissingLog: records exist without a ``store.json``, or ``store.json`` names a missing store.
         CorruptLog: a sqlite log has fewer records than its head file says. A jsonl log is checked on reading.
         StoreLocked: another program holds the database.
@@ -53,7 +53,7 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
 
 
 class LeftAlone(NamedTuple):
-    """A head file whose log and ``store.json`` are gone; ``position`` is the last one it records."""
+    """A head file whose log and ``store.json`` are gone; ``position`` is the position in the head file."""
 
     file: Path
     position: int
@@ -73,7 +73,8 @@ class LeftAlone(NamedTuple):
 
 
 def left_alone(store: Path) -> LeftAlone | None:
-    """The head file left of a deleted log. Only for a directory without ``store.json`` and without records."""
+    """The head file that is left of a deleted log, or ``None``. Call this only for a directory without ``store.json``
+    and without records."""
     found = [LeftAlone(store / name, head.position) for name in HEAD_FILES if (head := read_head(store / name))]
     return max((each for each in found if each.position > NOTHING), key=lambda each: each.position, default=None)
 

@@ -1,4 +1,4 @@
-"""Plan a prune: a request (age, size, streams) against what a log holds and what is still needed. Pure.
+"""Plan a prune: compare a request (age, size, streams) with what a log holds and what is still needed. Pure.
 
 A stream is pruned as a whole, because it is a session, and half a session is of no use. A stream that is still needed
 stays, even if its removal was requested, and the plan says so.
@@ -26,11 +26,10 @@ Why = Literal["age", "size", "named"]
 
 @dataclass(frozen=True, slots=True)
 class PruneRequest:
-    """What to remove. Empty by default; criteria add up.
+    """What to remove; by default nothing. A stream is removed if any criterion selects it.
 
-    ``older_than_ms``: streams whose last record is older than this many milliseconds.
-    ``max_bytes``: the oldest streams, until the log holds no more than this.
-    ``streams``: the streams with these ids.
+    ``older_than_ms``: streams whose last record is older than this many milliseconds. ``max_bytes``: the oldest
+    streams, until the log holds at most this many bytes. ``streams``: the streams with these ids.
     """
 
     older_than_ms: int | None = None
@@ -43,7 +42,8 @@ class PruneRequest:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One stream of a plan; ``why`` says why it is removed, or (in ``kept``) why it stays although requested."""
+    """One stream of a plan; ``why`` says why it is removed, or (in ``kept``) why it stays although its removal was
+    requested."""
 
     stream_id: str
     records: int
@@ -54,8 +54,8 @@ class Item:
 
 @dataclass(slots=True)
 class PrunePlan:
-    """Streams in ``cuts`` are removed, oldest first; those in ``kept`` were requested but stay; those in ``unknown``
-    are not in the log.
+    """Streams in ``cuts`` are removed, oldest first; streams in ``kept`` were requested but stay; streams in
+    ``unknown`` are not in the log.
     """
 
     cuts: list[Item] = field(default_factory=list)
@@ -98,8 +98,9 @@ def make_plan(
 
     Args:
         needed: streams that must stay, with the reason in words.
-        disk_bytes: the log's size on disk, if known, because a cap limits the space on the disk, where
-        indexes count too. uncapped: streams that a size cap spares.
+        disk_bytes: the log's size on disk, if known, because a cap limits the space on the disk, where indexes count
+            too.
+        uncapped: streams that a size cap spares.
     """
     plan = PrunePlan()
     by_id = {size.stream_id: size for size in sizes if size.records}

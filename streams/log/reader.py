@@ -29,11 +29,11 @@ Result = TypeVar("Result")
 
 
 class LogReader:
-    """``StreamReader`` over a store's directory, in either backend; a missing one reads as empty.
+    """``StreamReader`` over a store's directory, in either backend; a missing directory reads as an empty log.
 
     Raises:
-        ForeignStore: the directory belongs to something else, or to a newer version.
-        MissingLog: half of the store was deleted.
+        ForeignStore: another program or a newer version wrote the store.
+        MissingLog: a part of the store was deleted.
     """
 
     def __init__(self, store: Path) -> None:
@@ -91,9 +91,9 @@ class LogReader:
         return await ask_wherever(self._backend, lambda backend: backend.find(idempotency_key))
 
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
-        """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can tell.
+        """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can find them.
 
-        Also ``None`` if one of them is damaged, because a full read reports the damage in its place.
+        Also ``None`` if one of these records is damaged, because a full read reports the damage at the right position.
         """
         backend = self._backend()
         if not isinstance(backend, SqliteReader):
@@ -144,7 +144,8 @@ class LogReader:
                     return
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``. Returns the last one that the writer stored; ``None`` during a removal."""
+        """See ``StreamStore.snapshot``. Returns the last snapshot that the writer stored, or ``None`` during a
+        removal."""
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
         if found is None or found.position > self.head:
             return None
@@ -183,9 +184,9 @@ async def read_wherever(
 ) -> AsyncIterator[Record]:
     """Yield what ``read`` yields; continue in the other backend if the log has migrated there in the meantime.
 
-    ``now`` says where the log is. Reading a deleted file finds damage, or nothing. Either result counts only if
-    the log is still there. ``read`` also gets the position to continue after; earlier records are
-    skipped.
+    ``now`` returns the backend that holds the log now. Reading deleted files finds damage, or nothing. Either result
+    counts only if the log is still in the backend that was read. ``read`` also gets the position after which to
+    continue; earlier records are skipped.
     """
     backend, last = now(), NOTHING
     while True:
@@ -205,7 +206,7 @@ async def read_wherever(
 
 
 async def ask_wherever(now: Callable[[], Backend], ask: Callable[[Backend], Awaitable[Result]]) -> Result:
-    """As ``read_wherever``, but returns one answer."""
+    """Like ``read_wherever``, but returns one answer."""
     while True:
         backend = now()
         try:

@@ -1,7 +1,7 @@
 """Defines what ``repair`` does about each fault of a store, and what it leaves alone.
 
-``repair`` does only what is provably safe: it removes nothing that was acknowledged, and keeps what it removes in
-``repaired/``, or a torn tail, as at every opening, in ``torn/``.
+``repair`` does only what is provably safe: it removes nothing that was acknowledged, and keeps everything that it
+removes: a torn tail in ``torn/``, as at every opening, and everything else in ``repaired/``.
 
 =============================================  ======================================================================
 found                                          done, because
@@ -17,11 +17,11 @@ cursors and snapshots beyond the last record   set aside and reported: the recor
 a search index damaged or ahead of the log     deleted: the sidecar rebuilds it from the log
 =============================================  ======================================================================
 
-It reports anything else, with the reason for doing nothing: a corrupt, tampered or
-missing record at or below head was acknowledged, and only a backup has it.
+``repair`` reports any other fault, with the reason for doing nothing: a corrupt, tampered or missing record at or below
+head was acknowledged, and only a backup has it.
 
-``examine`` looks, ``decide`` is pure, ``Repairing`` acts; the caller holds the locks. If a kill cuts an action off,
-the next run does it again.
+``examine`` inspects the store, ``decide`` (pure) chooses the actions, and ``Repairing`` carries them out; the caller
+holds the locks. If a kill interrupts an action, the next run repeats the action.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FILES: Final[dict[Backend, tuple[str, ...]]] = {
     "jsonl": ("log", "head"),
     "sqlite": ("sqlite-head", "log.db-shm", "log.db-wal", "log.db", "search.db-shm", "search.db-wal", "search.db"),
 }
-"""A backend's files in the store's directory, in the order of setting them aside."""
+"""A backend's files in the store's directory, in the order in which ``repair`` sets them aside."""
 
 MOST_TOLD: Final = 20
 """Maximum number of faults to list one by one; ``verify`` lists them all."""
@@ -65,7 +65,8 @@ MOST_TOLD: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """One backend's verified store: ``head`` is its last record, ``faults`` are those of its own files."""
+    """One backend's verified store: ``head`` is the position of the last record, and ``faults`` are the faults of this
+    store's own files."""
 
     head: int = NOTHING
     records: int = 0
@@ -282,10 +283,11 @@ def _is_head(fault: Finding) -> bool:
 
 
 def leftovers(store: Path) -> list[str]:
-    """Leftovers of killed processes that ``repair`` removes, relative to ``store``. Quick; only for a store at rest.
+    """Leftovers of killed processes that ``repair`` removes, relative to ``store``. Quick. Call this only for a store
+    that no process has open.
 
     Raises:
-        ForeignStore: as ``read_manifest``, or a file is a symbolic link.
+        ForeignStore: see ``read_manifest``; also raised if a file is a symbolic link.
         OSError: a file cannot be read.
     """
     manifest = read_manifest(store)
@@ -303,7 +305,7 @@ def is_begun(store: Path) -> bool:
     """True if the directory holds any part of a log. Quick: it opens no file.
 
     Raises:
-        ForeignStore: the store is foreign or newer, or ``store.json`` is a symbolic link.
+        ForeignStore: another program or a newer version wrote the store, or ``store.json`` is a symbolic link.
     """
     manifest, damaged = _manifest(store)
     if manifest is not None or damaged:
@@ -319,7 +321,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
     ``progress`` is called with the number of bytes verified since its last call.
 
     Raises:
-        ForeignStore: the store is foreign or newer, or one of its files is a symbolic link.
+        ForeignStore: another program or a newer version wrote the store, or one of its files is a symbolic link.
         StoreUnavailable, OSError: a file cannot be read.
     """
     manifest, damaged = await asyncio.to_thread(_manifest, store)
@@ -354,7 +356,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
 
 @dataclass(slots=True)
 class Repairing:
-    """One run over ``store``. It keeps what it removes in ``aside``, which it creates when needed."""
+    """One repair of ``store``. Everything removed is kept in the directory ``aside``, which is created when needed."""
 
     store: Path
     aside: Path | None = None

@@ -25,10 +25,10 @@ def is_of_records(finding: Finding) -> bool:
 class Verification:
     """One pass over the log in ``store``. ``run`` yields the findings; then ``summary`` has the counts.
 
-    It changes nothing and takes no lock. While a writer is running, it verifies the log up to the head at the start of
-    the pass. ``backend`` is the one to verify, whatever ``store.json`` says. ``alone``: the caller holds the writer's
-    lock itself. ``quick`` checks only the end of the log: for jsonl the last segments; for sqlite the last records, and
-    as much of the file as about a second allows.
+    A pass changes nothing and takes no lock. While a writer is running, it verifies the log up to the head at the start
+    of the pass. ``backend`` is the backend to verify, whatever ``store.json`` says. ``alone``: the caller holds the
+    writer's lock itself. ``quick`` checks only the end of the log: for jsonl the last segments; for sqlite the last
+    records, and as much of the file as about a second allows.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Verification:
         """Yield every fault in log order. Safe to cancel.
 
         Raises:
-            ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
+            ForeignStore: a newer version or another program wrote the store, or one of its files is a symbolic link.
             StoreUnavailable: the log migrated to the other backend in the meantime, and the old store was deleted.
             OSError: a file cannot be read.
         """
@@ -112,7 +112,7 @@ class Verification:
 
 
 def _backend_of(store: Path) -> Backend:
-    """The backend that ``store.json`` names; if that is unreadable, the only one that holds records."""
+    """The backend that ``store.json`` names; if that file is unreadable, the only backend that holds records."""
     try:
         manifest = read_manifest(store)
     except ForeignStore:

@@ -1,8 +1,8 @@
 """Verify that each record continues its stream. Pure.
 
-Offsets are dense in a stream, and each record's hash continues the one before it. Two things explain a gap in a stream:
-pruned records, and lost ones, which are already findings. A lost record may have belonged to any stream, so it explains
-one skipped offset in each stream. After a gap there is nothing to check the hash against.
+Offsets are dense in a stream, and each record's hash continues the one before it. A gap in a stream is explained by
+pruned records, or by lost records, which are already findings. A lost record may have belonged to any stream, so it
+explains one skipped offset in each stream. After a gap there is nothing to check the hash against.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Chains:
     """The tails of all streams, advanced record by record in log order."""
 
     def __init__(self, bases: Mapping[str, Base]) -> None:
-        """``bases``: where pruned streams continue. All others begin at offset 0."""
+        """``bases``: where pruned streams continue. All other streams begin at offset 0."""
         self._tails = {stream_id: _Tail(base.offset, base.hash) for stream_id, base in bases.items()}
 
     @property
     def kept(self) -> int:
-        """Streams that hold records."""
+        """The number of streams that hold records."""
         return sum(tail.kept for tail in self._tails.values())
 
     def take(self, stream_id: str, offset: int, hash_: bytes, event: dict[str, Any], lost: int) -> str | None:

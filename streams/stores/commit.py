@@ -1,14 +1,12 @@
 """Group commit: many appends, one sync.
 
-There is no timer: appends that arrive during a commit wait, and together form
-the next one, up to ``MAX_COMMIT_BYTES``. A lone append is committed at once.
+There is no timer: appends that arrive during a commit wait, and together they form the next commit, up to
+``MAX_COMMIT_BYTES``. A lone append is committed at once.
 
-A slow disk must not block the event loop, so commits run on a writer thread. But
-handing work to a thread and back takes longer than a fast disk does. So while
-nearly every sync ends within ``FAST_SECONDS``, small commits run on the loop
-itself, and the appends of one turn of the loop share one. Two slower syncs
-close together, or one that really blocked the loop, send commits back
-to the thread until the disk has been fast for a while (``Trust``).
+A slow disk must not block the event loop, so commits run on a writer thread. But handing work to a thread and back
+takes longer than a sync on a fast disk. So while nearly every sync ends within ``FAST_SECONDS``, small commits run on
+the loop itself, and the appends of one turn of the loop share a commit. Two slower syncs close together, or one sync
+that really blocked the loop, send commits back to the thread until the disk has been fast for a while (``Trust``).
 
 A commit that fails with an ``OSError`` is fail-stop: its appends and all later ones raise ``StoreFailed``, and nothing
 more is retried or acknowledged. A writer that lost its lock is stopped in the same way: ``check`` runs before every
@@ -30,8 +28,8 @@ from streams.store import Record
 from streams.stores.plan import Request
 
 MAX_COMMIT_BYTES = 4 * 1024 * 1024
-"""Maximum number of bytes that one commit writes, so that a burst does not delay every ack. A larger append goes
-alone."""
+"""Maximum number of bytes that one commit writes, so that a burst does not delay every ack. A larger append is
+committed alone."""
 
 Result = TypeVar("Result")
 
@@ -44,7 +42,7 @@ MAX_ON_LOOP_BYTES: Final = 256 * 1024
 
 @dataclass(slots=True)
 class Pending:
-    """An append in progress; the writer thread sets ``outcome``, the loop the future."""
+    """An append in progress; the writer thread sets ``outcome``, and the loop sets the future."""
 
     request: Request
     size: int
@@ -93,12 +91,11 @@ class Trust:
 class GroupCommit:
     """One writer thread in front of a backend's ``commit``.
 
-    ``commit(pendings)`` runs on the writer thread or on the loop, never on both at
-    once. It sets every ``outcome`` (records, or the ``StreamError`` that refuses that
-    append), returns only when all of them are durable, and returns the seconds
-    the disk took. An ``OSError`` from it stops the writer. ``settled`` runs on the
-    loop after the callers have their answers. While ``may_stall`` is true, commits run on
-    the thread, because the next one may take long, however fast the disk is.
+    ``commit(pendings)`` runs on the writer thread or on the loop, never on both at once. ``commit`` sets every
+    ``outcome`` (records, or the ``StreamError`` that refuses that append). When all records are durable, it returns the
+    seconds that the disk took. An ``OSError`` from it stops the writer. ``settled`` runs on the loop after the callers
+    have their answers. While ``may_stall`` is true, commits run on the thread, because the next one may take long,
+    however fast the disk is.
     """
 
     def __init__(
@@ -124,8 +121,8 @@ class GroupCommit:
         self._committing = Lock()
         """Held from taking a group until it is written, so that writes keep the order of submission."""
         self._turnstile = Lock()
-        """Held while waiting for ``_committing`` between two commits. Without it, the commits might always get that
-        lock first."""
+        """Held while waiting for ``_committing`` between two commits. Otherwise, the next commit might always get
+        ``_committing`` first."""
         self._stop: StoreUnavailable | None = None
         self._trust = Trust()
         self.on_loop = False
@@ -147,7 +144,7 @@ class GroupCommit:
 
         Raises:
             StoreFailed, StoreClosed: nothing was written.
-            Conflict: the plan was refused.
+            Conflict: the append contradicts what the log holds.
         """
         loop = asyncio.get_running_loop()
         size = sum([len(encoded.canonical) for encoded in request.batch])
@@ -170,10 +167,10 @@ class GroupCommit:
         return bool(self._trust) and self._waiting_bytes <= MAX_ON_LOOP_BYTES and not self._may_stall()
 
     def _flush(self) -> None:
-        """Commit what this turn of the loop submitted.
+        """Commit the appends that were submitted in this turn of the event loop.
 
-        It wakes the thread only now. If woken earlier, the thread might commit the turn's first appends alone, make the
-        others wait for a second sync, and compete with the loop for the interpreter.
+        The writer thread is woken only now. A thread woken earlier might commit the turn's first appends alone, make
+        the others wait for a second sync, and compete with the loop for the interpreter.
         """
         self._flush_is_due = False
         if self._is_for_the_loop():
@@ -215,7 +212,7 @@ class GroupCommit:
             self._wake.notify()
 
     async def drained(self) -> None:
-        """Return when every submitted append is written, even those whose caller is no longer waiting."""
+        """Return when every submitted append is written, even if its caller is no longer waiting."""
         with self._lock:
             if not self._unwritten:
                 return
@@ -321,7 +318,8 @@ class GroupCommit:
         return type(self._stop)(self._stop.reason, self._stop.hint)
 
     def _hand_back(self, group: list[Pending], here: asyncio.AbstractEventLoop | None) -> None:
-        """Wake the callers, each on its own loop; ``here`` is the loop this runs on, if it is one."""
+        """Wake the callers, each on its own loop. ``here`` is the loop that is running this method; ``None`` on the
+        writer thread."""
         self._count_down(len(group))
         by_loop: dict[asyncio.AbstractEventLoop, list[Pending]] = {}
         for pending in group:

@@ -35,7 +35,7 @@ LOCK: Final = "lock"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A store from which the log migrated, still in the directory as it was at ``head``."""
+    """The store from which the log migrated. The store is still in the directory, unchanged since position ``head``."""
 
     backend: Backend
     head: int
@@ -65,7 +65,8 @@ def read_manifest(store: Path) -> Manifest | None:
     """Read ``store.json``; ``None`` if there is none.
 
     Raises:
-        ForeignStore: the file is not ours, damaged, or of a newer format; the directory or its lock is a symbolic link.
+        ForeignStore: the file is damaged, or another program or a newer version wrote it; the directory or its lock is
+            a symbolic link.
     """
     refuse_links(store)
     path = store / MANIFEST
@@ -96,7 +97,7 @@ def read_manifest(store: Path) -> Manifest | None:
 def refuse_links(store: Path) -> None:
     """Raise ``ForeignStore`` if the store's directory or its lock is a symbolic link, because no writer follows links.
 
-    Also raised if a file is in the place of the directory or of its home.
+    ``ForeignStore`` is also raised if a file is in the place of the directory or of its home.
     """
     with suppress(OSError):  # if a permission is missing, reading the store reports that
         file = next((path for path in (store, store.parent) if path.exists() and not path.is_dir()), None)
@@ -119,9 +120,9 @@ def write_manifest(store: Path, manifest: Manifest) -> None:
 
 
 def name_log(store: Path, manifest: Manifest | None, identity: Identity, backend: Backend) -> Manifest:
-    """The manifest of a store just opened: ``manifest``, or for a new log one that this writes.
+    """The manifest of a newly opened store: ``manifest``, or, for a new log, a manifest that this function writes.
 
-    The manifest is written last, so a store that it names once existed; see ``streams/log/presence.py``.
+    The manifest is written last, so any store named in a manifest once existed; see ``streams/log/presence.py``.
     """
     if manifest is None:
         manifest = Manifest(backend, identity.ulid())
@@ -130,7 +131,7 @@ def name_log(store: Path, manifest: Manifest | None, identity: Identity, backend
 
 
 def create(store: Path, *inside: Path) -> None:
-    """Make missing directories durably, mode 0700. Raises as ``make_directory``."""
+    """Make missing directories durably, mode 0700. Raises the same errors as ``make_directory``."""
     for directory in (store, *inside):
         make_directory(directory)
     if not (store / MANIFEST).exists():
@@ -141,11 +142,12 @@ def create(store: Path, *inside: Path) -> None:
 
 
 class StoreLock:
-    """The held writer's lock; ``take_lock`` takes it. ``release``, or the end of the process, gives it up.
+    """The writer's lock, while it is held. ``take_lock`` takes the lock; ``release``, or the end of the process,
+    releases it.
 
     There are two locks, because a lock file can be deleted while it is held: one on the file, which also names the
-    holder, and one on the directory itself. Some file systems (NFS) cannot lock directories. There only ``check`` stops
-    a writer whose lock file was deleted.
+    holder, and one on the directory itself. Some file systems (NFS) cannot lock directories. On such file systems, only
+    ``check`` stops a writer whose lock file was deleted.
     """
 
     def __init__(self, store: Path, directory: int, file: int) -> None:
@@ -155,7 +157,7 @@ class StoreLock:
         self._identity = (found.st_dev, found.st_ino)
 
     def check(self) -> None:
-        """Prove that this process is still the writer; takes about a microsecond.
+        """Check that this process is still the writer; takes about a microsecond.
 
         Raises:
             StoreFenced: the lock file was deleted or replaced.
@@ -175,7 +177,8 @@ class StoreLock:
         )
 
     def release(self) -> None:
-        """Let the next writer in. Works only once, because the numbers of closed descriptors are used again."""
+        """Release the lock. Only the first call does anything, because the system reuses the numbers of closed
+        descriptors."""
         os.close(self._file)
         os.close(self._directory)
 
@@ -184,7 +187,7 @@ def take_lock(store: Path) -> StoreLock:
     """Become the store's one writer.
 
     Raises:
-        StoreLocked: another process, or another store of this one, writes here.
+        StoreLocked: another process, or another store object in this process, is writing to the store.
         ForeignStore: the lock is a symbolic link.
     """
     path = store / LOCK
@@ -256,7 +259,7 @@ def _lock_soon(fd: int) -> None:
 
 
 def is_being_written(store: Path) -> bool:
-    """True if a writer holds the store's lock now. Raises ``ForeignStore`` if that is a symbolic link."""
+    """True if a writer holds the store's lock now. Raises ``ForeignStore`` if the lock is a symbolic link."""
     refuse_link(store / LOCK)
     return any(_is_locked(path) for path in (store / LOCK, store))
 

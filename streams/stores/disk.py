@@ -14,7 +14,7 @@ class Disk:
     """The real disk. Every method raises the system's ``OSError``."""
 
     def write(self, fd: int, data: bytes) -> None:
-        """Write all of ``data`` at the end of ``fd``, across short writes."""
+        """Write all of ``data`` at the end of ``fd``, and continue after short writes."""
         write_all(fd, data)
 
     def sync(self, fd: int) -> None:

@@ -1,7 +1,7 @@
-"""The head file: a log's last durable record, in a file of its own. Both backends keep one.
+"""The head file: a separate file that names a log's last durable record. Both backends keep a head file.
 
-Every record up to that one must exist whole. The file is rewritten in place
-after each commit, before the ack, without a sync of its own.
+Every record up to that one must exist and be complete. The file is rewritten in place after each commit, before the
+ack, without a separate sync.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class BadLine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The last durable record. Everything at or below it must exist whole."""
+    """The last durable record. Every record at or below its position must exist and be complete."""
 
     position: int
     hash: str
 
 
 def check_crc(line: bytes) -> None:
-    """Raise ``BadLine`` unless ``line`` (without newline) carries its own checksum."""
+    """Raise ``BadLine`` unless ``line`` (without newline) begins with its correct checksum."""
     if line[:PREFIX] == b'{"crc":"%08x",' % crc32(line[PREFIX:]):
         return
     if line.startswith(b'{"crc":"') and line[16:PREFIX] == b'",':
@@ -44,14 +44,14 @@ def check_crc(line: bytes) -> None:
 
 
 def format_head(head: Head) -> bytes:
-    """The head file's bytes. They always have the same length, so that one write in place replaces them."""
+    """The head file's bytes. The length is always the same, so that one write in place replaces the whole file."""
     body = orjson.dumps({"hash": head.hash, "position": head.position})
     text = b'{"crc":"%08x",%b' % (crc32(body[1:]), body[1:])
     return text.ljust(_HEAD_BYTES - 1) + b"\n"
 
 
 def read_head(path: Path) -> Head | None:
-    """The head, or ``None`` if the file is missing or damaged (then it is unknown).
+    """The head; ``None`` if the file is missing or damaged, so that the head is unknown.
 
     Raises:
         ForeignStore: the head file is a symbolic link.

@@ -1,9 +1,8 @@
 """Cursors and snapshots: hints in small files next to a log of either backend.
 
-They may lag or be lost, and never decide correctness: a reader without its
-cursor starts at the beginning, and a projection without a snapshot is
-folded from the first record. So they are written without a sync of their own
-(the rename makes each whole), and a damaged one counts as missing.
+Hints may lag behind or be lost, and correctness never depends on them: a reader without its cursor starts at the
+beginning, and a projection without a snapshot is folded from the first record. So hints are written without a separate
+sync (the rename keeps each file complete), and a damaged hint counts as missing.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TORN: Final = "torn"
 """The directory for the torn tails that are cut off when a log is opened."""
 
 REPAIRED: Final = "repaired"
-"""The directory for what repairs remove: ``repaired/1/``, ``repaired/2/``, …"""
+"""The directory for everything that repairs remove: ``repaired/1/``, ``repaired/2/``, …"""
 
 _LOST: Final = ".lost-after-"
 
@@ -40,14 +39,14 @@ class _Header(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A whole hint: its file's name, and the position at which it was made."""
+    """An undamaged hint: its file's name, and the position at which the hint was made."""
 
     name: str
     position: int
 
 
 class Lost(NamedTuple):
-    """A hint made when the log reached ``until``; nothing else is left of the records after ``after``."""
+    """A hint that shows that the log once reached position ``until``. The log has lost the records after ``after``."""
 
     name: str
     after: int
@@ -87,12 +86,12 @@ class Hints:
         self._drop(lambda found: bool(found.state))
 
     def known(self) -> list[Known]:
-        """The whole hints, in order of name."""
+        """All undamaged hints, sorted by name."""
         found = [(path.name, self._read(path.name)) for path in self.files()]
         return [Known(name, hint.position) for name, hint in found if hint is not None]
 
     def files(self) -> list[Path]:
-        """Every hint's file, whole or not, in order of name; without drafts."""
+        """The file of every hint, damaged or not, sorted by name. Drafts are not included."""
         if not self._directory.is_dir():
             return []
         return sorted(path for path in self._directory.iterdir() if "." not in path.name and path.is_file())
@@ -100,8 +99,8 @@ class Hints:
     def set_aside_after(self, position: int) -> list[Lost]:
         """Set aside the hints that are beyond the log's end at ``position``, because their records are lost.
 
-        Once the log had grown that far again, such a hint would refer to different records. The hint stays next
-        to the valid ones, so that ``verify`` can report the loss.
+        Once the log has grown that far again, such a hint would refer to different records. A hint set aside stays next
+        to the valid hints, so that ``verify`` can report the loss.
         """
         for name, known in self.known():
             if known > position:
@@ -109,7 +108,7 @@ class Hints:
         return self.lost()
 
     def lost(self) -> list[Lost]:
-        """The hints set aside, in order of name."""
+        """The hints set aside, sorted by name."""
         found = sorted(self._directory.glob(f"*{_LOST}*")) if self._directory.is_dir() else []
         read = [(path.name, self._read(path.name)) for path in found if path.name.rpartition(_LOST)[2].isdigit()]
         return [Lost(name, int(name.rpartition(_LOST)[2]), hint.position) for name, hint in read if hint is not None]
@@ -183,7 +182,7 @@ def _crc(version: int, position: int, state: bytes) -> int:
 
 
 def checked_name(name: str) -> str:
-    """``name`` if it may name a hint. Raises ``ValueError``."""
+    """Return ``name`` if it is a valid name for a hint; otherwise raise ``ValueError``."""
     if not NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} is not a valid cursor or snapshot name: use up to 63 lower-case letters, digits and '-'"
@@ -192,7 +191,7 @@ def checked_name(name: str) -> str:
 
 
 def remove_kept_aside(store: Path, disk: Disk) -> None:
-    """Delete what recovery and repairs set aside, because that may contain payloads to forget."""
+    """Delete the files that recovery and repairs set aside, because these files may contain payloads to forget."""
     for name in (TORN, REPAIRED):
         directory = store / name
         if directory.is_dir() and not directory.is_symlink():

@@ -1,4 +1,4 @@
-"""The digest that indexes store in place of an idempotency key. Pure."""
+"""The digest that an index holds in place of an idempotency key. Pure."""
 
 from __future__ import annotations
 

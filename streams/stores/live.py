@@ -9,7 +9,8 @@ from streams.store import NOTHING, Record
 
 
 class LiveTail:
-    """Wakes subscribers after each commit; they read new records from ``recent``, else from the log itself."""
+    """Wakes subscribers after each commit; subscribers read new records from ``recent`` or, if ``recent`` no longer has
+    the records, from the log itself."""
 
     def __init__(
         self,
@@ -21,7 +22,7 @@ class LiveTail:
         self._closed = False
 
     def notify(self) -> None:
-        """Signal new durable records; call on the loop."""
+        """Signal that there are new durable records. Call this on the event loop."""
         for event in self._waiting:
             event.set()
 

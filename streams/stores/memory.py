@@ -58,7 +58,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._records: list[Placed | None] = []
-        """By position; ``None`` for a pruned one."""
+        """The records by position; ``None`` for a pruned record."""
         self._streams: dict[str, list[Placed]] = {}
         self._keys: dict[str, Placed | Entry] = {}
         self._removal = NOTHING_REMOVED

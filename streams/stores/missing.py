@@ -10,7 +10,7 @@ NOTHING_PRUNED: Final = Ranges()
 
 
 def missing_before(first: int, end: int, pruned: Ranges = NOTHING_PRUNED) -> str:
-    """The sentence for the unpruned records from ``first`` to before ``end``, of which there is at least one."""
+    """The sentence for the unpruned records (at least one) from ``first`` up to, but not including, ``end``."""
     return f"{pruned.told(first, end)} {'is' if pruned.kept(first, end) == 1 else 'are'} missing before it"
 
 

@@ -1,8 +1,7 @@
 """Decide what an append writes: keys, expected offsets, places and hashes. Pure.
 
-Every backend plans with this, so all give the same records, errors and hashes.
-Each plan sees the tails as they will be after all earlier plans, because the appends of
-one group commit are planned one after another.
+Every backend plans with this module, so all backends give the same records, errors and hashes. Each plan sees the tails
+as they will be after all earlier plans, because the appends of one group commit are planned one after another.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Placed(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """What to write, and each requested event's new or first record, in order."""
+    """What to write and, for each requested event in order, its new record or the first record stored under its key."""
 
     new: list[Placed] = field(default_factory=list)
     answers: list[Placed | Record] = field(default_factory=list)
@@ -68,12 +67,12 @@ class Known(Protocol):
         ...
 
     def first(self, encoded: Encoded) -> Placed | Record:
-        """The record itself; for a pruned one its numbers, with the given event."""
+        """The stored record; for a pruned record, its numbers with the given event."""
         ...
 
 
 class Kept:
-    """``Known`` through the record itself; ``read`` returns the record and is called only when needed."""
+    """``Known`` for a record that still exists; ``read`` returns the record and is called only when needed."""
 
     def __init__(self, read: Callable[[], Placed | Record]) -> None:
         self._read = read
@@ -88,7 +87,7 @@ class Kept:
 
 
 class Removed:
-    """``Known`` through what is left of a pruned record."""
+    """``Known`` for a pruned record, of which only an entry is left."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
@@ -115,11 +114,11 @@ def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
 
     Raises:
         ValueError: the batch is empty or over ``MAX_BATCH``.
-        InvalidEvent: a payload looks like that of a forgotten record, so the two could not be told apart.
+        InvalidEvent: a payload has the form of a forgotten payload, so the two could not be told apart.
     """
     if not 0 < len(events) <= MAX_BATCH:
         hint = ": split it" if events else ""
-        raise ValueError(f"a batch holds 1 to {MAX_BATCH} events, not {len(events)}{hint}")
+        raise ValueError(f"a batch must have 1 to {MAX_BATCH} events, not {len(events)}{hint}")
     batch = [encode(event) for event in events]
     for encoded in batch:
         if len(encoded.event.payload) == 1 and is_digest(encoded.event.payload):
@@ -134,7 +133,7 @@ def plan(request: Request, tails: Tails) -> Plan:
     """Plan a request against the tails. Changes nothing.
 
     Raises:
-        IdempotencyConflict, OffsetConflict: as ``StreamStore.append`` says.
+        IdempotencyConflict, OffsetConflict: see ``StreamStore.append``.
     """
     known = [tails.known(encoded.event.idempotency_key) for encoded in request.batch]
     # Nearly every append takes this fast path, which gives the same result as the code below.
@@ -183,7 +182,7 @@ def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -
         first = next(e for e, k in zip(batch, known, strict=True) if k is not None)
         raise IdempotencyConflict(
             first.event.idempotency_key,
-            f"{len(found)} of the batch's {len(batch)} keys are already stored, the others are not",
+            f"{len(found)} of the batch's {len(batch)} keys are already stored, but the others are not",
         )
     for encoded, earlier in zip(batch, known, strict=True):
         if earlier is not None and not earlier.equals(encoded):

@@ -17,7 +17,7 @@ RECENT_BYTES: Final = 1024 * 1024
 """How many bytes of records are kept. A follower that is further behind reads the log itself."""
 
 AT_ONCE: Final = 64
-"""The most records that ``after`` returns, so that a follower lets others run in between."""
+"""Maximum number of records that ``after`` returns, so that a follower lets other tasks run in between."""
 
 
 class Recent:
@@ -49,9 +49,10 @@ class Recent:
         self._bytes = 0
 
     def after(self, position: int) -> list[Record] | None:
-        """The next records after a position, as a reader of the log would return them; empty if it is the last one.
+        """The next records after a position, as a reader of the log would return them; empty if ``position`` is the
+        last one.
 
-        ``None`` if the next one is not here: then the log must be read.
+        ``None`` if the next record is no longer in memory, so that the log must be read.
         """
         with self._lock:
             begin = position + 1 - self._placed[0].position if self._placed else -1

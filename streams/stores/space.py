@@ -25,7 +25,8 @@ def store_bytes(store: Path) -> int:
 
 
 def mib_to_open(store: Path) -> int:
-    """How many MiB to free on a full disk to open the log: small files, and what SQLite's WAL still holds."""
+    """How many MiB to free on a full disk before the log can be opened: space for small files and for the content of
+    SQLite's WAL."""
     wal = store / "log.db-wal"
     with suppress(OSError):
         kept = wal.stat().st_size if wal.exists() else 0

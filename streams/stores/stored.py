@@ -1,4 +1,4 @@
-"""A record as a store holds it, byte for byte. A migration copies these between backends."""
+"""A record as a store holds it, byte for byte. A migration copies such records between backends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stored(NamedTuple):
         return StreamEvent.trusted(orjson.loads(self.event))
 
     def digest_form(self) -> bytes:
-        """The form the chain hashes."""
+        """The form of the event that the hash chain covers."""
         return stored_form_of(orjson.loads(self.event))[1]
 
 
@@ -44,7 +44,8 @@ class Copyable(Protocol):
         ...
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        """Yield the records after a position up to the head at call time: lists of whole batches, about ``most`` each.
+        """Yield the records after a position up to the head at call time: lists of whole batches, about ``most``
+        records in each.
 
         Raises:
             CorruptLog: a record is damaged.

@@ -104,7 +104,7 @@ def test_the_command_line_is_refused_in_words_by_a_sidecar_of_another_protocol_a
     process = start_as(release("9.0.0", protocol=9), home)
     running(home)
     told = run_as(release("0.1.0"), home, "status")
-    assert told.returncode == 1 and "speaks link protocol 9, but this side speaks 1" in told.stdout, told.stdout
+    assert told.returncode == 1 and "speaks link protocol 9, but this client speaks 1" in told.stdout, told.stdout
     stopped = run_as(release("0.1.0"), home, "stop")
     assert stopped.returncode == 0 and "with SIGTERM" in stopped.stdout
     assert process.wait(HANG_SECONDS) == 0

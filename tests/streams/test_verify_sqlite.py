@@ -89,7 +89,7 @@ async def test_where_the_index_is_damaged_too_the_rest_is_one_finding(tmp_path: 
     findings, summary = await verify(tmp_path)
     assert summary.records > 20
     first = findings[0]
-    assert (first.kind, first.position) == ("corrupt", summary.records) and "cannot read on" in first.reason
+    assert (first.kind, first.position) == ("corrupt", summary.records) and "cannot read any further" in first.reason
 
 
 @pytest.mark.parametrize("is_pruned", [False, True])

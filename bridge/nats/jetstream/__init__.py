@@ -1,1 +1,1 @@
-"""NATS JetStream: connection, streams, publishing, pulling, event bus. The only package of the NATS side with I/O."""
+"""NATS JetStream: connection, streams, publishing, pulling, event bus. The only package of ``bridge`` with I/O."""

@@ -1,8 +1,8 @@
 """The event bus on JetStream: durable across processes and machines.
 
 The stream definitions say which stream stores a subject. Each durable is a durable pull consumer: subscriptions with
-the same durable compete, and every other durable receives everything. The server stores the subscribed pattern with the
-consumer.
+the same durable compete for messages, and each durable receives every message. The server stores the subscribed pattern
+with the consumer.
 
 Source: seed 002, 6; seed 003, "Bus Specification"; the contract is ``streams/bus/contract.py``.
 """
@@ -58,8 +58,8 @@ _MAX_ACK_PENDING: Final = 10_000
 class JetStreamEventBus:
     """``EventBus`` on a server's streams, created at first use. The caller closes ``sessions``.
 
-    A failed message waits on the server, so it outlives this process. ``pull`` sets how messages are requested, except
-    that a subscription always handles one message at a time.
+    A failed message waits on the server for its next attempt, so it outlives this process. ``pull`` sets how messages
+    are requested, except that a subscription always handles one message at a time.
 
     ``counts``: published, duplicates, handled, failed, dead, and given_up (failed messages that do not become dead
     letters, because they already are dead letters or because their subscription has no durable).
@@ -156,7 +156,8 @@ class JetStreamEventBus:
             raise BusClosed
 
     async def _session(self) -> JetStream:
-        """A connection to a server on which the streams exist. Waiting callers get it in the order of their calls."""
+        """A connection to a server on which the streams exist. Waiting callers get the connection in the order of their
+        calls."""
         async with self._readying:
             session = await self._sessions.get()
             if session is not self._ready_for:
@@ -179,10 +180,10 @@ class JetStreamEventBus:
         start: Start,
         redelivery: Redelivery,
     ) -> ConsumerDefinition:
-        """The consumer of a subscription. An existing one keeps its starting point.
+        """The consumer of a subscription. An existing consumer keeps its starting point.
 
         Raises:
-            DurableConflict: it exists with other settings.
+            DurableConflict: the consumer exists with other settings.
         """
         kept = json.dumps([redelivery.max_deliver, *redelivery.backoff_s])
         consumer = ConsumerDefinition(
@@ -212,7 +213,7 @@ class JetStreamEventBus:
         self._subscriptions.discard(subscription)
 
     async def bury(self, delivery: Delivery, durable: str | None, stream: str, reason: str) -> None:
-        """Store a message that has finally failed as a dead letter.
+        """Store a message that failed its last attempt as a dead letter.
 
         Raises:
             NatsError: storing failed.
@@ -306,5 +307,5 @@ class JetStreamSubscription:
 
 
 def _consumer_name(durable: str) -> str:
-    """The server's name for a durable. A name that is unsafe as a file name becomes its digest."""
+    """The server's name for a durable. A name that is unsafe as a file name is replaced by its digest."""
     return durable if _PLAIN.fullmatch(durable) else f"d-{sha256(durable.encode()).hexdigest()[:32]}"

@@ -38,10 +38,11 @@ logging.getLogger("asyncio").addFilter(_is_of_use)
 _Callback = Callable[[Msg], Awaitable[None]]
 
 CLOSE_SECONDS: Final = 2.0
-"""How long closing a connection waits for the last messages to leave."""
+"""How many seconds closing a connection waits until the last messages are sent."""
 
 FLUSH_SECONDS: Final = 10.0
-"""How long a sender waits for the socket. The sender then continues, because its wait for the answer also has a limit.
+"""How many seconds a sender waits for the socket. The sender then continues, because its wait for the answer is
+limited, too.
 """
 
 _CONNECTS: Final = 2
@@ -49,10 +50,10 @@ _CONNECTS: Final = 2
 
 
 async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> GuardedClient:
-    """Connect to the first server that accepts us. ``ended`` receives the reason when the connection ends.
+    """Connect to the first server that accepts the connection. ``ended`` receives the reason when the connection ends.
 
     Raises:
-        NatsRefused: the settings cannot work: files, TLS or token. No secret was sent.
+        NatsRefused: the settings (files, TLS or token) cannot work. No secret was sent.
         NatsUnavailable: no server answered in time.
     """
     if not options.servers:
@@ -155,7 +156,7 @@ class GuardedClient(Client):
         on_message(Received(subject.decode(), reply.decode(), HeaderBlock(headers) if headers else {}, data))
 
     async def send_bytes(self, command: bytes) -> None:
-        """Send raw commands after everything sent before; return when the socket accepts more."""
+        """Send raw commands after everything that was sent before. Returns when the socket accepts more data."""
         await self._send_command(command)
         await self._flush_pending(force_flush=True)
 
@@ -194,7 +195,8 @@ class GuardedClient(Client):
         return ServerFacts(str(info.get("server_id", "")), str(info.get("version", "")), int(self.max_payload))
 
     async def discard(self) -> None:
-        """Close the client and the tasks that closing may leave. Takes at most ``CLOSE_SECONDS``; never fails."""
+        """Close the client, and end the tasks that closing may leave behind. Takes at most ``CLOSE_SECONDS``; never
+        fails."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()

@@ -1,4 +1,4 @@
-"""Translates the client library's errors into ours; no other module does. Pure."""
+"""Translates the client library's errors into subclasses of ``NatsError``; no other module does this. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def not_connected(options: ConnectOptions, error: Exception, problems: list[Exce
 
 
 def translated(error: Exception, options: ConnectOptions) -> NatsError:
-    """Our error for an exception of the library or of the system. An error of ours is returned unchanged."""
+    """The ``NatsError`` for an exception of the library or of the operating system. A ``NatsError`` is returned
+    unchanged."""
     where = options.shown
     text = short(error)
     match error:
@@ -64,7 +65,7 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
         return TlsFailed(f"TLS with {where} failed: {text}", "check cert_dir in [nats] and the server's certificate")
     if isinstance(error, OSError | nats.errors.Error | TimeoutError | asyncio.TimeoutError):
         # The sidecar restarts an embedded server and reports its problems, so the user need not do anything.
-        hint = "" if options.token else "start it, or correct servers in [nats]"
+        hint = "" if options.token else "start the server, or correct servers in [nats]"
         return Unreachable(f"cannot reach the NATS server at {where}: {_why(error)}", hint)
     return NatsUnavailable(f"the NATS server at {where} failed: {text}")
 

@@ -29,7 +29,7 @@ API: Final = "$JS.API."
 NO_RESPONDERS: Final = "503"
 
 _SENT_AT_ONCE: Final = 256 * 1024
-"""Bytes of bodies to send before waiting for the socket."""
+"""How many bytes of message bodies to send before waiting for the socket."""
 
 
 class JetStream:
@@ -45,10 +45,10 @@ class JetStream:
 
     @classmethod
     async def connect(cls, options: ConnectOptions) -> JetStream:
-        """Connect to the first server that accepts us.
+        """Connect to the first server that accepts the connection.
 
         Raises:
-            NatsRefused: the settings cannot work: files, TLS or token. No secret was sent.
+            NatsRefused: the settings (files, TLS or token) cannot work. No secret was sent.
             NatsUnavailable: no server answered in time.
         """
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -79,7 +79,7 @@ class JetStream:
         if self._ended.done():
             self._client.abort()
         else:
-            self._ended.set_result("this side closed it")
+            self._ended.set_result("it was closed locally")
         await self._client.discard()
 
     # --- asking ---
@@ -113,11 +113,12 @@ class JetStream:
     async def ask(
         self, subject: str, body: bytes = b"", headers: Mapping[str, str] | None = None, seconds: float | None = None
     ) -> Received:
-        """Send a request and wait for its answer, at most ``seconds``; by default ``options.request_seconds``.
+        """Send a request and wait for its answer for at most ``seconds`` (by default ``options.request_seconds``).
 
         Raises:
             NoStream: nothing is listening on the subject.
-            NatsUnavailable: no answer in time, or the connection ended. The request may still have been carried out.
+            NatsUnavailable: no answer came in time, or the connection ended. The request may still have been carried
+                out.
         """
         limit = self._options.request_seconds if seconds is None else seconds
         future = await self.begin(subject, body, headers)
@@ -136,8 +137,8 @@ class JetStream:
         """Call the JetStream API, for example ``STREAM.INFO.EVENTS``; return its JSON, with times in nanoseconds.
 
         Raises:
-            ServerRefused: the server refused.
-            NatsUnavailable: no answer; JetStream may be off.
+            ServerRefused: the server refused the request.
+            NatsUnavailable: no answer came; JetStream may be turned off on the server.
         """
         body = b"" if request is None else json.dumps(request).encode()
         try:
@@ -151,13 +152,14 @@ class JetStream:
     # --- publishing and subscriptions ---
 
     async def send_all(self, messages: Sequence[tuple[str, Mapping[str, str], str, bytes]]) -> None:
-        """Publish many messages without waiting for answers; each is subject, headers, ``more`` header text and body.
+        """Publish many messages without waiting for answers. Each message is (subject, headers, ``more`` header text,
+        body).
 
-        ``more`` holds lines of ``Name: value``, each ending in CR LF. Takes a sixth of the time of single ``send``
-        calls, because the library formats each header again and wakes its writer for each message.
+        ``more`` holds lines of ``Name: value``, each ending in CR LF. ``send_all`` takes a sixth of the time of single
+        ``send`` calls, in which the library formats every header again and wakes its writer for each message.
 
         Raises:
-            NatsError: sending failed for some of them.
+            NatsError: sending failed for some of the messages.
         """
         self._check_open()
         try:
@@ -175,7 +177,7 @@ class JetStream:
     async def send(
         self, subject: str, body: bytes = b"", headers: Mapping[str, str] | None = None, reply: str = ""
     ) -> None:
-        """Publish without waiting; without a subscriber the message is lost. Answers go to ``reply``.
+        """Publish a message without waiting. If there is no subscriber, the message is lost. Answers go to ``reply``.
 
         Raises:
             NatsError: sending failed.
@@ -190,7 +192,7 @@ class JetStream:
         """Return when the server has received everything sent so far.
 
         Raises:
-            NatsUnavailable: it did not answer in time.
+            NatsUnavailable: the server did not answer in time.
         """
         self._check_open()
         try:

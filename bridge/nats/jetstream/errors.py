@@ -1,4 +1,4 @@
-"""Every error of the NATS side; ``client_errors.py`` turns the client library's errors into these.
+"""Every error about NATS; ``client_errors.py`` turns the client library's errors into these errors.
 
 ::
 
@@ -7,22 +7,21 @@
     │   ├── Unreachable         nats-unreachable        no connection to the server
     │   ├── WrongServer         nats-wrong-server       another program answers on our server's port
     │   ├── NoStream            nats-no-stream          no stream stores the subject: missing, or still recovering
-    │   └── ServerBusy          nats-busy               the server answered that it cannot do it right now
+    │   └── ServerBusy              nats-busy               the server cannot carry out the request right now
     ├── NatsRefused             nats-refused            the settings cannot work; a retry changes nothing
     │   ├── LoginRefused        nats-login-refused      the server rejected the token or the credentials
-    │   ├── TlsFailed           nats-tls-failed         no TLS, or a certificate that does not verify
+    │   ├── TlsFailed           nats-tls-failed         no TLS, or a certificate that failed verification
     │   ├── FileRefused         nats-file-refused       a certificate, key or credentials file does not work
     │   └── MessageTooLarge     nats-message-too-large  a message exceeds the server's max_payload
     └── ServerRefused           nats-server-refused     the server understood the request and refused it
         ├── NotFound            nats-not-found          no such stream, consumer or message
-        ├── WrongExpectation    nats-wrong-expectation  the stream is not where the publisher expected it
+        ├── WrongExpectation    nats-wrong-expectation  the stream is not in the state that the publisher expected
         ├── BatchRefused        nats-batch-refused      an atomic batch was refused; none of it was stored
         │   └── BatchDuplicate  nats-batch-duplicate    one of its message ids is already stored
         └── StreamRefused       nats-stream-refused     a stream or consumer cannot have the required settings
 
-``code`` identifies the class and never changes; the text may. Errors carry
-their facts as fields and build the text in ``__str__``. No token, password or
-payload appears in a text. Pure.
+``code`` identifies the class and never changes; the text of an error may change. Errors carry their facts as fields and
+build the text in ``__str__``. No token, password or payload appears in a text. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from typing import Any, ClassVar
 
 
 class NatsError(Exception):
-    """Root of all errors of the NATS side."""
+    """Root of all errors about NATS."""
 
     code: ClassVar[str] = "nats-error"
 
@@ -57,7 +56,7 @@ class Unreachable(NatsUnavailable):
 
 
 class WrongServer(NatsUnavailable):
-    """Another program answers on our server's port. We sent nothing to it."""
+    """Another program answers on the port of our server. Nothing was sent to that program."""
 
     code = "nats-wrong-server"
 
@@ -119,7 +118,8 @@ class MessageTooLarge(NatsRefused):
 
 
 class ServerRefused(NatsError):
-    """The server refused ``what``. ``server_code`` is NATS's own error number, 0 if it gave none."""
+    """The server refused the request ``what``. ``server_code`` is the server's own error number; 0 if the server gave
+    none."""
 
     code = "nats-server-refused"
 
@@ -139,13 +139,13 @@ class NotFound(ServerRefused):
 
 
 class WrongExpectation(ServerRefused):
-    """Another publisher was faster, or this is a different stream. Read the stream and decide again."""
+    """Another publisher was faster, or the stream was replaced by a different one. Read the stream and decide again."""
 
     code = "nats-wrong-expectation"
 
 
 class BatchRefused(ServerRefused):
-    """Nothing of the batch was stored. Its messages can be published one by one."""
+    """No message of the batch was stored. The messages can be published one by one."""
 
     code = "nats-batch-refused"
 

@@ -1,4 +1,4 @@
-"""Settings for reaching a NATS server and fetching from it, and checks of the files that the settings name.
+"""Settings for reaching a NATS server and for fetching messages, and checks of the files that the settings name.
 
 TLS fails closed: with TLS on, a missing or unreadable file and a server
 without TLS are errors. There is no fallback to a plain connection.
@@ -19,7 +19,7 @@ CA: Final = "ca.pem"
 
 CERTIFICATE: Final = "cert.pem"
 KEY: Final = "key.pem"
-"""In the same directory, both or neither: our own certificate and its key, for servers that ask for them."""
+"""In the same directory, both or neither: the client's own certificate and its key, for servers that require them."""
 
 _SEED_MARK: Final = "BEGIN USER NKEY SEED"
 _JWT_MARK: Final = "BEGIN NATS USER JWT"
@@ -27,12 +27,11 @@ _JWT_MARK: Final = "BEGIN NATS USER JWT"
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """Settings of one connection. Their text form shows neither token nor password.
+    """Settings of one connection. The text form of this object shows neither the token nor the password.
 
-    ``tls`` requires TLS from every server. ``cert_dir`` holds ``ca.pem``, and
-    ``cert.pem`` with ``key.pem`` if the server asks for a client certificate; without it
-    the system's authorities are trusted. If ``server_id`` is given, no other
-    server receives the token. Times are in seconds.
+    ``tls`` requires TLS from every server. ``cert_dir`` holds ``ca.pem``, and ``cert.pem`` with ``key.pem`` if the
+    server asks for a client certificate; without a ``cert_dir``, the system's certificate authorities are trusted. If
+    ``server_id`` is given, no other server receives the token. Times are in seconds.
     """
 
     servers: tuple[str, ...] = field(repr=False)
@@ -62,10 +61,10 @@ class ConnectOptions:
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """How a pull consumer requests messages. Times in seconds.
+    """How a pull consumer requests messages. Times are in seconds.
 
-    After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the pause before the second
-    delivery; it doubles for each further delivery, up to ``longest_backoff_s``. A message that is not answered within
+    After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the pause before the second delivery; the
+    pause doubles for each further delivery, up to ``longest_backoff_s``. A message that is not answered within
     ``ack_wait_s`` is delivered again; while a handler is running, the loop extends that time.
     """
 
@@ -124,7 +123,7 @@ def check_credentials(path: Path) -> None:
     """Check a credentials file before connecting.
 
     Raises:
-        FileRefused: it is missing, unreadable, or lacks a user's token and key.
+        FileRefused: the file is missing, unreadable, or lacks a user's token and key.
     """
     text = _read(path, "credentials file").decode("ascii", "replace")
     if _SEED_MARK not in text or _JWT_MARK not in text:
@@ -136,7 +135,7 @@ def _read(path: Path, what: str) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise FileRefused(
-            path, f"the {what} {path} is missing", "put it there, or correct the path in [nats]"
+            path, f"the {what} {path} is missing", "put the file there, or correct the path in [nats]"
         ) from None
     except OSError as error:
         raise FileRefused(

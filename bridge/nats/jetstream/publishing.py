@@ -1,6 +1,6 @@
 """Publishes one message, many in a window, or an atomic batch.
 
-When a call returns, the messages are stored; otherwise it raises.
+When a function returns, the messages are stored; otherwise the function raises an error.
 
 Within the stream's duplicate window ``Nats-Msg-Id`` makes it safe to publish a
 message again, so every call here can be repeated after an error.
@@ -21,7 +21,7 @@ MAX_BATCH: Final = 1000
 """Maximum number of messages in an atomic batch: the server's limit."""
 
 PUBLISH_SECONDS: Final = 10.0
-"""How long to wait for the confirmation of a message."""
+"""How many seconds to wait for the confirmation of a message."""
 
 WINDOW: Final = 256
 
@@ -35,7 +35,7 @@ EXPECTED_ID: Final = "Nats-Expected-Last-Msg-Id"
 
 
 class Publishable(Protocol):
-    """A publishable message, such as ``messages.Message``. Its id is in the headers."""
+    """A publishable message, such as ``messages.Message``. The message's id is in the headers."""
 
     @property
     def subject(self) -> str: ...
@@ -49,9 +49,8 @@ class Publishable(Protocol):
 class Expect:
     """The state in which a stream must be to accept a message; ``None`` fields are not checked.
 
-    ``sequence`` is that of the stream's last message, ``subject_sequence`` that of the
-    last message on the same subject (0: none), and ``id`` the last message's
-    ``Nats-Msg-Id``.
+    ``sequence`` is the sequence of the stream's last message, ``subject_sequence`` is the sequence of the last message
+    on the same subject (0: none), and ``id`` is the last message's ``Nats-Msg-Id``.
     """
 
     stream: str | None = None
@@ -72,7 +71,8 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a message is stored. ``duplicate``: a message with its id was already stored, so this one was not."""
+    """Where a message is stored. ``duplicate``: a message with the same id was already stored, so the new message was
+    not."""
 
     stream: str
     sequence: int
@@ -80,9 +80,10 @@ class Stored:
 
 
 class PublishStopped(Exception):
-    """Publishing stopped at ``error``. The earlier messages are stored; ``stored`` says where.
+    """Publishing stopped with ``error``. The messages before the failed one are stored; ``stored`` says where.
 
-    Some of the later messages may also be stored. Publish again from the failed message on; the ids prevent duplicates.
+    Some of the later messages may also be stored. Publish again, starting with the failed message; the ids prevent
+    duplicates.
     """
 
     code: ClassVar[str] = "nats-publish-stopped"
@@ -101,7 +102,7 @@ async def publish(session: JetStream, message: Publishable, expect: Expect | Non
     Raises:
         WrongExpectation: the stream is in another state.
         NoStream: no stream stores the subject.
-        NatsUnavailable: no answer; the message may be stored.
+        NatsUnavailable: no answer came; the message may be stored.
     """
     headers = {**message.headers, **(expect.headers() if expect is not None else {})}
     answer = await session.begin(message.subject, message.body, headers)
@@ -111,13 +112,13 @@ async def publish(session: JetStream, message: Publishable, expect: Expect | Non
 async def publish_all(
     session: JetStream, messages: Sequence[Publishable], *, window: int = WINDOW, expect: Expect | None = None
 ) -> list[Stored]:
-    """Publish messages in order with ``window`` of them in flight; return one ``Stored`` each, in order.
+    """Publish messages in order, up to ``window`` of them at a time; return one ``Stored`` for each message, in order.
 
     After a failure no further message is sent. ``expect`` applies to every
     message, so only its ``stream`` makes sense here.
 
     Raises:
-        PublishStopped: a message failed; those before it are stored.
+        PublishStopped: a message failed; the messages before it are stored.
     """
     more = expect.headers() if expect is not None else {}
     stored: list[Stored] = []
@@ -145,16 +146,17 @@ async def _take(
 async def publish_batch(
     session: JetStream, messages: Sequence[Publishable], *, batch_id: str, expect: Expect | None = None
 ) -> Stored:
-    """Publish messages as an atomic batch: all are stored consecutively, or none. Return where the last one is.
+    """Publish messages as an atomic batch: all are stored consecutively, or none is. Return where the last message is
+    stored.
 
-    The stream must support it (``StreamFacts.atomic``). ``batch_id`` must be unique
-    and at most 64 characters. ``expect`` is checked with the first message.
+    The stream must support atomic batches (``StreamFacts.atomic``). ``batch_id`` must be unique and at most 64
+    characters. ``expect`` is checked with the first message.
 
     Raises:
         ValueError: there are no messages, or more than ``MAX_BATCH``.
         BatchDuplicate: one of the ids is already stored. Publish the messages one by one.
-        BatchRefused: the server stored none of them. Publish them one by one.
-        NatsUnavailable: no answer; either all or none are stored.
+        BatchRefused: the server stored none of the messages. Publish them one by one.
+        NatsUnavailable: no answer came; either all messages are stored or none is.
     """
     return await (await stage_batch(session, messages, batch_id=batch_id, expect=expect)).commit()
 
@@ -170,11 +172,11 @@ class StagedBatch:
     messages: Sequence[Publishable]
     batch_id: str
     begun: asyncio.Future[Received] | None
-    """The answer to the first message; ``None`` if the batch has only one."""
+    """The answer to the first message; ``None`` if the batch has only one message."""
     expect: Expect | None
 
     async def commit(self) -> Stored:
-        """Send the last message and return where it is. Raises as ``publish_batch`` does."""
+        """Send the last message and return where it is stored. Raises the same errors as ``publish_batch``."""
         last = len(self.messages)
         what = f"a batch to {self.messages[0].subject}"
         headers = _in_batch(self.messages[-1], self.batch_id, last, self.expect)
@@ -194,7 +196,7 @@ class StagedBatch:
 async def stage_batch(
     session: JetStream, messages: Sequence[Publishable], *, batch_id: str, expect: Expect | None = None
 ) -> StagedBatch:
-    """Send all messages of an atomic batch but the last; see ``publish_batch``.
+    """Send all messages of an atomic batch except the last; see ``publish_batch``.
 
     Raises:
         ValueError: there are no messages, or more than ``MAX_BATCH``.

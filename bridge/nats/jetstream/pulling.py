@@ -1,8 +1,8 @@
 """A durable pull consumer and the loop that processes its messages, across restarts of the server and of this process.
 
-The loop never assumes that a subscription is alive (nats.py issue 504). Every
-request for messages asks for heartbeats. If they stop, the consumer is gone, or
-the connection ends, the loop recreates connection, consumer and subscription.
+The loop never assumes that a subscription is alive (nats.py issue 504). Every request for messages asks for heartbeats.
+If the heartbeats stop, the consumer is gone, or the connection ends, the loop recreates connection, consumer and
+subscription.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ log = logging.getLogger("sidecar.nats")
 
 HEARTBEAT: Final = "100"
 EXPIRED: Final = frozenset({"404", "408"})
-"""Statuses that end a request with fewer messages than it asked for, so that another must be sent."""
+"""Statuses that end a request with fewer messages than requested, so that another request must be sent."""
 
 _NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerDefinition:
-    """The required settings of a durable pull consumer. Times in seconds; ``max_deliver`` -1 means no limit.
+    """The required settings of a durable pull consumer. Times are in seconds; a ``max_deliver`` of -1 means no limit.
 
-    Consumers with the same name compete for messages; every other name receives all of them. ``new_only`` skips
-    messages older than the consumer.
+    Consumers with the same name compete for messages; each name receives every message. ``new_only`` skips messages
+    older than the consumer.
     """
 
     name: str
@@ -76,7 +76,8 @@ class ConsumerDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One delivery of a message to a handler. ``count`` is 1 the first time; ``id`` is ``Nats-Msg-Id`` or ``None``."""
+    """One delivery of a message to a handler. ``count`` is 1 for the first delivery; ``id`` is ``Nats-Msg-Id`` or
+    ``None``."""
 
     subject: str
     headers: Mapping[str, str]
@@ -117,12 +118,12 @@ Bury = Callable[[Delivery, str], Awaitable[None]]
 
 
 async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerDefinition) -> dict[str, Any]:
-    """Create or update the consumer; return its configuration as read back.
+    """Create or update the consumer; return its configuration, as read back from the server.
 
     Raises:
         NotFound: the stream does not exist.
         StreamRefused: the server cannot apply the settings.
-        NatsUnavailable: no answer. Safe to repeat.
+        NatsUnavailable: no answer came. It is safe to call this again.
     """
     wanted = definition.config()
     request = {"stream_name": stream, "config": wanted}
@@ -135,7 +136,7 @@ async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerD
         raise StreamRefused(what, error.server_code, f"{error.description}; {remedy}") from None
     found: dict[str, Any] = answer["config"]
     if different := [name for name, value in wanted.items() if not _is_kept(found.get(name), value)]:
-        raise StreamRefused(what, 0, f"the server did not apply: {', '.join(different)}; {remedy}")
+        raise StreamRefused(what, 0, f"the server did not apply these settings: {', '.join(different)}; {remedy}")
     return found
 
 
@@ -162,10 +163,9 @@ async def consumer_config(session: JetStream, stream: str, name: str) -> dict[st
 class PullLoop:
     """Processes the messages of one durable consumer with one handler.
 
-    Up to ``max_inflight`` handlers run at a time, in no particular order. With 1,
-    messages are handled in order, except redeliveries. While a handler runs, the
-    loop extends the server's acknowledgement deadline. A handler that raises counts
-    as one that returns ``Again``. A message is delivered again if its
+    Up to ``max_inflight`` handlers run at a time, in no particular order. With a ``max_inflight`` of 1, messages are
+    handled in order, except for redeliveries. While a handler runs, the loop extends the server's acknowledgement
+    deadline. A handler that raises counts as one that returns ``Again``. A message is delivered again if its
     acknowledgement is lost, so handlers must be idempotent.
 
     Streams in ``definitions`` are created if they are missing. ``answered`` is called when a message's answer has been
@@ -186,11 +186,11 @@ class PullLoop:
     ) -> None:
         self._definitions, self._answered = tuple(definitions), answered
         self.problem = ""
-        """Why no messages are arriving at the moment; empty while all is well."""
+        """Why no messages are arriving at the moment; empty while messages can arrive."""
         self.is_ready = False
         """Whether stream and consumer exist, so that a message sent now will arrive."""
         self.pending = 0
-        """How many messages the server had not yet delivered when it delivered the last one."""
+        """How many messages were still undelivered when the server delivered the last one."""
         self._sessions, self._stream, self._consumer = sessions, stream, consumer
         self._handle, self._bury = handle, bury
         self._settings = settings or PullSettings()
@@ -296,7 +296,7 @@ class PullLoop:
                     await self._send(left.reply, b"-NAK")
 
     async def _free(self) -> int:
-        """Wait until at least one more message can be handled; return how many can."""
+        """Wait until at least one more message can be handled; return how many more can be handled."""
         while len(self._working) >= self._settings.max_inflight:
             self._room.clear()
             await self._room.wait()
@@ -381,7 +381,7 @@ class PullLoop:
 
 
 async def remove_consumer(session: JetStream, stream: str, name: str) -> None:
-    """Remove a durable consumer and its progress. Does nothing if it does not exist.
+    """Remove a durable consumer and its progress. Does nothing if the consumer does not exist.
 
     Raises:
         NatsUnavailable: no answer.

@@ -18,11 +18,10 @@ LONGEST_PAUSE_SECONDS: Final = 5.0
 
 
 class Sessions:
-    """At most one shared open connection, reopened after each end. Bound to its event loop.
+    """At most one open connection, which callers share and which is reopened after each end. Bound to its event loop.
 
-    Calls ``options`` before every attempt, because a restarted embedded server has
-    a different port and token. ``options`` raises ``NatsUnavailable`` while no
-    server is running.
+    ``options`` is called before every attempt, because a restarted embedded server has a different port and token.
+    ``options`` raises ``NatsUnavailable`` while no server is running.
     """
 
     def __init__(self, options: Callable[[], Awaitable[ConnectOptions]]) -> None:
@@ -41,7 +40,7 @@ class Sessions:
         return self._open if self._open is not None and self._open.is_open else None
 
     async def get(self) -> JetStream:
-        """The open connection. Without one, make one attempt to connect.
+        """The open connection. If none is open, make one attempt to connect.
 
         Raises:
             NatsUnavailable: no server answered, or ``close`` was called.
@@ -49,7 +48,7 @@ class Sessions:
         """
         async with self._connecting:
             if self._closed:
-                raise NatsUnavailable("this side has closed its NATS connection")
+                raise NatsUnavailable("the NATS connection was closed locally")
             if self._open is not None:
                 if self._open.is_open:
                     return self._open
@@ -67,7 +66,7 @@ class Sessions:
     async def wait(self) -> JetStream:
         """Wait for an open connection, without a time limit; the pauses between attempts grow.
 
-        Refusals are also retried, because somebody may supply the missing file. Ends when cancelled, or with
+        Refusals are also retried, because somebody may supply the missing file. The wait ends when cancelled, or with
         ``NatsUnavailable`` after ``close``.
         """
         pause, logged = FIRST_PAUSE_SECONDS, ""

@@ -36,7 +36,7 @@ _NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class StreamDefinition:
-    """The required settings of one stream. ``max_age_s`` 0 and ``max_bytes`` -1 mean no limit."""
+    """The required settings of one stream. A ``max_age_s`` of 0 and a ``max_bytes`` of -1 mean no limit."""
 
     name: str
     subjects: tuple[str, ...]
@@ -49,7 +49,7 @@ class StreamDefinition:
     """Whether the stream accepts atomic batches, if the server supports them."""
 
     def config(self, server: tuple[int, int]) -> dict[str, Any]:
-        """The configuration for creating it, in the server's JSON; ``server`` is the (major, minor) version."""
+        """The configuration for creating the stream, in the server's JSON; ``server`` is the (major, minor) version."""
         config: dict[str, Any] = {
             "name": self.name,
             "description": self.description,
@@ -73,13 +73,14 @@ class StreamDefinition:
 
 
 _NEWER: Final[dict[str, tuple[tuple[int, int], str]]] = {"allow_atomic": ((2, 12), "atomic")}
-"""Settings of newer servers: the first version that has the setting, and its field. Read back, never assumed."""
+"""Settings of newer servers: the first version that has the setting, and its field. The values are read back from the
+server, never assumed."""
 
 
 def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
     """Every required stream. ``max_bytes`` limits only the copy of the log, which can be rebuilt.
 
-    No stream stores ``str``, so a message without a listener is dropped.
+    No stream stores ``str`` messages, so they are dropped if nobody is listening.
     """
     token = escape(version)
     return (
@@ -110,7 +111,7 @@ def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting that differs: the server's value and the required one."""
+    """One setting that differs: the server's value and the required value."""
 
     setting: str
     found: Any
@@ -124,8 +125,8 @@ class Change:
 class StreamPlan:
     """What to do about one stream.
 
-    ``config`` is the whole configuration to send for ``create`` and ``update``,
-    empty otherwise. ``reasons`` explain a refusal; a refused stream is not changed.
+    ``config`` is the whole configuration to send for ``create`` and ``update``, empty otherwise. ``reasons`` explains a
+    refusal; a refused stream is not changed.
     """
 
     name: str
@@ -178,7 +179,8 @@ def plan_stream(
     server: tuple[int, int],
     others: Iterable[Mapping[str, Any]] = (),
 ) -> StreamPlan:
-    """What to do about one stream; ``found`` is its configuration on the server, ``None`` if there is none.
+    """Decide what to do about one stream; ``found`` is its configuration on the server, or ``None`` if it does not
+    exist.
 
     ``others`` are the configurations of the account's other streams, because no two streams may store the same subject.
     """
@@ -197,9 +199,9 @@ def plan_stream(
     changes = tuple(_changes(config, found))
     for change in changes:
         if change.setting == "storage":
-            reasons.append(f"its storage is {change.found}, must be file, and cannot be changed")
+            reasons.append(f"its storage is {change.found}; it must be file, and it cannot be changed")
         if change.setting == "retention" and "workqueue" in (change.found, change.wanted):
-            reasons.append(f"its retention is {change.found}, must be {change.wanted}, and cannot be changed")
+            reasons.append(f"its retention is {change.found}; it must be {change.wanted}, and it cannot be changed")
     if reasons:
         remedy = f"move its messages elsewhere and remove the stream {name}, or use another account"
         return StreamPlan(name, "refuse", changes=changes, reasons=(*reasons, remedy))

@@ -14,10 +14,10 @@ from bridge.nats.jetstream.stream_plan import StreamDefinition, StreamPlan, plan
 from bridge.nats.jetstream.wire import HeaderBlock, Received
 
 READ_BATCH: Final = 256
-"""Messages per request; the next request is sent while these arrive."""
+"""How many messages one request asks for; the next request is sent while these messages are still arriving."""
 
 _PAGE: Final = 256
-"""Streams in each answer from the server."""
+"""How many streams each answer from the server lists."""
 
 _NS: Final = 1_000_000_000
 _DELETIONS: Final = 128
@@ -56,7 +56,7 @@ class StreamFacts:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the newest message ever stored; 0 before the first."""
+        """Sequence of the newest message ever stored; 0 if none was ever stored."""
         return int(self.state["last_seq"])
 
 
@@ -92,14 +92,15 @@ async def all_facts(session: JetStream) -> list[StreamFacts]:
 
 
 async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinition]) -> dict[str, StreamFacts]:
-    """Create missing streams and update those that differ; return all of them, read back, by name.
+    """Create missing streams and update streams that differ; return the facts of all, read back from the server, by
+    name.
 
-    If one is refused, nothing is changed. Idempotent. Settings that a server's version
-    does not know are left out, so rely on the returned facts, not on the definitions.
+    If one stream is refused, no stream is changed. Idempotent. Settings that a server's version does not know are left
+    out, so rely on the returned facts, not on the definitions.
 
     Raises:
-        StreamRefused: an existing stream with that name or its subjects is in the way; the text says what to do.
-        NatsUnavailable: no answer. Safe to repeat.
+        StreamRefused: an existing stream with the same name or subjects is unsuitable; the text says what to do.
+        NatsUnavailable: no answer came. It is safe to call this again.
     """
     wanted = list(definitions)
     version = server_version(session.server.version)
@@ -143,18 +144,18 @@ async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:
 
 
 async def purge(session: JetStream, stream: str, *, subject: str) -> int:
-    """Remove the messages on a subject or pattern; return how many there were.
+    """Remove the messages on a subject or pattern; return how many were removed.
 
     Raises:
         NotFound: there is no such stream.
-        ServerRefused: the server does not allow it.
+        ServerRefused: the server does not allow purging.
     """
     answer = await session.api(f"STREAM.PURGE.{stream}", {"filter": subject})
     return int(answer.get("purged") or 0)
 
 
 async def message_at(session: JetStream, stream: str, sequence: int) -> StreamMessage:
-    """The message with a sequence.
+    """The message with the given sequence.
 
     Raises:
         NotFound: the message does not exist, or no longer exists.
@@ -214,7 +215,7 @@ async def delete_messages(session: JetStream, stream: str, sequences: Sequence[i
     """Delete messages by sequence; return how many existed. ``erase`` overwrites their bytes on the server's disk.
 
     Raises:
-        NatsError: some may not be deleted; safe to repeat.
+        NatsError: it is possible that some messages were not deleted; it is safe to call this again.
     """
     deleted = 0
     for first in range(0, len(sequences), _DELETIONS):
@@ -237,14 +238,15 @@ async def delete_messages(session: JetStream, stream: str, sequences: Sequence[i
 async def read_back(
     session: JetStream, stream: str, *, subject: str = "", from_sequence: int = 1, silence_seconds: float = 10.0
 ) -> AsyncIterator[StreamMessage]:
-    """Read a stream in order, from ``from_sequence`` to the message that was last at the call.
+    """Read a stream in order, from ``from_sequence`` to the message that was the last one when this was called.
 
     ``subject``, a subject or pattern, filters. Reading changes nothing on the server,
     and any number of readers can run at a time.
 
     Raises:
         NotFound: there is no such stream.
-        NatsUnavailable: the connection ended, or nothing came for ``silence_seconds``. Continue after the last message.
+        NatsUnavailable: the connection ended, or nothing arrived for ``silence_seconds``. To continue, read on after
+            the last message.
     """
     last = (await facts(session, stream)).last_sequence
     config: dict[str, Any] = {
@@ -309,7 +311,7 @@ async def _delete_consumer(session: JetStream, stream: str, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A delivery, as its acknowledgement subject describes it; ``count`` is 1 the first time."""
+    """A delivery, as described by its acknowledgement subject; ``count`` is 1 for the first delivery."""
 
     stream: str
     consumer: str
@@ -320,7 +322,7 @@ class Delivered:
 
     @classmethod
     def of(cls, reply: str) -> Delivered | None:
-        """Parse ``$JS.ACK.…`` in its old or new form; ``None`` for anything else."""
+        """Parse ``$JS.ACK.…`` in its old or new form; ``None`` if ``reply`` has neither form."""
         tokens = reply.split(".")
         if tokens[:2] != ["$JS", "ACK"]:
             return None

@@ -26,8 +26,8 @@ _SERVERS_OWN: Final = re.compile(rb"(?:Nats-(?!Msg-Id:)[^\r\n]*\r\n)*\r\n")
 class HeaderBlock(Mapping[str, str]):
     """The headers of a received message; ``raw`` is the block with its version line and its final empty line.
 
-    Invalid lines are ignored; if a name occurs twice, the last value counts. A status in the version line is
-    ``Status``, its text ``Description``.
+    Invalid lines are ignored; if a name occurs twice, the last value counts. A status in the version line appears as
+    the header ``Status``, and the status text as ``Description``.
     """
 
     __slots__ = ("_parsed", "raw")
@@ -47,7 +47,7 @@ class HeaderBlock(Mapping[str, str]):
         return self.raw.startswith(lines) and _SERVERS_OWN.fullmatch(self.raw, len(lines)) is not None
 
     def get(self, name: str, default: Any = None, /) -> Any:
-        """As in any mapping, but finds one header without parsing all of them."""
+        """Like ``get`` of any mapping, but finds one header without parsing all headers."""
         if self._parsed is None:
             mark = name.encode()
             at = self.raw.find(b"\r\n%b: " % mark)
@@ -126,7 +126,7 @@ def published(subject: str, headers: Mapping[str, str], more: str, body: bytes, 
     """The command that publishes a message with headers.
 
     Raises:
-        NatsRefused: the subject or a header is invalid, or the message is too large.
+        NatsRefused: the subject or a header is invalid, or the message (``MessageTooLarge``) is too large.
     """
     lines = header_lines(headers)
     # The caller has already checked the headers. Check them again, because an extra line could forge a header or a
@@ -159,7 +159,7 @@ class Message(NamedTuple):
 
     @property
     def id(self) -> str | None:
-        """``Nats-Msg-Id``; ``None`` for a lossy message."""
+        """The ``Nats-Msg-Id``; ``None`` for a lossy message."""
         return self.headers.get(MESSAGE_ID)
 
     @property

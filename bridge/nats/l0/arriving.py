@@ -11,12 +11,12 @@ any other JSON value                                 the payload ``{"value": …
 nothing                                              the payload ``{}``
 ===================================================  =============================================
 
-If the body names no type, the last part of the subject is the type. The command's key is the
-body's ``idempotency_key``, else ``Nats-Msg-Id``, else its place in the stream.
+If the body names no type, the last part of the subject is the type. The command's key is the body's
+``idempotency_key``, or else the ``Nats-Msg-Id``, or else the message's place in the stream.
 
-Headers win over the body. A missing or invalid ``traceparent`` is replaced by one that is marked as
-generated. The depth rules are those of ``recursion.py``; without a depth, only a command without a
-cause is accepted; it begins a chain.
+If headers and body disagree, the headers count. A missing or invalid ``traceparent`` is replaced by one that is marked
+as generated. The depth rules are those of ``recursion.py``. Without a depth, a command is accepted only if it has no
+cause; such a command begins a chain.
 
 Source: seed 000, "Reliability & Idempotency Protocol"; seed 002, 3; FEATURES C12-C28, J16, J17.
 """
@@ -68,10 +68,11 @@ class Undecodable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ArrivedCommand:
-    """A command with all facts from its headers, subject and body.
+    """A command, with everything that its headers, subject and body say.
 
-    ``decision`` judges the depth; ``depth`` is the depth that the command claims, or that of its chain. Count the
-    ``notes``: ``trace_made``, ``trace_invalid``, ``tracestate_dropped``, ``timestamp_invalid`` and ``reserved_keys``.
+    ``decision`` judges the depth; ``depth`` is the depth that the command claims, or the depth of the command's chain.
+    Count the ``notes``: ``trace_made``, ``trace_invalid``, ``tracestate_dropped``, ``timestamp_invalid`` and
+    ``reserved_keys``.
     """
 
     agent: str
@@ -150,7 +151,8 @@ def read_command(
 
 
 def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that have a meaning here, under their usual names, whatever case they had."""
+    """The headers that the protocol defines, under their usual names, regardless of upper and lower case in the
+    message."""
     found: dict[str, str] = {}
     for name, value in headers.items():
         known = _KNOWN.get(name.lower())

@@ -10,9 +10,9 @@ record              published as                        payload
 ``agent.refused``   ``evt.agent.{agent}.task``          ``Task``, ``status`` failed
 ==================  ==================================  =====================================
 
-The agent is the session, the turn its user message, the step the part, and the turn epoch the number of the turn in its
-session. The exception is the record of a refused chain: it belongs to an agent of the runtime, and its turn is the
-chain. Payloads describe the record but never contain its inputs or outputs.
+The agent is the session, the turn is the turn's user message, the step is the part, and the turn epoch is the number of
+the turn in its session. The exception is the record of a refused chain: it belongs to an agent of the runtime, and its
+turn is the chain. Payloads describe the record but never contain its inputs or outputs.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ OUTCOMES: Final[dict[str, str]] = {
     "stopped": "partial",
     "continued": "partial",
 }
-"""A turn's outcome → a task's status; the outcome itself is in ``stats.outcome``."""
+"""Maps a turn's outcome to a task's status; the outcome itself is in ``stats.outcome``."""
 
 _MAX_COUNTS = 32
 
 
 class L0Message(NamedTuple):
-    """One L0 message: the suffix of its subject, its payload, and ``part``, which makes its id unique.
+    """One L0 message: the suffix of its subject, its payload, and ``part``, which makes the message id unique.
 
-    ``target`` is the target in the subject; if empty, the record's session.
+    ``target`` is the target in the subject; an empty ``target`` stands for the record's session.
     """
 
     suffix: str
@@ -65,7 +65,7 @@ class IncompleteRecord(ValueError):
 
 
 def l0_messages(event: StreamEvent, context: RecordContext) -> list[L0Message]:
-    """The L0 messages of one record, in order; empty if it has no L0 meaning.
+    """The L0 messages of one record, in order; empty if the record has no L0 meaning.
 
     Raises:
         IncompleteRecord: the record has an L0 meaning, but its session, turn or payload is unknown (or forgotten).
@@ -179,7 +179,7 @@ MEANINGS: Final[dict[str, tuple[str, ...]]] = {
     "turn.ended": ("task", "state"),
     REFUSED: ("task",),
 }
-"""Record type → suffixes, for the documentation; a test compares it with ``l0_messages``."""
+"""Maps a record type to suffixes, for the documentation; a test compares this table with ``l0_messages``."""
 
 
 def _id(value: Any, event: StreamEvent, what: str) -> str:

@@ -1,8 +1,7 @@
 """Projection of the log onto sessions: the project, depth and turn number that the mirror adds to a record. Pure.
 
-An event names its session, not its project. The project is in the record that
-announced the session. Folding the log up to a record gives that record's
-context, and folding it again gives the same context.
+An event names its session, not its project. The project is in the record that announced the session. Folding the log up
+to a record gives that record's context, and folding the log again gives the same context.
 
 Apply a record before you ask for its context.
 """
@@ -123,7 +122,7 @@ class ContextProjection:
 
     @classmethod
     def load(cls, dumped: bytes) -> ContextProjection:
-        """Restore a projection from ``dump``. Raises ``ValueError`` for anything else."""
+        """Restore a projection from ``dump``. Raises ``ValueError`` if the bytes did not come from ``dump``."""
         found = _ADAPTER.validate_json(dumped)
         projection = cls()
         projection._sessions, projection._projects = found.sessions, found.projects

@@ -39,7 +39,8 @@ AfterExecution = Literal["suspend", "terminate"]
 
 
 class PayloadError(ValueError):
-    """A body does not match its subject. ``what`` names the payload, ``faults`` the invalid fields, without values."""
+    """A body does not match its subject. ``what`` names the payload, and ``faults`` names the invalid fields, without
+    their values."""
 
     code: ClassVar[str] = "l0-invalid-payload"
 
@@ -101,8 +102,8 @@ class L0Payload(BaseModel):
         """Read a message's body.
 
         Raises:
-            PayloadError: not JSON, too large, too deep, or invalid fields. Such a
-                message becomes a dead letter and is never acknowledged as handled.
+            PayloadError: the body is not JSON, is too large or too deep, or has invalid fields. Such a message becomes
+                a dead letter and is never acknowledged as handled.
         """
         if len(body) > MAX_BODY:
             raise PayloadError(cls.what(), (f"the body has {len(body)} bytes; the limit is {MAX_BODY}",))
@@ -125,7 +126,7 @@ class L0Payload(BaseModel):
         """The canonical bytes.
 
         Raises:
-            PayloadError: they exceed ``MAX_BODY``; unknown fields count.
+            PayloadError: the bytes exceed ``MAX_BODY``; unknown fields count, too.
         """
         body = canonical(self.fields())
         if len(body) > MAX_BODY:
@@ -164,7 +165,7 @@ class ToolResult(L0Payload):
 
     @property
     def closes_slot(self) -> bool:
-        """True if this answers the waiting call; ``partial`` keeps its slot open."""
+        """True if this report answers the waiting call; a ``partial`` report keeps the call's slot open."""
         return self.status != "partial"
 
     @property
@@ -232,7 +233,7 @@ class Chunk(L0Payload):
 
 
 class State(L0Payload):
-    """5.9: an agent's state changed. It is only a signal, because the log is authoritative."""
+    """5.9: an agent's state changed. The message is only a signal, because the log is authoritative."""
 
     agent_id: Id
     agent_turn_id: Id

@@ -1,9 +1,9 @@
 """Limits how deep a chain of calls may be: one decision table, no I/O.
 
 A user's task has depth 0, and each spawned task is one level deeper than its spawner. Only the spawner computes the
-depth (``next_depth``), and both sides of every hop verify it. A message without a depth is a violation, not depth 0. A
-chain's depth is recorded under its ``correlation_id``; a message with a different depth is refused. Depth alone does
-not limit cost; budgets do.
+depth (``next_depth``), and both sender and receiver of every hop verify it. A message without a depth is a violation,
+not depth 0. A chain's depth is recorded under its ``correlation_id``; a message with a different depth is refused.
+Depth alone does not limit cost; budgets do.
 
 ===============  ==================  ====================  =======================
 operation        header              recorded              then
@@ -62,8 +62,8 @@ MODES: Final = frozenset({"call"})
 class Decision:
     """Verdict on a message. ``depth`` is the depth to record for its chain; ``None`` unless accepted.
 
-    If the publisher refuses, it sends nothing; if the consumer refuses, it starts
-    nothing. Either way the chain ends, and ``failed_task`` reports it.
+    If the publisher refuses a message, it does not send the message; if the consumer refuses, it starts no work. In
+    both cases the chain ends, and ``failed_task`` reports the failure.
     """
 
     verdict: Verdict
@@ -83,7 +83,8 @@ def judge(
     mode: str = "call",
     limit: int = MAX_DEPTH,
 ) -> Decision:
-    """Judge one message. ``recorded`` is the depth recorded under its ``correlation_id``, or ``None``."""
+    """Judge one message. ``recorded`` is the depth that is recorded under the message's ``correlation_id``, or
+    ``None``."""
     if operation == "enqueue" and mode not in MODES:
         return Decision(VIOLATION, reason=f"enqueue supports only the mode `call`, not {mode[:40]!a}")
     try:
@@ -108,7 +109,7 @@ def judge(
 
 
 def next_depth(depth: int) -> int:
-    """The depth of a task spawned from ``depth``. Only the spawner calls this, once, before ``enqueue``.
+    """The depth of a task spawned from ``depth``. Only the spawner calls this function, once, before ``enqueue``.
 
     Raises:
         ProtocolViolation: ``depth`` is negative.
@@ -119,7 +120,8 @@ def next_depth(depth: int) -> int:
 
 
 def failed_task(decision: Decision, agent_turn_id: str) -> Task:
-    """The payload for ``evt.agent.{agent}.task`` that reports a refused chain. Raises ``ValueError`` if accepted."""
+    """The payload for ``evt.agent.{agent}.task`` that reports a refused chain. Raises ``ValueError`` if the message was
+    accepted."""
     if decision.accepted:
         raise ValueError("this message was accepted, so there is no failure to report")
     return Task(agent_turn_id=agent_turn_id, status="failed", error_code=decision.verdict, error=decision.reason)

@@ -1,7 +1,7 @@
 """The one way to send a ``cmd`` or ``evt`` message: complete headers, a checked depth, counted notes.
 
 ``outgoing`` completes and checks a message's headers, and is pure. ``Sender`` publishes such messages on any
-``EventBus`` and counts. A message that breaks the depth rules is refused before it is sent, which ends its chain.
+``EventBus`` and counts them. A message that breaks the depth rules is refused before it is sent, which ends its chain.
 
 Source: seed 002, 3; FEATURES C12-C17, C23.
 """

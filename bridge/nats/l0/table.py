@@ -1,7 +1,7 @@
 """The table of the L0 protocol's message families: which subject carries which payload.
 
-Publishers and consumers look payloads up here, and ``docs/subjects.md`` is
-generated from it, so code and documentation cannot disagree.
+Publishers and consumers look payloads up in this table, and ``docs/subjects.md`` is generated from it, so code and
+documentation cannot disagree.
 
 Source: seed 002, 5.
 """
@@ -33,7 +33,7 @@ Carried = Literal["cmd", "evt", "str", "inbox"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One row. ``target`` and ``suffix`` are literal, or ``*`` for any; a suffix may end in ``*``."""
+    """One row. ``target`` and ``suffix`` are literal texts, or ``*`` for any; a suffix may also end in ``*``."""
 
     section: str
     category: Carried
@@ -48,7 +48,7 @@ class Family:
 
     @property
     def short(self) -> str:
-        """``evt.agent.{agent}.step``; for an inbox message only its kind."""
+        """The short form, such as ``evt.agent.{agent}.step``; for an inbox message, only its kind."""
         if self.category == "inbox":
             return f"inbox {self.suffix}"
         suffix = self.suffix.replace(ONE, "{tool}")

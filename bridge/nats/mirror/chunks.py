@@ -1,9 +1,9 @@
 """Joins token deltas into chunks: a few messages a second instead of hundreds. Pure: the caller supplies the clock.
 
-The deltas of one step and kind form one text. They are joined until ``max_wait_s`` has passed since the first or
-``max_bytes`` are reached. A session's chunks keep the order of its deltas, so a delta of another step or kind sends the
-waiting text first. This module drops only deltas that ``Coalescer`` counts; transport before and after it is lossy
-(``str``).
+The deltas of one step and kind form one text. Deltas are joined until ``max_wait_s`` has passed since the first one, or
+until ``max_bytes`` are reached. A session's chunks keep the order of its deltas, so a delta of another step or kind
+sends the waiting text first. This module drops only deltas that ``Coalescer`` counts, but the transport to and from
+this module is lossy (``str``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_OPEN: Final = 1024
 """Maximum number of sessions with unsent text; beyond that, the oldest text is sent."""
 
 MAX_STEPS: Final = 4096
-"""Maximum number of steps whose chunk numbers are remembered; a dropped step starts at 0 again."""
+"""Maximum number of steps whose chunk numbers are remembered; the numbers of a forgotten step start at 0 again."""
 
 
 class Delta(NamedTuple):
@@ -110,7 +110,7 @@ class Coalescer:
         return ready
 
     def end_step(self, session: str, step: str) -> list[Ready]:
-        """Return the rest of a step whose whole text is recorded, and drop its chunk numbers."""
+        """Return the unsent rest of a step whose whole text has been recorded, and forget the step's chunk numbers."""
         current = self._open.get(session)
         ready = self._send(session) if current is not None and current.step == step else []
         for key in [key for key in self._numbers if key[:2] == (session, step)]:
@@ -143,7 +143,7 @@ class Coalescer:
 
 
 def _pieces(text: str, limit: int) -> list[str]:
-    """``text`` in pieces of at most ``limit`` bytes of UTF-8, never within a character."""
+    """Split ``text`` into pieces of at most ``limit`` bytes of UTF-8, never within a character."""
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     raw = text.encode()
     pieces, at = [], 0

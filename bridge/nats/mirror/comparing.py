@@ -7,7 +7,7 @@ reports the differences:
 ``missing``      the stream lacks a message that it must have
 ``extra``        the stream has a message that it must not have: a second one of a record, or one of a
                  record that the log never had
-``changed``      subject, headers or body differ from what ``messages.mirrored`` gives for the record
+``changed``      subject, headers or body differ from what ``messages.mirrored`` returns for the record
 ``order``        a message comes after a message of a later record
 ``unforgotten``  a message still holds a payload that the log has forgotten
 ===============  ===============================================================================
@@ -51,7 +51,7 @@ from streams.store import NOTHING, Record
 
 Kind = Literal["missing", "extra", "changed", "order", "unforgotten"]
 Family = Literal["records", "meanings"]
-"""Which of a record's messages a stream stores: the record itself, or its L0 messages."""
+"""Which messages of a record a stream stores: the record itself, or its L0 messages."""
 
 HELD_RECORDS: Final = 10_000
 HELD_BYTES: Final = 32 * 1024 * 1024
@@ -82,8 +82,8 @@ class KeptMessage(Protocol):
 class Difference(NamedTuple):
     """One difference between stream and log.
 
-    ``position`` to ``last`` are the affected records: one, except for ``missing``, which may
-    cover many. ``sequence`` is the message's sequence in the stream; ``None`` if there is no message.
+    ``position`` to ``last`` are the affected records: one record, except for ``missing``, which may cover many.
+    ``sequence`` is the message's sequence in the stream; ``None`` if there is no message.
     """
 
     kind: Kind
@@ -106,16 +106,18 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How a stream removes its oldest messages. ``max_age_ms`` 0: no age limit; ``is_full``: it has no room."""
+    """How a stream removes its oldest messages. A ``max_age_ms`` of 0 means no age limit; ``is_full``: the stream has
+    no room."""
 
     max_age_ms: int = 0
     is_full: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any], state: Mapping[str, Any], largest: int) -> Limits:
-        """From a stream's configuration and state on the server; ``largest`` is its largest message in bytes.
+        """Read the limits from a stream's configuration and state; ``largest`` is the size of its largest message in
+        bytes.
 
-        A full stream drops whole messages, so it is less than one message below its limit.
+        A full stream drops whole messages, so its size is less than one message below the limit.
         """
         most_bytes, most = int(config.get("max_bytes") or 0), int(config.get("max_msgs") or 0)
         full = 0 < most_bytes <= int(state.get("bytes") or 0) + largest
@@ -127,7 +129,7 @@ class Limits:
 class Comparison:
     """The counts for one stream's messages.
 
-    ``first_position`` and ``first_sequence`` belong to the log's first message in the stream; ``None`` if it has none.
+    ``first_position`` and ``first_sequence`` describe the log's first message in the stream; ``None`` if there is none.
     """
 
     stream: str
@@ -147,7 +149,7 @@ class Comparison:
 
 
 class _Held(NamedTuple):
-    """A record and its expected messages that have not arrived yet, by part."""
+    """A record, and those of its expected messages that have not arrived yet, by part."""
 
     record: Record
     context: RecordContext
@@ -211,7 +213,8 @@ class Comparer:
         self._move_on(_Held(record, context, opened, sum(len(message.body) for message in mine) + 1024))
 
     def takes_exactly(self, message: KeptMessage) -> bool:
-        """Take the message if it equals the next expected one byte for byte; otherwise return false and change nothing.
+        """Take the message and return true if it equals the next expected message byte for byte; otherwise change
+        nothing.
 
         Nearly all messages are equal, and this check costs a tenth of ``take``.
         """
@@ -262,7 +265,7 @@ class Comparer:
         if not self._wanted[position] & bit & 0x1F:
             return self._not_wanted(position, message, held, part, rebuild)
         if self._seen[position] & bit:
-            return [self._difference("extra", position, message, "the record has another message already")]
+            return [self._difference("extra", position, message, "the record already has another message")]
         self._seen[position] |= bit
         self.rebuild = rebuild
         found = self._content(message, held, part, rebuild)
@@ -280,8 +283,8 @@ class Comparer:
     def finish(self, mirrored_to: int, *, front_is_whole: bool) -> Iterator[Difference]:
         """Yield the missing messages. ``mirrored_to`` is the last position known to be mirrored, or ``NOTHING``.
 
-        ``front_is_whole``: no message was removed between the stream's first message and
-        the first one of this log (or the stream's end, if it keeps none).
+        ``front_is_whole``: no message was removed between the stream's first message and the first message of this log
+        (or the end of the stream, if it has no message of this log).
         """
         self._held.clear()
         self._required = max(mirrored_to, self._latest // len(_PARTS) if self._latest != NOTHING else NOTHING)
@@ -306,7 +309,7 @@ class Comparer:
 
     @staticmethod
     def position_of(message: KeptMessage) -> int | None:
-        """The position of the record that a message names; ``None`` if it names none."""
+        """The position of the record that a message names; ``None`` if the message names no record."""
         text = message.headers.get(h.POSITION, "")
         return int(text) if _POSITION.fullmatch(text) else None
 
@@ -327,12 +330,12 @@ class Comparer:
             self.result.first_position, self.result.first_sequence = position, message.sequence
 
     def _known(self, position: int) -> _Held | None:
-        """The record at a position; ``None`` once it was dropped."""
+        """The record at a position; ``None`` once the record was dropped."""
         current = self._current
         return current if current is not None and current.record.position == position else self._held.get(position)
 
     def _move_on(self, held: _Held) -> None:
-        """Make this the current record; keep the previous one while messages of it are expected."""
+        """Make this the current record; keep the previous record while messages of it are still expected."""
         before, self._current = self._current, held
         if before is None or not before.open:
             return
@@ -390,7 +393,7 @@ class Comparer:
             different = different if other is None else self._different(message, other, record)
         if not different:
             return []
-        return [self._difference("changed", record.position, message, f"not as published: {', '.join(different)}")]
+        return [self._difference("changed", record.position, message, f"it differs in {', '.join(different)}")]
 
     def _fitting(self, message: KeptMessage, held: _Held, part: str, rebuild: int) -> Message | None:
         """The message that the mirror would publish to a server whose limit is exactly this message's size."""
@@ -419,7 +422,7 @@ class Comparer:
         return self._wanted[position] & ~self._seen[position] & 0x1F
 
     def _reason(self, position: int) -> Literal["waiting", "expired", ""]:
-        """Why a missing message is not a difference; empty if it is one."""
+        """Why a missing message does not count as a difference; empty if it does count."""
         flags = self._wanted[position]
         if position > self._required:
             return "waiting"
@@ -432,7 +435,8 @@ class Comparer:
         return ""
 
     def _count_lacking(self, position: int) -> int:
-        """How many messages of a record are missing. Those absent for a known reason are counted separately."""
+        """How many messages of a record are missing. Messages that are absent for a known reason are counted
+        separately."""
         lacking = self._lacking(position).bit_count()
         if not lacking:
             return 0
@@ -449,7 +453,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _split_id(text: str) -> tuple[str, str, int]:
-    """Event id, part and rebuild of a message id; ``""``, ``"?"`` and 0 if it is not ours."""
+    """Event id, part and rebuild number of a message id; ``""``, ``"?"`` and 0 for an id that no mirror made."""
     found = _ID.fullmatch(text)
     if found is None:
         return "", "?", 0

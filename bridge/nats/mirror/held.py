@@ -1,8 +1,8 @@
 """Redacts text that arrives in pieces. A word is released only once it is complete. Pure.
 
-A secret is one word or a quoted text, shortly after its name. So a word waits until whitespace follows it, and is
-redacted together with the lines before it. Each release redacts the text so far again and compares the results, so a
-secret of several words or lines, such as a private key, does not leak either.
+A secret is one word or a quoted text, shortly after its name. So a word waits until whitespace follows, and the word is
+redacted together with the lines before it. Each release redacts all of the text so far again and compares the result
+with the previous one, so a secret of several words or lines, such as a private key, does not leak, either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENDS_HIDDEN: Final = re.compile(r"\[redacted:[^\]\n]{1,64}\]\s*\Z")
 
 
 class HeldText:
-    """One text that arrives in pieces; ``clean`` redacts a text."""
+    """One text that arrives in pieces; ``clean`` is the function that redacts a text."""
 
     __slots__ = ("_clean", "_said", "_told", "_too_long", "_word")
 
@@ -51,7 +51,7 @@ class HeldText:
         return ""
 
     def end(self) -> str:
-        """Return the rest, redacted. Call it when the text ends or pauses."""
+        """Return the remaining text, redacted. Call it when the text ends or pauses."""
         word, self._word = self._word, ""
         return "" if self._too_long or not word else self._release(word)
 

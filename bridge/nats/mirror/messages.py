@@ -1,6 +1,6 @@
 """Builds the messages that the mirror publishes for one record of the log. Pure.
 
-The messages, in this order, with one cursor for all of them:
+The messages, in this order (the mirror has one cursor for all of them):
 
 1. the record's L0 messages (``bridge/nats/l0/captured.py``), id ``{event}:l0``;
 2. a command for an agent of another home, on ``cmd.{project}.{workspace}.{to}.{type}``, id ``{event}:cmd``,
@@ -11,7 +11,7 @@ The record's headers give its place in the log (``DS-Log``, ``DS-Position``, ``D
 hash (``DS-Hash``) and what the body is (``DS-Form``):
 
 * ``whole``: the canonical event. A reader can chain it: hash = sha256(previous ‖ body with the payload as its digest).
-* ``forgotten``: the same, but the payload was replaced by its digest in the log. The chain still verifies.
+* ``forgotten``: the same, but the payload was replaced by its digest in the log. The chain still passes verification.
 * ``pointer``: the record exceeds the server's limit, so the body has the payload's digest; the log has the payload.
 * ``stub``: even a pointer would exceed the limit; the body has only id, time, stream, type and the event's digest.
 
@@ -93,7 +93,7 @@ class Mirror:
 
 
 class RecordMessages(NamedTuple):
-    """The messages of one record, in the order in which they are published; the record's own is the last.
+    """The messages of one record, in the order in which they are published; the record's own message comes last.
 
     Count the ``notes``: ``trace_made``, ``pointer``, ``stub``, ``l0_skipped:{why}``, …
     """
@@ -102,8 +102,8 @@ class RecordMessages(NamedTuple):
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     commands: tuple[Message, ...] = ()
-    """Commands for agents elsewhere, each followed by its wakeup. A work queue forgets its messages, so these are never
-    compared or published again."""
+    """Commands for agents elsewhere, each followed by its wakeup. A work queue forgets its messages, so commands are
+    never compared with the log or published again."""
 
 
 def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMessages:
@@ -131,7 +131,8 @@ def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMe
 
 
 def _commands(record: Record, mirror: Mirror) -> tuple[Message, Message] | str:
-    """The messages of a command for an agent of another home: the command and its wakeup, or why there are none."""
+    """The two messages of a command for an agent of another home (the command and its wakeup), or the reason why there
+    are none."""
     event, about = record.event, record.event.metadata
     if is_forgotten(event):
         return "forgotten"
@@ -176,7 +177,7 @@ def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> M
 
 
 def is_forgotten(event: StreamEvent) -> bool:
-    """True if an event's payload is only a digest, as ``forget`` leaves it.
+    """True if an event's payload is only a digest, which is what ``forget`` leaves.
 
     A payload that always had this form looks the same; a reader of the chain
     tries both.
@@ -314,9 +315,10 @@ def _filled_plainly(
     identity: str,
     payload: dict[str, Any] | None,
 ) -> h.Filled:
-    """Does what ``fill_headers`` does, for headers that are all ours, without a vendor's state to forward.
+    """Does the same as ``fill_headers``, for headers that Durable Stream made itself and without a ``tracestate`` to
+    forward.
 
-    Headers shared by most messages are looked up. A test checks that both functions agree.
+    Headers shared by most messages come from a cache. A test checks that both functions agree.
     """
     trace, notes = _trace_of(event.stream_id, event.traceparent)
     headers |= _shared_headers(trace, bool(notes), mirror.version, message_type, event.source.agent)
@@ -362,7 +364,7 @@ class _Shared(NamedTuple):
 def _shared_lines(
     stream: str, traceparent: str | None, depth: int | None, log: str, version: str, type_: str, agent: str
 ) -> _Shared:
-    """The header lines that the record's own message shares with others, as sent."""
+    """The header lines that a record's own message shares with other messages, in the form in which they are sent."""
     trace, notes = _trace_of(stream, traceparent)
     headers = {} if depth is None else _depth_header(depth)
     headers = {**headers, LOG: _header_text(log), **_shared_headers(trace, bool(notes), version, type_, agent)}

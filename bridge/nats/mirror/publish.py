@@ -1,10 +1,9 @@
 """Publishes runs of records: turns records into messages and returns when the server has stored them.
 
-A run first publishes the L0 messages of its records. When all of those are
-stored, it publishes the commands for agents elsewhere with their wakeups, and then the records' own
-messages. So a consumer that sees a record can find its L0 messages, and a stored record
-means that its command was sent. Messages are sent in atomic batches if the stream accepts
-them and enough are pending, otherwise in a window.
+A run first publishes the L0 messages of its records. When all L0 messages are stored, the run publishes the commands
+for agents elsewhere with their wakeups, and then the records' own messages. So a consumer that sees a record can find
+its L0 messages, and a stored record means that its command was sent. Messages are sent in atomic batches if the stream
+accepts them and enough are pending, otherwise in a window.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MAX_RUN: Final = MAX_BATCH
 duplicates."""
 
 MAX_RUN_BYTES: Final = 4 * 1024 * 1024
-"""A run of this size accepts no more records. Bounds our memory and the server's staging area."""
+"""A run of this size accepts no more records. The limit bounds the sidecar's memory and the server's staging area."""
 
 DAY_MS: Final = 24 * 3600 * 1000
 COMMAND_DAYS: Final = 1
@@ -45,14 +44,14 @@ L0_DAYS: Final = 7
 
 
 class Vanished(NatsUnavailable):
-    """The stream lost messages that the server confirmed as stored. The mirror surveys the stream again."""
+    """The stream lost messages that the server had confirmed as stored. The mirror then surveys the stream again."""
 
     code = "nats-vanished"
 
 
 @dataclass(slots=True)
 class Run:
-    """The messages of consecutive records of the log; ``position`` is that of the last record."""
+    """The messages of consecutive records of the log; ``position`` is the position of the last record."""
 
     position: int
     l0: list[Message] = field(default_factory=list)
@@ -79,8 +78,9 @@ class Run:
     ) -> None:
         """Add the next record, and apply it to ``state.contexts``.
 
-        Records older than ``l0_after_ms`` get no L0 message, because their stream would no longer keep it. Commands up
-        to position ``commands_after`` have already been sent, and those before ``commands_after_ms`` are too old.
+        Records older than ``l0_after_ms`` get no L0 messages, because the stream of L0 messages would no longer keep
+        them. Commands up to position ``commands_after`` have already been sent, and commands from before
+        ``commands_after_ms`` are too old.
         """
         state.contexts.apply(record)
         made = mirrored(record, state.contexts.of(record.event), mirror)
@@ -112,8 +112,8 @@ class RunStored:
 
 
 class KnownL0:
-    """The L0 messages on the server, by event and part, regardless of rebuild number. Used for records that may
-    have been published before. Reads each subject back on first use."""
+    """The L0 messages on the server, by event and part, regardless of rebuild number. Used for records that may have
+    been published before. Each subject is read back from the server on first use."""
 
     def __init__(self) -> None:
         self._subjects: dict[str, set[str]] = {}
@@ -168,13 +168,13 @@ async def publish_records(
 ) -> RunStored:
     """Publish the records after ``state.position``, ideally ``MAX_RUN`` of them, and advance ``state`` past them.
 
-    ``streams`` are the facts that ``ensure_streams`` gave. ``mirror.max_payload`` must be the server's
-    (``session.server.max_payload``); its rebuild number is ignored in favour of the state's.
-    With ``known``, L0 messages that the server already has are skipped.
+    ``streams`` are the facts that ``ensure_streams`` returned. ``mirror.max_payload`` must be the server's limit
+    (``session.server.max_payload``). The rebuild number is taken from ``state``, not from ``mirror``. With ``known``,
+    L0 messages that the server already has are skipped.
 
     Raises:
-        NatsError: some messages may not be stored. ``state`` is then invalid: load it again, and survey the stream
-            before you publish more.
+        NatsError: some messages may not be stored. ``state`` is then invalid: load the state again, and survey the
+            stream before you publish more.
     """
     run, mirror = Run(state.position), replace(mirror, rebuild=state.rebuild)
     for record in records:
@@ -201,7 +201,7 @@ async def publish_run(
 class BegunRun:
     """A run that is mostly sent. Nothing of the run is stored before ``finish_run``, so the run may be dropped.
 
-    This lets the server receive one run while it still stores the one before.
+    Sending ahead lets the server receive one run while it is still storing the previous run.
     """
 
     session: JetStream
@@ -212,7 +212,7 @@ class BegunRun:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Messages published together; ``staged`` if the server already has all but the last."""
+    """Messages published together; ``staged`` if the server already has all of them except the last."""
 
     messages: Sequence[Message]
     staged: StagedBatch | None
@@ -231,7 +231,7 @@ async def begin_run(
 
 
 async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
-    """Store a begun run. No other run of the log may be in flight. Raises as ``publish_run`` does."""
+    """Store a begun run. No other run of the log may be in flight. Raises the same errors as ``publish_run``."""
     session, run = begun.session, begun.run
     l0 = await _publish(session, begun.l0)
     # Publish commands one by one, because a work queue accepts no atomic batches. A message that is sent again is
@@ -298,7 +298,7 @@ async def last_mirrored(session: JetStream, log_id: str) -> int:
 
 
 def mirrored_record(found: StreamMessage) -> MirroredRecord:
-    """The record that a message in the stream describes."""
+    """The record, as a message in the stream describes it."""
     identity = found.headers.get(h.MESSAGE_ID, "")
     event_id, _, number = identity.partition(":")
     return MirroredRecord(

@@ -1,8 +1,8 @@
 """Decides where a mirror resumes, from the stream and the log, even if its own state is lost. Pure.
 
-A mirror resumes after the last record that the stream has of the log only if that record equals the log's, no earlier
-record is missing, and none occurs twice. Otherwise the mirror purges the log's part of the stream and publishes it
-again under new message ids, so that the mirror equals the log again without human intervention.
+A mirror resumes after the log's last record in the stream only if that record is the same in the log, no earlier record
+is missing from the stream, and no record occurs twice. Otherwise the mirror purges the log's part of the stream and
+publishes it again under new message ids, so that the mirror equals the log again without human intervention.
 
 Records that the stream's limits (age, size, count) removed at its beginning are not missing.
 """
@@ -17,7 +17,7 @@ from bridge.nats.mirror.state import MirrorState
 from streams.store import NOTHING, Record
 
 FULL_FROM: Final = 0.5
-"""At this share of a size or count limit, the limit may have removed messages."""
+"""From this share of a size or count limit on, the limit may have removed messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class MirroredRecord:
 
 @dataclass(frozen=True, slots=True)
 class StreamSurvey:
-    """Which messages of one log the stream holds. ``first`` and ``last`` are ``None`` if it holds nothing."""
+    """Which messages of one log the stream holds. ``first`` and ``last`` are ``None`` if the stream holds no message of
+    the log."""
 
     created: str
     first: MirroredRecord | None
@@ -59,10 +60,10 @@ class LogSurvey:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Resume after the record at ``after``. ``purge``: purge this log's part first. ``rebuild``: the rebuild number for
-    ids.
+    """Resume after the record at ``after``. ``purge``: first purge this log's part of the stream. ``rebuild``: the
+    rebuild number for message ids.
 
-    ``why`` describes a fault for people, ``note`` names it for counting. Both are empty if there is none.
+    ``why`` describes a fault for people, and ``note`` names it for counting. Both texts are empty if there is no fault.
     """
 
     after: int

@@ -1,8 +1,8 @@
-"""A mirror's own record of its progress: a hint that is not needed for correctness. Pure.
+"""What a mirror remembers about its progress: a hint that is not needed for correctness. Pure.
 
-The log stores it as the snapshot ``MIRROR`` and, more often, stores only the
-position as the cursor of that name. If it is lost or old, the stream shows how far
-the mirror is (``bridge/nats/mirror/resuming.py``), and the rest is folded from the log.
+The log stores this state as the snapshot ``MIRROR`` and, more often, stores only the position as the cursor of that
+name. If the state is lost or old, the stream shows how far the mirror has come (``bridge/nats/mirror/resuming.py``),
+and the rest is folded from the log.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MirrorState:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> MirrorState:
-        """Restore the state from ``snapshot``. Raises ``ValueError`` for anything else."""
+        """Restore the state from ``snapshot``. Raises ``ValueError`` if ``snapshot`` holds no such state."""
         found = _ADAPTER.validate_json(snapshot.state)
         return cls(
             snapshot.position,

@@ -34,7 +34,7 @@ async def survey(session: JetStream, log_id: str) -> StreamSurvey:
     """Which messages of a log the stream holds at one point in time.
 
     Raises:
-        NatsUnavailable: no answer, or another publisher keeps publishing under the log's name.
+        NatsUnavailable: no answer came, or another publisher keeps publishing under the log's name.
     """
     pattern = log_pattern(log_id)
     before = await last_message(session, EVENTS, pattern)
@@ -66,7 +66,7 @@ def _sequence(found: StreamMessage | None) -> int:
 async def erase_records(session: JetStream, log_id: str, stream_id: str, *, below: int) -> int | None:
     """Erase the messages with payloads of a stream's records at offsets less than ``below``.
 
-    Returns the lowest position among them; ``None`` if there were none.
+    Returns the lowest position of the erased messages; ``None`` if there were none.
     """
     sequences, positions = [], []
     async for found in read_back(session, EVENTS, subject=record_pattern(log=log_id, stream=stream_id)):
@@ -79,7 +79,7 @@ async def erase_records(session: JetStream, log_id: str, stream_id: str, *, belo
 
 
 async def erase_l0(session: JetStream, event_ids: Collection[str], version: str, channel: str) -> int:
-    """Erase the L0 messages of events; return how many there were."""
+    """Erase the L0 messages of events; return how many messages were erased."""
     pattern = l0_pattern(channel=channel, category="evt", component="agent", ver=version)
     stream = stream_of(pattern)
     sequences = [
@@ -91,7 +91,7 @@ async def erase_l0(session: JetStream, event_ids: Collection[str], version: str,
 
 
 async def cut(session: JetStream, log_id: str, *, after: int) -> int:
-    """Remove a log's messages after position ``after``, or all of them; return the position to resume after.
+    """Remove a log's messages after position ``after``, or all of them; return the position after which to resume.
 
     Messages can only be added at the end of a stream, so a changed record and all later ones must be published again.
     Deleting a message takes about as long as publishing it, so if most messages must go, one purge removes all of them.

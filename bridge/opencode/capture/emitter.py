@@ -17,7 +17,7 @@ from streams.identity import Identity
 from streams.lineage import CREATED, LINKED, RESUMED, traceparent
 
 HOLD_S = 2.0
-"""Maximum time that an item waits, unacknowledged, for its pair or its parent."""
+"""Maximum number of seconds that an item waits, unacknowledged, for its counterpart or its parent."""
 
 _ROOTS = frozenset({"human.input", CREATED, RESUMED, LINKED, "capture.gap", "opencode.unreadable"})
 """Event types that begin a causal chain; for all others a missing cause is counted."""
@@ -27,7 +27,7 @@ _ROOTS = frozenset({"human.input", CREATED, RESUMED, LINKED, "capture.gap", "ope
 class Origin:
     """The plugin instance that sent an item: the boot (one OpenCode process) and the instance in it.
 
-    ``pid`` is the process's, 0 if unknown.
+    ``pid`` is the id of the process; 0 if unknown.
     """
 
     boot_id: str
@@ -37,7 +37,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One item of one origin. The item is finished when all events made from it are durable."""
+    """Identifies one item of one origin. The item is finished when all events made from it are durable."""
 
     origin: Origin
     seq: int
@@ -45,7 +45,8 @@ class Token:
 
 @dataclass(slots=True)
 class Drained:
-    """Results: append ``events`` in order, then finish ``done``; ask OpenCode about ``asks``."""
+    """What the caller must do: append ``events`` in order, then finish the items in ``done``; ask OpenCode about
+    ``asks``."""
 
     events: list[StreamEvent] = field(default_factory=list)
     done: list[Token] = field(default_factory=list)
@@ -62,7 +63,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Late:
-    """An item that is held because another one follows immediately: an abort waits for idle, and idle waits for
+    """An item that is held because another item is about to follow: an abort waits for idle, and idle waits for
     unfinished tools.
     """
 
@@ -72,7 +73,8 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a part belongs: the payload fields that say so, and its cause, agent, user message and model."""
+    """The turn that a part belongs to: the payload fields that name the turn, and the part's cause, agent, user message
+    and model."""
 
     payload: dict[str, Any]
     cause: str | None
@@ -98,7 +100,7 @@ class Emitter:
         return out
 
     def finish(self, token: Token) -> None:
-        """Mark an item as done: once the events emitted so far are durable, it is finished."""
+        """Mark an item as done: it is finished once the events emitted so far are durable."""
         self._out.done.append(token)
 
     def ask(self, session_id: str, origin: Origin) -> None:
@@ -141,7 +143,7 @@ class Emitter:
     ) -> StreamEvent:
         """Make one event and apply it to the state, as a replay of the log would do.
 
-        Its time is the item's; without an item it is ``at_ms``, or now.
+        The event gets the time of the item; without an item, it gets ``at_ms``, or the current time.
         """
         metadata = self.provenance(entry, type_) if entry is not None else {}
         if cause is None and type_ not in _ROOTS:
@@ -179,7 +181,7 @@ class Emitter:
         turn: Place | Turn | None = None,
         at_ms: int | None = None,
     ) -> StreamEvent:
-        """Emit an event of a session (or of ``system``); its turn fills in what is missing."""
+        """Emit an event of a session (or of ``system``); the session's turn supplies missing values."""
         if isinstance(turn, Place):
             cause, correlation = cause or turn.cause, correlation or turn.user
             actor = actor or turn.agent

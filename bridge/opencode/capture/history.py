@@ -1,8 +1,8 @@
 """Turns old sessions of OpenCode 1, as its API returns them, back into the hooks that were called at the time. Pure.
 
-If a session ended before the log began, only its final messages and their parts can be read. They give the same events,
-with the same keys, as a recording at the time, except for what OpenCode does not keep (asks, retries). The events'
-metadata says ``history``.
+If a session ended before the log began, only its final messages and their parts can be read. The messages give the same
+events, with the same keys, as a recording at that time would have, except for what OpenCode does not keep (asks,
+retries). The events' metadata says ``history``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def session_items(info: dict[str, Any], messages: list[dict[str, Any]]) -> Itera
 
 
 def turns_of(messages: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The messages of a session, by the user message that they answer. That message is the first in its list."""
+    """The messages of a session, by the user message that they answer. The user message comes first in its list."""
     turns: dict[str, list[dict[str, Any]]] = {}
     for message in messages:
         about = mapping(message.get("info"))
@@ -39,7 +39,7 @@ def turns_of(messages: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def turn_items(session: str, messages: list[dict[str, Any]], last: int = 0) -> Iterator[HookItem]:
-    """The hooks of these messages, oldest first. ``last`` is the time, in ms UTC, of a message that has none."""
+    """The hooks of these messages, oldest first. ``last`` is the time, in ms UTC, for messages without a time."""
     answering: str | None = None
     for message in messages:
         about, parts = mapping(message.get("info")), message.get("parts")

@@ -1,8 +1,8 @@
 """The shapes of hooks that the rules understand. Pure.
 
 A rule may drop a hook only if it knows that the hook is not final. So each item is first checked against the shape of
-its source. The shape covers the fields that the rule reads to decide and those that it records with a fixed type. An
-item that does not match is kept whole; no rule guesses.
+its source. The shape covers the fields that the rule needs for its decision, and the fields that the rule records with
+a fixed type. An item that does not match is kept whole; no rule guesses.
 
 Fields that no rule reads may have any shape. New fields are allowed.
 """
@@ -23,7 +23,7 @@ list whose items share one shape, or a predicate."""
 
 
 def _check_of(shape: Shape) -> Check:
-    """The test for a shape. It is built once, because it runs for every hook."""
+    """The test function for a shape, built only once, because the test runs for every hook."""
     if isinstance(shape, dict):
         return _object_check(
             [(name.removesuffix("?"), name.endswith("?"), _check_of(one)) for name, one in shape.items()]
@@ -220,7 +220,7 @@ def is_known(item: HookItem) -> bool:
 
 
 def _names_one_session(item: HookItem) -> bool:
-    """True if all known places of session ids hold the same id."""
+    """True if all known fields with a session id hold the same id."""
     properties = properties_of(item)
     holders = [properties, *(mapping(properties.get(name)) for name in ("info", "part"))]
     if item.hook != "event":

@@ -23,7 +23,7 @@ class _Open:
     part: str
     call: str
     inputs: set[str] = field(default_factory=set)
-    """Digests of its inputs. There are two if OpenCode merges two calls with the same id into one part."""
+    """Digests of the part's inputs. There are two if OpenCode merges two calls with the same id into one part."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Parts(Turns):
             del self._open[part]
 
     def deadlines(self) -> list[float]:
-        """The latest times at which held items must be written."""
+        """The times by which the held items must be written."""
         late = [*self._aborts.values(), *self._endings.values(), *self._errors.values()]
         waiting = [after.deadline for after in self._afters] + [shell.deadline for shell in self._shells.values()]
         return waiting + [one.deadline for one in late]
@@ -184,11 +184,11 @@ class Parts(Turns):
         return input_digest(self.clean(given)) in session.calls.get(call, "").split()
 
     def _take_afters(self, session: SessionState, call: str, state: dict[str, Any]) -> list[_After]:
-        """Take the held hooks of a tool part that ended: one from each plugin copy.
+        """Take the held hooks of a tool part that has ended: one hook from each plugin copy.
 
-        Two calls may share an id, so the input decides. A plugin may have changed a call's input before it ran. Then no
-        held hook has the part's input, and the only input left is the changed one. A part that is already recorded is a
-        resend and takes none of the hooks.
+        Two calls may share an id, so the input decides. If a plugin changed a call's input before the call ran, no held
+        hook has the part's input; then the hooks are taken if all of them have the same input. A part that is already
+        recorded is a resend and takes none of the hooks.
         """
         held = [after for after in self._afters if after.session == session.id and after.call == call]
         taken = [after for after in held if _given(after.entry) == input_digest(state.get("input"))]

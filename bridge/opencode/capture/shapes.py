@@ -1,7 +1,7 @@
 """Reads the values that OpenCode passes to hooks and makes payloads from them. Pure.
 
-OpenCode's types lag behind what it sends, so nothing here relies on a shape: missing values are left out,
-and odd values are kept as they are.
+OpenCode's published types lag behind what OpenCode sends, so nothing here relies on a shape: missing values are left
+out, and odd values are kept unchanged.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _SHELL_ABORTED = "<metadata>\nUser aborted the command\n</metadata>"
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """``value`` if it is an object, else an empty object."""
+    """``value`` if it is an object; otherwise an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def text(value: Any) -> str | None:
-    """``value`` if it is a non-empty string, else ``None``."""
+    """``value`` if it is a non-empty string; otherwise ``None``."""
     return value if isinstance(value, str) and value else None
 
 
 def number(value: Any) -> int | None:
-    """``value`` as whole milliseconds if it is a number, else ``None``."""
+    """``value`` as whole milliseconds if it is a number; otherwise ``None``."""
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -49,7 +49,7 @@ def bus_event(item: HookItem) -> dict[str, Any]:
 
 
 def bus_id(item: HookItem) -> str | None:
-    """The bus event's id, which is the same for every plugin copy. ``None`` for other hooks."""
+    """The bus event's id, which is the same for every plugin copy. ``None`` for hooks other than bus events."""
     return text(bus_event(item).get("id")) if item.hook == "event" else None
 
 
@@ -68,7 +68,7 @@ def properties_of(item: HookItem) -> dict[str, Any]:
 
 
 def whole(item: HookItem, type_: str) -> dict[str, Any]:
-    """The whole content of an item: a bus event's properties if there is nothing else, otherwise input and output."""
+    """The whole content of an item: the properties of a bus event without other fields, otherwise input and output."""
     event = bus_event(item)
     usual = {"event": {"id": bus_id(item), "type": type_, "properties": event.get("properties")}}
     if item.output is None and item.input in (usual, {"event": present(**usual["event"])}):
@@ -77,7 +77,7 @@ def whole(item: HookItem, type_: str) -> dict[str, Any]:
 
 
 def session_of(item: HookItem) -> str | None:
-    """The session an item belongs to, or ``None``."""
+    """The id of the session that an item belongs to, or ``None``."""
     properties = properties_of(item)
     for holder in (properties, mapping(properties.get("info")), mapping(properties.get("part"))):
         if named := text(holder.get("sessionID")):
@@ -117,7 +117,7 @@ def model_of(info: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def tool_step(part: dict[str, Any]) -> dict[str, Any]:
-    """The payload for a tool part that completed or failed, without its place in session and turn."""
+    """The payload for a tool part that completed or failed, without the fields that name session and turn."""
     state = mapping(part.get("state"))
     time = mapping(state.get("time"))
     started, ended = number(time.get("start")), number(time.get("end"))
@@ -212,13 +212,14 @@ def is_shell_note(part: dict[str, Any]) -> bool:
 
 
 def is_aborted_shell(payload: dict[str, Any]) -> bool:
-    """True for the step of a ``!`` command that was interrupted: OpenCode says so only at the end of its output."""
+    """True for the step of a ``!`` command that was interrupted: OpenCode reports the interruption only at the end of
+    the output."""
     output = payload.get("output")
     return isinstance(output, str) and output.endswith(_SHELL_ABORTED)
 
 
 def is_human(parts: list[Any]) -> bool:
-    """True if a person wrote a part of the prompt: it is neither synthetic nor injected by us."""
+    """True if a person wrote a part of the prompt: that part is neither synthetic nor injected by Durable Stream."""
     objects = [mapping(part) for part in parts]
     return any(
         not part.get("synthetic") and not mapping(part.get("metadata")).get("durable_stream") for part in objects

@@ -1,8 +1,8 @@
 """Commands that a person runs with ``!``: their input and the start of their turn. Pure.
 
-No ``chat.message`` hook comes for them. OpenCode writes a user message with one
-synthetic note, then an answer with one ``bash`` part, and only that part names
-the command. So the note and the answer wait, unacknowledged, for the part.
+OpenCode calls no ``chat.message`` hook for these commands. OpenCode writes a user message with one synthetic note, then
+an answer with one ``bash`` part, and only that part names the command. So the note and the answer wait, unacknowledged,
+for the part.
 
 A fork copies the same messages, but there the answer is already complete.
 """
@@ -43,7 +43,8 @@ class Shells(Emitter):
         """Write ``turn.started``; implemented in ``Turns``."""
 
     def shell_note(self, entry: Entry, session: SessionState, part: dict[str, Any]) -> bool:
-        """Hold the note of a command until the command is known. False if its turn has begun already."""
+        """Hold the note of a command until the command is known. Returns false if the command's turn has already
+        begun."""
         user = part["messageID"]
         known = self._shells.get(session.id)
         if user in session.turns or (known is not None and known.user == user):
@@ -71,9 +72,10 @@ class Shells(Emitter):
             self.settle_shell(session.id, text(mapping(part["state"].get("input")).get("command")))
 
     def settle_shell(self, session_id: str, command: str | None = None, *, until_ms: int | None = None) -> None:
-        """End the wait: write the command's input and the start of its turn, except for copies and unanswered commands.
+        """Stop waiting: write the command's input and the start of its turn, except for copies and unanswered commands.
 
-        ``command`` is ``None`` if its part never came. With ``until_ms``, only a wait that began before is ended.
+        ``command`` is ``None`` if the part with the command never came. With ``until_ms``, only a wait that began
+        before that time is ended.
         """
         waiting = self._shells.get(session_id)
         if waiting is None or (until_ms is not None and waiting.note.item.t > until_ms):

@@ -1,8 +1,7 @@
 """The translator's memory of each session, folded from its own events.
 
-A replay of the log rebuilds all of it, so a killed sidecar continues as if
-nothing had happened. Updates that are not final cannot be rebuilt; the
-translator keeps them elsewhere, and they may be lost.
+A replay of the log rebuilds all of this memory, so the successor of a killed sidecar continues as if nothing had
+happened. Updates that are not final cannot be rebuilt; the translator keeps them elsewhere, and they may be lost.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ SHELL = "shell"
 """The trigger of a turn that consists of one ``!`` command of a person. No model answers it."""
 
 REMEMBERED = 256
-"""Inputs, turns and calls remembered per session. Older ones are still recorded only once, because the
-log has their keys."""
+"""How many inputs, turns and calls a session remembers. Older ones are still recorded only once, because the log has
+their keys."""
 
 BUSY_SESSIONS = 64
-"""How many sessions remember ``REMEMBERED`` entries: those that most recently began a turn or appeared. This limit
-keeps the state of any log small, and with it the snapshot, the start-up time and the memory use."""
+"""How many sessions remember ``REMEMBERED`` entries: the sessions that most recently began a turn or appeared. This
+limit keeps the state of any log small, and with it the snapshot, the start-up time and the memory use."""
 
 PROMPTS = 16
-"""How many prompts a session remembers with their first words, to name the one that is undone."""
+"""How many prompts a session remembers with their first words, so that an undone prompt can be named."""
 
 PROMPT_LENGTH = 80
 """How many characters of a prompt's first words are kept."""
@@ -49,7 +48,7 @@ UNDONE = "opencode.message.removed"
 RENAMED = "opencode.session.renamed"
 
 REMEMBERED_AT_REST = 4
-"""How many entries of each kind every other session remembers."""
+"""How many entries of each kind a session remembers that is not among the ``BUSY_SESSIONS``."""
 
 
 # Equal states must dump to equal bytes. Sets have no order and the log reorders a payload's fields, so both are sorted.
@@ -65,7 +64,7 @@ class Turn:
 
     user_message: str
     assistant_message: str
-    """The first answer. Later answers sort after it, and answers of earlier turns before it."""
+    """The first answer. Later answers sort after this one, and answers of earlier turns sort before it."""
     event_id: str
     started_ms: int
     boot: str
@@ -73,21 +72,21 @@ class Turn:
     model: Fields | None
     trigger: str = ""
     pid: int | None = None
-    """The OpenCode process that runs it; ``None`` if unknown."""
+    """The OpenCode process that is running the turn; ``None`` if unknown."""
     last_ms: int = 0
-    """The time of its latest event."""
+    """The time of the turn's latest event."""
     finish: str | None = None
     error: str | None = None
     steps: int = 0
     cost: float = 0.0
     tokens: Sums = field(default_factory=dict)
     counted: Names = field(default_factory=set)
-    """Keys of the steps in these sums, so that a step resent because its ack was lost counts once."""
+    """Keys of the steps that the sums include, so that a step that is sent again after a lost ack counts only once."""
 
 
 @dataclass(slots=True)
 class SessionState:
-    """One session: where its records go, and which events may cause its next one."""
+    """One session: the stream of its records, and the events that may be the cause of the next one."""
 
     id: str
     stream: str
@@ -98,21 +97,25 @@ class SessionState:
     directory: str | None = None
     boots: Names = field(default_factory=set)
     born: bool = False
-    """True if the session's creation is in the log. Then none of the session's earlier turns can be missing."""
+    """True if the session's creation is in the log. In that case, none of the session's earlier turns can be
+    missing."""
     first_message: str | None = None
-    """The user message of the session's first input or turn. OpenCode's ids ascend: a lower id is another session's."""
+    """The user message of the session's first input or turn. OpenCode's ids ascend, so a message with a lower id is
+    from another session."""
     misread: bool = False
-    """True if an item was not understood and was kept whole, so that apparent history may be new."""
+    """True if an item of the session was not understood and was kept whole."""
     ended: bool = False
     host_seq: int = -1
-    """The highest number, in OpenCode 2's own log of the session, of an event in this log; -1 in OpenCode 1."""
+    """The highest event number, in OpenCode 2's own log of the session, that this log has recorded; -1 in OpenCode
+    1."""
     host_turn: int = -1
-    """The number of the event that began or ended its latest turn. Later events are read again after a restart."""
+    """The number of the event that began or ended the session's latest turn. Later events are read again after a
+    restart."""
     host: str = ""
     """The service of OpenCode 2 that has the session, by a short name."""
     title: str | None = None
     agent: str = ""
-    """OpenCode's agent that answered last."""
+    """The OpenCode agent that answered last."""
     turn: Turn | None = None
     last_turn: Turn | None = None
     last_end: str | None = None
@@ -140,7 +143,7 @@ class SessionState:
 
 
 def answers(agent: str, trigger: str) -> bool:
-    """Whether an agent answers in a turn, so that the turn is neither a compaction nor a person's ``!`` command."""
+    """Whether an agent answers in a turn: in every turn except a compaction and a person's ``!`` command."""
     return trigger not in ("compaction", SHELL) and agent not in ("", "compaction", "opencode")
 
 
@@ -162,7 +165,8 @@ class CaptureState:
     def __init__(self) -> None:
         self.sessions: dict[str, SessionState] = {}
         self.told: OrderedDict[str, str] = OrderedDict()
-        """Bus events that became an error or a compaction. Only their ids identify a resend."""
+        """Bus events that were recorded as an error or a compaction. Only the id of such an event shows that it was
+        sent again."""
         self.spawns: dict[str, str] = {}
         """The latest ``agent.spawned`` event of each child session."""
         self.busy: OrderedDict[str, None] = OrderedDict()
@@ -174,7 +178,8 @@ class CaptureState:
 
     @classmethod
     def load(cls, dumped: bytes) -> CaptureState:
-        """Restore the state from the output of ``dump``. Raises ``ValueError`` for anything else."""
+        """Restore the state from the output of ``dump``. Raises ``ValueError`` if the bytes did not come from
+        ``dump``."""
         found = _ADAPTER.validate_json(dumped)
         state = cls()
         state.sessions, state.told, state.spawns = found.sessions, OrderedDict(found.told), found.spawns
@@ -186,7 +191,8 @@ class CaptureState:
         return [session for session in self.sessions.values() if not session.known]
 
     def open_turns(self) -> list[tuple[SessionState, Turn]]:
-        """The sessions with an open turn according to the log. Their OpenCode processes may have died."""
+        """The sessions with an open turn according to the log. The OpenCode processes of these sessions may have
+        died."""
         return [(session, session.turn) for session in self.sessions.values() if session.turn is not None]
 
     def turn_of(self, session_id: str) -> str | None:
@@ -195,7 +201,8 @@ class CaptureState:
         return session.turn.user_message if session is not None and session.turn is not None else None
 
     def drop(self, streams: Collection[str], sessions: Collection[str] = ()) -> None:
-        """Drop these sessions and those in these streams, as a fold over a log without these sessions' payloads would.
+        """Drop these sessions and the sessions in these streams. The result equals a fold over a log without the
+        payloads of these sessions.
 
         A dropped session that sends another hook appears as resumed.
         """
@@ -206,7 +213,7 @@ class CaptureState:
             self.busy.pop(session_id, None)
 
     def apply(self, event: StreamEvent) -> None:
-        """Apply one event; types that capture does not make change nothing."""
+        """Apply one event; event types that capture does not make change nothing."""
         payload = event.payload
         bus_id = event.metadata.get("event")
         if event.type in ("agent.error", "lifecycle.session.compacted") and isinstance(bus_id, str):
@@ -282,7 +289,7 @@ class CaptureState:
             self._is_busy(session)
 
     def _numbered(self, session: SessionState, event: StreamEvent) -> None:
-        """Note how much of OpenCode 2's own log of the session is in this log."""
+        """Remember how much of OpenCode 2's own log of the session is in this log."""
         seq, service = event.metadata.get("host_seq"), event.metadata.get("service")
         session.host = service if isinstance(service, str) else session.host
         if type(seq) is int:

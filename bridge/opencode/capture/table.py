@@ -1,7 +1,7 @@
 """The table that says what each OpenCode hook and bus event is recorded as.
 
-The translator dispatches on it and ``docs/events.md`` is generated from it, so
-code and documentation cannot disagree. Measured on OpenCode 1.18.33.
+The translator dispatches on this table, and ``docs/events.md`` is generated from it, so code and documentation cannot
+disagree. Measured on OpenCode 1.18.33.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["event", "state", "drop"]
-"""``event``: recorded. ``state``: not final, so remembered only while it matters. ``drop``: without lasting meaning."""
+"""``event``: the hook is recorded. ``state``: the hook is not final, so it is remembered only while it matters.
+``drop``: the hook has no lasting meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One row: a hook or bus event, what it is recorded as, and the key that prevents duplicates.
 
-    ``handle`` names the translator's method. ``makes`` lists the event types
-    that it can lead to, ``key`` the last part of their ``{type}:{session}:{id}`` keys.
+    ``handle`` names the translator's method. ``makes`` lists the event types that the hook can lead to, and ``key``
+    describes the last part of their keys, ``{type}:{session}:{id}``.
     """
 
     source: str
@@ -191,7 +192,8 @@ DROPPED: frozenset[str] = frozenset(
         "ide.installed",
     }
 )
-"""Catalog, plugin, terminal and toast noise. About 70 such events precede a process's first prompt."""
+"""Bus events about catalogs, plugins, terminals and toasts, which have no lasting meaning. About 70 such events precede
+a process's first prompt."""
 
 IGNORED_HOOKS: frozenset[str] = frozenset(
     {
@@ -214,8 +216,8 @@ IGNORED_HOOKS: frozenset[str] = frozenset(
 """Hooks that only let a plugin change something. Older recordings contain them."""
 
 FINAL_PARTS: frozenset[str] = frozenset({"tool", "text", "reasoning", "step-finish"})
-"""Part types of ``message.part.updated`` that can become an event; the others are noise, or repeat what the
-recorded input already has."""
+"""Part types of ``message.part.updated`` that can become an event; the other types have no lasting meaning, or repeat
+what the recorded input already has."""
 
 BY_SOURCE: dict[str, Rule] = {rule.source: rule for rule in RULES if rule.handle}
 UNKNOWN = Rule(

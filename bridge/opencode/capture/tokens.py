@@ -6,7 +6,7 @@ from typing import Any
 
 
 def add_tokens(total: dict[str, int | float], tokens: Any, prefix: str = "") -> None:
-    """Add a step's token counts to ``total``; nested ones become ``cache_read`` and so on."""
+    """Add a step's token counts to ``total``; nested counts get names such as ``cache_read``."""
     if not isinstance(tokens, dict):
         return
     for name, value in tokens.items():

@@ -1,14 +1,13 @@
 """The translator: turns hooks into events. Pure, sans-I/O.
 
-``feed`` takes hook items as they arrive. ``drain`` returns the events made from
-them, and the items that are finished once those events are durable. The caller
-passes in a monotonic clock, so nothing here waits. An item whose pair or parent
-is missing is held for at most ``hold_s`` and then written as it is.
+``feed`` takes hook items as they arrive. ``drain`` returns the events made from them, and the items that are finished
+once those events are durable. The caller passes in a monotonic clock, so nothing here waits. An item whose counterpart
+or parent is missing is held for at most ``hold_s`` seconds and then written without it.
 
 Hooks of one session keep their order; a held session does not delay others.
 
-Three layers: ``Emitter`` makes events, ``Turns`` and ``Parts`` know what each
-hook means inside a session, ``Translator`` decides which session that is.
+There are three layers: ``Emitter`` makes events, ``Turns`` and ``Parts`` know what each hook means inside a session,
+and ``Translator`` decides which session a hook belongs to.
 
 Source: seed 004, 3.2 ("Bridging Hooks"); FEATURES D14-D16.
 """
@@ -35,7 +34,7 @@ from streams.lineage import CREATED, ENDED, LINKED, RESUMED, traceparent
 __all__ = ["HOLD_S", "Drained", "Origin", "Token", "Translator"]
 
 _SEEN_EVENTS = 50_000
-"""Bus event ids remembered, to recognise the repeats of a second plugin copy."""
+"""How many bus event ids are remembered, to recognise events that a second plugin copy sends again."""
 
 
 @dataclass(slots=True)
@@ -151,7 +150,7 @@ class Translator(Parts):
     # --- placing sessions ---
 
     def _place_waiting(self) -> None:
-        """Place every waiting session that can be placed now. Each one may unblock others."""
+        """Place every waiting session that can be placed now. Each placed session may unblock other sessions."""
         progress = bool(self._waiting)
         while progress:
             progress = False
@@ -218,7 +217,7 @@ class Translator(Parts):
             self._link(orphan, session_id, entry)
 
     def _link(self, session: SessionState, parent_id: str | None, entry: Entry) -> None:
-        """Link a session of unknown lineage to its parent's root; a session without a parent is a root itself."""
+        """Link a session of unknown lineage to its parent's root. A session without a parent becomes a root itself."""
         parent = self.state.sessions.get(parent_id) if parent_id else None
         if session.known or (parent_id and parent is None):
             return
@@ -273,7 +272,7 @@ class Translator(Parts):
             self.finish(entry.token)
 
     def _keep_unreadable(self, entry: Entry, session: SessionState | None, fault: Exception) -> None:
-        """Store an item as it came, and count it, because its rule failed."""
+        """Store an item unchanged, and count it, because its rule failed."""
         self.counts["unreadable"] += 1
         raw = {"hook": entry.item.hook, "input": entry.item.input, "output": entry.item.output}
         payload = {"fault": type(fault).__name__, "item": raw}

@@ -1,7 +1,7 @@
 """Rules for inputs, turns, errors and asks. Pure.
 
-The rules table names these methods. Each emits events, and returns true if
-the item must stay unfinished for now; the method that ends the wait finishes it.
+The rules table names these methods. Each method emits events and returns true if the item must stay unfinished for now;
+the method that ends the wait then finishes the item.
 
 What a ``Turns`` object remembers may be lost in a crash, because everything that decides an event's content is also
 in the state, or in a hook that is not acknowledged yet.
@@ -112,7 +112,7 @@ class Turns(Shells):
         return False
 
     def message_removed(self, entry: Entry, session: SessionState | None) -> bool:
-        """Record which message was undone, and the first words of a prompt, for readers that see this record alone."""
+        """Record which message was undone, and the first words of the prompt for readers that see only this record."""
         message = shapes.properties_of(entry.item)["messageID"]
         if session is None:
             return self.unknown_event(entry, session)
@@ -172,7 +172,7 @@ class Turns(Shells):
         info: dict[str, Any],
         trigger: str | None = None,
     ) -> None:
-        """Write ``turn.started``, and first the end of a turn that is still open."""
+        """Write ``turn.started``. If another turn is still open, first write the end of that turn."""
         agent = text(info.get("agent")) or "opencode"
         cause = session.inputs.get(user)
         if trigger is None:
@@ -287,8 +287,8 @@ class Turns(Shells):
     def end_dead_turn(self, session: SessionState, at_ms: int | None) -> None:
         """End the open turn of an OpenCode process that is gone and can send nothing more.
 
-        ``at_ms`` is when the process's link ended. If nobody saw that, it is ``None``, and the time of the turn's last
-        event counts.
+        ``at_ms`` is the time when the process's link ended. If nobody saw the link end, ``at_ms`` is ``None``, and the
+        time of the turn's last event is used.
         """
         turn = session.turn
         if turn is not None:
@@ -355,12 +355,13 @@ class Turns(Shells):
         return False
 
     def _turn_at(self, session: SessionState | None, t: int) -> Turn | None:
-        """The turn that was open at a hook's time; an old hook may be resent much later."""
+        """The turn that was open at the time of a hook, because an old hook may be resent much later."""
         turns = (session.turn, session.last_turn) if session is not None else ()
         return next((turn for turn in turns if turn is not None and t >= turn.started_ms), None)
 
     def _is_told(self, entry: Entry) -> bool:
-        """True if this bus event is already in the log, because a sidecar died after recording and before the ack."""
+        """True if this bus event is already in the log, because a sidecar died after it recorded the event and before
+        it sent the ack."""
         told = shapes.bus_id(entry.item) in self.state.told
         if told:
             self.counts[f"duplicate:{shapes.source_of(entry.item)}"] += 1

@@ -3,13 +3,12 @@
 One frame is one JSON object in one websocket text message; ``type`` names its
 kind. ``decode`` reads a message, ``encode`` writes one; both are pure.
 
-Hook items are the hot path: thousands per second. Their ``input`` and
-``output`` belong to the user and are never inspected. Only the shape around
-them is checked.
+Hook items are the hot path: thousands per second. The fields ``input`` and ``output`` hold the user's data and are
+never inspected. Only the shape around these fields is checked.
 
-JavaScript may legally write what JSON readers refuse. Such a frame must not be
-rejected, because the shim would resend it forever. It is repaired, and the
-repairs are counted in ``Hooks.repaired``: see ``lenient.py``.
+JavaScript may legally write values that JSON readers refuse. A frame with such values must not be rejected, because the
+shim would resend it forever. So the frame is repaired, and the repairs are counted in ``Hooks.repaired``: see
+``lenient.py``.
 
 ``docs/frames.schema.json`` is generated from here by ``tools/generate_schema.py``.
 """
@@ -63,16 +62,16 @@ __all__ = [
 PROTOCOL: Final = 1
 
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
-"""Size of the largest message that either side accepts; a larger one closes the connection with code 1009."""
+"""Size, in bytes, of the largest message that either end accepts; a larger one closes the connection with code 1009."""
 
 BATCH_ITEMS: Final = 256
 """Maximum number of items that a sender puts in one ``hooks`` frame."""
 
 BATCH_BYTES: Final = 1024 * 1024
-"""Bytes at which a sender closes a batch; a larger item goes alone."""
+"""At this number of bytes a sender closes a batch; a larger item is sent alone."""
 
 MAX_ITEMS: Final = 200_000
-"""Maximum number of items accepted in one frame: twice the largest possible window."""
+"""Maximum number of items that a receiver accepts in one frame: twice the largest possible window."""
 
 _LARGE_BYTES: Final = 256 * 1024
 
@@ -83,7 +82,7 @@ Role: TypeAlias = Literal["shim", "control"]
 ByeReason: TypeAlias = Literal[
     "draining", "idle", "disposed", "protocol", "auth", "upgrade", "unsupported", "replaced", "window"
 ]
-"""Why a link ends; ``docs/protocol.md`` says which side sends which reason, and how the other side reacts."""
+"""Why a link ends; ``docs/protocol.md`` says which end sends which reason, and how the other end reacts."""
 
 
 # --- the hot path: plain dataclasses, checked by hand -----------------------------------------------
@@ -101,18 +100,18 @@ class HookItem:
 
 @dataclass(slots=True)
 class Hooks:
-    """Items with consecutive seqs from ``first_seq``; acknowledged when durable."""
+    """Items with consecutive seqs, beginning with ``first_seq``; acknowledged when they are durable."""
 
     first_seq: Annotated[int, Meta(ge=1, le=MAX_SEQ)]
     items: list[HookItem]
     type: Literal["hooks"] = "hooks"
     repaired: int = 0
-    """Number of values that were changed to make the frame readable. Not on the wire."""
+    """Number of values that were changed to make the frame readable. This field is not sent."""
 
 
 @dataclass(slots=True)
 class Lossy:
-    """Items without seqs: best effort, never acknowledged, never stored."""
+    """Items without seqs, which may be lost and are never acknowledged or stored."""
 
     items: list[HookItem]
     type: Literal["lossy"] = "lossy"
@@ -133,7 +132,7 @@ class _Frame(Struct, frozen=True, tag_field="type"):
     type: ClassVar[str]
 
     def wire(self) -> dict[str, Any]:
-        """The frame's fields as sent, without unset optional ones."""
+        """The frame's fields in the form in which they are sent, without optional fields that are not set."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         return {"type": self.type} | {name: value for name, value in fields.items() if value is not None}
 
@@ -149,7 +148,7 @@ class Hello(_Frame, frozen=True, tag="hello"):
 
 
 class Challenge(_Frame, frozen=True, tag="challenge"):
-    """The sidecar proves that it holds the token, and asks for the same."""
+    """The sidecar proves that it holds the token, and asks the peer to prove the same."""
 
     type: ClassVar[str] = "challenge"
 
@@ -163,9 +162,8 @@ class Challenge(_Frame, frozen=True, tag="challenge"):
 class ShimIdentity:
     """The plugin instance and OpenCode process that a link belongs to.
 
-    ``boot_id`` names the process (or, for a played recording, its file),
-    ``instance`` the plugin copy; together they own one sequence of seqs.
-    ``last_seq`` is the highest seq that the shim has assigned so far.
+    ``boot_id`` names the process (or, for a played recording, the file), and ``instance`` names the plugin copy; each
+    pair of these has its own sequence of seqs. ``last_seq`` is the highest seq that the shim has assigned so far.
     """
 
     shim_version: str
@@ -182,8 +180,8 @@ class ShimIdentity:
 
 
 class Identify(_Frame, frozen=True, tag="identify"):
-    """The peer's own proof. A shim fills every field except ``client_version``; control fills only ``client_version``,
-    ``proof`` and ``pid``.
+    """The peer's proof that it holds the token. A shim fills every field except ``client_version``; the command line
+    fills only ``client_version``, ``proof`` and ``pid``.
     """
 
     type: ClassVar[str] = "identify"
@@ -205,7 +203,7 @@ class Identify(_Frame, frozen=True, tag="identify"):
     def shim(self) -> ShimIdentity | None:
         """The shim's fields, or ``None`` if a required one is missing.
 
-        Fields that a shim may not know yet (its project, OpenCode's version) are then empty.
+        Fields that a shim may not know yet (the project, OpenCode's version) are empty if they are missing.
         """
         if self.shim_version is None or self.boot_id is None or self.instance is None or self.last_seq is None:
             return None
@@ -224,7 +222,7 @@ class Identify(_Frame, frozen=True, tag="identify"):
 
 
 class Welcome(_Frame, frozen=True, tag="welcome"):
-    """The handshake is over. The shim resends what it still holds above ``acked_seq``."""
+    """The handshake is complete. The shim resends the items that it still holds above ``acked_seq``."""
 
     type: ClassVar[str] = "welcome"
 
@@ -236,7 +234,7 @@ class Welcome(_Frame, frozen=True, tag="welcome"):
 
 
 class Ack(_Frame, frozen=True, tag="ack"):
-    """Everything up to ``seq`` is durable, or known to produce no event. Cumulative."""
+    """A cumulative acknowledgement: every item up to ``seq`` is durable, or is known to produce no event."""
 
     type: ClassVar[str] = "ack"
 
@@ -254,7 +252,7 @@ class Call(_Frame, frozen=True, tag="call"):
 
 
 class ErrorBody(Struct, frozen=True, omit_defaults=True):
-    """Why a call, request or tool failed. ``status`` is OpenCode's HTTP status where it is known."""
+    """Why a call, request or tool failed. ``status`` is OpenCode's HTTP status, if known."""
 
     code: Name
     message: str
@@ -272,7 +270,7 @@ class Result(_Frame, frozen=True, tag="result"):
 
     def __post_init__(self) -> None:
         if self.error is not None and self.value is not None:
-            raise ValueError("a result has a value or an error, not both")
+            raise ValueError("a result must have a value or an error, not both")
 
     def wire(self) -> dict[str, Any]:
         if self.error is None:
@@ -283,7 +281,7 @@ class Result(_Frame, frozen=True, tag="result"):
 
 
 class Request(_Frame, frozen=True, tag="request"):
-    """The command line asks the sidecar."""
+    """A request from the command line to the sidecar."""
 
     type: ClassVar[str] = "request"
 
@@ -293,7 +291,7 @@ class Request(_Frame, frozen=True, tag="request"):
 
 
 class Tool(_Frame, frozen=True, tag="tool"):
-    """A plugin's tool asks the sidecar."""
+    """A call of a plugin's tool, sent to the sidecar."""
 
     type: ClassVar[str] = "tool"
 
@@ -312,7 +310,7 @@ class Context(_Frame, frozen=True, tag="context"):
 
 
 class Bye(_Frame, frozen=True, tag="bye"):
-    """The last frame from a side that closes on purpose. ``detail`` explains ``reason`` in words."""
+    """The last frame from an end of the link that closes on purpose. ``detail`` explains ``reason`` in words."""
 
     type: ClassVar[str] = "bye"
 
@@ -350,8 +348,8 @@ def decode(message: str | bytes) -> Frame:
     """Read one message.
 
     Raises:
-        FrameError: it is not UTF-8, not JSON, not an object, or lacks a field of its type.
-        UnknownFrame: the protocol has no such type.
+        FrameError: the message is not UTF-8, not JSON, not an object, or lacks a field of its type.
+        UnknownFrame: the protocol has no frame of this type.
     """
     if len(message) < _LARGE_BYTES or not gc.isenabled():
         return _decode(message)
@@ -375,7 +373,7 @@ def _decode(message: str | bytes) -> Frame:
     if kind == "hooks":
         first_seq = obj.get("first_seq")
         if type(first_seq) is not int or not 1 <= first_seq <= MAX_SEQ:
-            raise FrameError("hooks.first_seq must be an integer from 1")
+            raise FrameError("hooks.first_seq must be an integer of at least 1")
         return Hooks(first_seq, _items(obj, "hooks"), repaired=repaired)
     if kind == "lossy":
         return Lossy(_items(obj, "lossy"))
@@ -392,7 +390,8 @@ def _decode(message: str | bytes) -> Frame:
 
 
 def encode(frame: Frame) -> str:
-    """Write one frame as the text of one message. Values that JSON cannot hold are repaired as in ``decode``."""
+    """Write one frame as the text of one message. Values that JSON cannot hold are repaired in the same way as in
+    ``decode``."""
     if isinstance(frame, _Frame):
         return _dumps(frame.wire())
     items = [_item_fields(item) for item in frame.items]
@@ -406,8 +405,8 @@ def batches(
 ) -> Iterator[tuple[int, str]]:
     """Split ``items`` into ``hooks`` messages; yield (last seq in the message, its text), in order.
 
-    A message holds at most ``max_items`` items and about ``max_bytes``; a
-    larger item goes alone. Without items, nothing is yielded.
+    A message holds at most ``max_items`` items and about ``max_bytes``; a larger item is sent alone. Without items,
+    nothing is yielded.
     """
     texts: list[str] = []
     size = 0

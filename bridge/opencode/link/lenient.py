@@ -1,8 +1,7 @@
 """Reads and writes JSON that orjson refuses, and defines the errors of reading.
 
-JavaScript legally writes what JSON readers refuse. Such a frame must not be
-rejected, because the shim would resend it forever. So it is repaired, and the
-repairs are counted:
+JavaScript legally writes values that JSON readers refuse. A frame with such values must not be rejected, because the
+shim would resend it forever. So the frame is repaired, and the repairs are counted:
 
 * NaN, infinities and numbers beyond a double become null (in a message up to ``_TREE_CHARS``),
 * integers beyond 64 bits become doubles, as orjson reads them,
@@ -25,7 +24,8 @@ from typing import Any, Final
 import orjson
 
 MAX_DEPTH: Final = 200
-"""Depth to which a message is cut if it nests deeper than the readers allow (1024); orjson writes 254."""
+"""Depth to which a message is cut if it nests deeper than the readers allow (1024 levels); orjson writes up to 254
+levels."""
 
 
 class FrameError(ValueError):
@@ -71,10 +71,10 @@ _DEEP = '{"$deep":true}'
 
 
 def read_leniently(message: str | bytes) -> tuple[Any, int]:
-    """Return the value of a message that orjson refused, and how many repairs that took.
+    """Return the value of a message that orjson refused, and how many repairs were needed.
 
     Raises:
-        FrameError: not UTF-8, not JSON, or too slow to repair.
+        FrameError: the message is not UTF-8, is not JSON, or would take too long to repair.
     """
     try:
         text = message if isinstance(message, str) else bytes(message).decode()
@@ -108,7 +108,7 @@ def repair(value: Any) -> Any:
 
 
 class _Repairs:
-    """Replaces what UTF-8 and JSON cannot hold, and counts the replacements."""
+    """Replaces values that UTF-8 and JSON cannot hold, and counts the replacements."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -117,7 +117,7 @@ class _Repairs:
         """Return the value of a large text. Repairs only the faults that JavaScript's own writer can leave.
 
         Raises:
-            FrameError: it has other faults, or too many.
+            FrameError: the text has other faults, or too many faults.
         """
         text = _LONE_SURROGATE.sub("\ufffd", _LONE_ESCAPES.sub(self._replaced, text))
         try:

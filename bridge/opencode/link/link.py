@@ -1,8 +1,8 @@
 """Link protocol 1 without I/O: data in, events out, messages to send.
 
-``SidecarLink`` is the sidecar's side of one connection, ``ClientLink`` the other side in either role: ``shim``
-(``durable-stream play``, in place of the plugin) or ``control`` (the command line). Neither uses a clock, a socket or
-randomness. The caller supplies nonces and the token, and delivers what ``data_to_send`` returns, in order. After the
+``SidecarLink`` is the sidecar's end of one connection, and ``ClientLink`` is the other end, in either role: ``shim``
+(``durable-stream play``, in place of the plugin) or ``control`` (the command line). Neither end uses a clock, a socket
+or randomness. The caller supplies nonces and the token, and delivers what ``data_to_send`` returns, in order. After the
 event ``Closed``, the caller sends the remaining messages and closes the connection.
 
 The states and their tables, the events and the errors are in ``protocol.py``.
@@ -119,7 +119,7 @@ class _Link:
 
     @property
     def is_open(self) -> bool:
-        """True after the handshake, until either side says bye."""
+        """True after the handshake, until either end says bye."""
         return self.state in (State.OPEN_SHIM, State.OPEN_CONTROL)
 
     @property
@@ -128,7 +128,7 @@ class _Link:
         return len(self._out)
 
     def data_to_send(self) -> list[str]:
-        """Return the messages to send now, in order, each of them once."""
+        """Return the messages to send now, in order; each message is returned only once."""
         out, self._out = self._out, []
         return out
 
@@ -144,20 +144,20 @@ class _Link:
             return self._fail("protocol", error.reason)
         after = self.table[self.state].get(type(frame))
         if after is None:
-            return self._fail("protocol", f"{frame.type} in state {self.state.value}")
+            return self._fail("protocol", f"a {frame.type} frame is not allowed in state {self.state.value}")
         if isinstance(frame, Bye):
             self.state = after
             return [Closed(frame.reason, frame.detail or "", by_peer=True)]
         return self._take(frame, after)
 
     def bye(self, reason: ByeReason, detail: str | None = None) -> None:
-        """Send ``bye`` and close. Nothing is sent after it. A no-op on a closed link."""
+        """Send ``bye`` and close. Nothing is sent after ``bye``. Does nothing on a closed link."""
         if self.state not in (State.LEAVING, State.CLOSED):
             self._send(Bye(reason=reason, detail=detail))
         self.state = State.CLOSED
 
     def result(self, call_id: str | int, value: Any = None, error: RemoteError | None = None) -> None:
-        """Answer a call, request or tool. A no-op on a closed link, where nobody is waiting for it."""
+        """Answer a call, request or tool. Does nothing on a closed link, where nobody is waiting for the answer."""
         if self.is_open:
             body = None if error is None else error.body()
             self._send(Result(id=call_id, value=value if error is None else None, error=body))
@@ -176,7 +176,7 @@ class _Link:
 
     def _need(self, *states: State) -> None:
         if self.state not in states:
-            raise LocalProtocolError(f"this is not allowed while the link is in state {self.state.value}")
+            raise LocalProtocolError(f"this call is not allowed while the link is in state {self.state.value}")
 
     def _unknown(self, error: UnknownFrame) -> list[Event]:
         return self._fail("protocol", error.reason)
@@ -186,7 +186,7 @@ class _Link:
 
 
 class SidecarLink(_Link):
-    """The sidecar's side of one connection.
+    """The sidecar's end of one connection.
 
     ``nonce`` is 64 hex characters, fresh for each connection; ``boot`` identifies
     this run of the sidecar.
@@ -245,7 +245,7 @@ class SidecarLink(_Link):
         return self.acks.acked > before
 
     def data_to_send(self) -> list[str]:
-        """As in the base class, with one cumulative ack at the end for all items finished since the last ack."""
+        """Like the base class, but add, at the end, one cumulative ack for all items finished since the last ack."""
         self._ack()
         return super().data_to_send()
 
@@ -254,10 +254,10 @@ class SidecarLink(_Link):
         super().bye(reason, detail)
 
     def leave(self, reason: ByeReason) -> None:
-        """Send ``bye`` to a shim, but still accept the hooks that are already on their way, without acks. For other
-        peers, this is the same as ``bye``.
+        """Send ``bye`` to a shim, but still accept hooks that are already on their way, without acknowledging them. For
+        other peers, this is the same as ``bye``.
 
-        The link is closed once the peer closes it, or by ``bye``, which then sends nothing.
+        The link closes when the peer closes it, or when ``bye`` is called, which then sends nothing.
         """
         was = self.state
         self.bye(reason)
@@ -358,7 +358,8 @@ class SidecarLink(_Link):
 
 
 class ClientLink(_Link):
-    """The client's side: role ``shim`` with an identity, ``control`` without one. Queues ``hello`` at once."""
+    """The client's end of one connection: role ``shim`` with an identity, ``control`` without one. Queues ``hello`` at
+    once."""
 
     table = CLIENT
 
@@ -378,7 +379,7 @@ class ClientLink(_Link):
         self.acked = 0
         self.last_sent = 0
         self.unknown = 0
-        """Number of ignored frames of unknown types; a newer sidecar may send them."""
+        """Number of ignored frames of unknown types, which a newer sidecar may send."""
         self._token, self._port, self._nonce = token, port, nonce
         self._version, self._pid, self._shim = version, pid, shim
         # Each entry is the last seq and the number of unacknowledged items of one run that was sent.
@@ -393,7 +394,7 @@ class ClientLink(_Link):
 
     @property
     def room(self) -> int:
-        """How many more items the window accepts now; 0 before the welcome."""
+        """How many more items the window accepts now; 0 before the sidecar's ``welcome``."""
         return 0 if self.welcomed is None else max(0, self.welcomed.window - self._in_flight)
 
     def send_hooks(self, first_seq: int, items: Sequence[HookItem]) -> None:
@@ -460,7 +461,7 @@ class ClientLink(_Link):
             return [Closed("impostor", "wrong proof", by_peer=False)]
         if frame.protocol != PROTOCOL:
             detail = (
-                f"the sidecar ({frame.sidecar_version}) speaks link protocol {frame.protocol}, but this side speaks "
+                f"the sidecar ({frame.sidecar_version}) speaks link protocol {frame.protocol}, but this client speaks "
                 f"{PROTOCOL}"
             )
             return self._fail("unsupported", detail)

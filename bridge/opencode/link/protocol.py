@@ -65,7 +65,7 @@ class LinkError(Exception):
 
 
 class LocalProtocolError(LinkError):
-    """This side asked for something that the link's state does not allow."""
+    """The local end asked for something that the link's state does not allow."""
 
 
 class WindowError(LinkError):
@@ -84,7 +84,7 @@ class SeqWentBack(WindowError):
 
 
 class WindowOverrun(WindowError):
-    """There would be ``unacked`` unacknowledged items, which is more than twice the ``window``."""
+    """After taking these items, ``unacked`` items would be unacknowledged, which is more than twice the ``window``."""
 
     def __init__(self, unacked: int, window: int) -> None:
         super().__init__(unacked, window)
@@ -95,7 +95,7 @@ class WindowOverrun(WindowError):
 
 
 class RemoteError(LinkError):
-    """The other side answered with an error or did not answer. ``status`` is the HTTP status, if known."""
+    """The other end of the link answered with an error, or did not answer. ``status`` is the HTTP status, if known."""
 
     def __init__(self, code: str, message: str, status: int | None = None) -> None:
         super().__init__(code, message, status)
@@ -105,7 +105,7 @@ class RemoteError(LinkError):
         return f"{self.code}: {self.message}" if self.message else self.code
 
     def body(self) -> ErrorBody:
-        """The error as sent: its text is cut to 4 KiB and always encodable."""
+        """The error in the form in which it is sent: the text is cut to 4 KiB and can always be encoded."""
         message = self.message[:MAX_ERROR_TEXT].encode(errors="replace").decode()
         return ErrorBody(code=self.code, message=message, status=self.status)
 
@@ -147,7 +147,7 @@ class Refused(Struct, frozen=True):
 
 
 class HooksReceived(Struct, frozen=True):
-    """Sidecar: new items with consecutive seqs. Finish each item once, in any order."""
+    """Emitted on the sidecar's side: new items with consecutive seqs. Finish each item once, in any order."""
 
     first_seq: int
     items: list[HookItem]
@@ -155,13 +155,13 @@ class HooksReceived(Struct, frozen=True):
 
 
 class LossyReceived(Struct, frozen=True):
-    """Sidecar: items that are not acknowledged."""
+    """Emitted on the sidecar's side: lossy items, which are not acknowledged."""
 
     items: list[HookItem]
 
 
 class ResultReceived(Struct, frozen=True):
-    """Either side: the answer to the call, request or tool ``id``."""
+    """Emitted on either side: the answer to the call, request or tool ``id``."""
 
     id: str | int
     value: Any
@@ -169,7 +169,7 @@ class ResultReceived(Struct, frozen=True):
 
 
 class RequestReceived(Struct, frozen=True):
-    """Sidecar: the command line asks; answer with ``result``."""
+    """Emitted on the sidecar's side: the command line made a request; answer with ``result``."""
 
     id: str | int
     method: str
@@ -177,7 +177,7 @@ class RequestReceived(Struct, frozen=True):
 
 
 class ToolReceived(Struct, frozen=True):
-    """Sidecar: a plugin's tool asks; answer with ``result``."""
+    """Emitted on the sidecar's side: a plugin's tool made a request; answer with ``result``."""
 
     id: str | int
     name: str
@@ -186,19 +186,19 @@ class ToolReceived(Struct, frozen=True):
 
 
 class Welcomed(Struct, frozen=True):
-    """Client: the link is open."""
+    """Emitted on the client's side: the link is open."""
 
     welcome: Welcome
 
 
 class Acked(Struct, frozen=True):
-    """Client: everything up to ``seq`` is durable."""
+    """Emitted on the client's side: everything up to ``seq`` is durable."""
 
     seq: int
 
 
 class CallReceived(Struct, frozen=True):
-    """Client, role shim: run ``method`` and answer with ``result``."""
+    """Emitted on the client's side, in the role shim: run ``method`` and answer with ``result``."""
 
     id: str | int
     method: str
@@ -206,15 +206,15 @@ class CallReceived(Struct, frozen=True):
 
 
 class ContextReceived(Struct, frozen=True):
-    """Client, role shim: the complete new context."""
+    """Emitted on the client's side, in the role shim: the complete new context."""
 
     context: dict[str, Any]
 
 
 class Closed(Struct, frozen=True):
-    """The link is closed. ``impostor``: the other side could not prove its identity; no user data was sent to it.
+    """The link is closed. ``impostor``: the peer could not prove its identity, and no user data was sent to it.
 
-    ``by_peer``: the peer said bye. Otherwise it broke the rule that ``detail`` describes.
+    ``by_peer``: the peer said bye. Otherwise, the peer broke the rule that ``detail`` describes.
     """
 
     reason: ByeReason | Literal["impostor"]
@@ -303,8 +303,8 @@ CLIENT: Final[Table] = {
 def proof(token: str, side: str, port: int, client_nonce: str, sidecar_nonce: str) -> str:
     """Proof that ``side`` ("sidecar", or the role) holds ``token``, valid for this connection only.
 
-    The proof includes the port, so that it cannot be relayed to another sidecar
-    of the same home, and the side, so that it cannot be sent back to its sender.
+    The proof includes the port, so that it cannot be relayed to another sidecar of the same home, and ``side``, so that
+    it cannot be sent back to its sender.
     """
     message = f"{side}:{port}:{client_nonce}:{sidecar_nonce}".encode()
     return hmac.new(token.encode(), message, hashlib.sha256).hexdigest()

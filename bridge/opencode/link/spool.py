@@ -1,4 +1,4 @@
-"""The lines of the spool file, which a shim writes when no sidecar takes its hooks. Pure.
+"""The lines of the spool file, in which a shim keeps hooks that no sidecar has acknowledged. Pure.
 
 The first line is a header. Each other line is ``{"seq":n,"sum":"…","item":{hook, t, input, output}}``. ``sum`` is the
 first 16 hex digits of SHA-256 over ``n``, a comma and the item's bytes. Seqs are written without gaps. So one rule
@@ -31,7 +31,7 @@ class SpoolHeader:
 
 
 def parse_header(line: bytes) -> SpoolHeader:
-    """Read the first line. Raises ``FrameError`` if it is not a header."""
+    """Read the first line. Raises ``FrameError`` if the line is not a header."""
     fields = _object(line)
     pid, started, directory = fields.get("pid"), fields.get("started_ms"), fields.get("directory")
     if fields.get("spool") != 1 or type(pid) is not int or pid <= 0:
@@ -40,7 +40,8 @@ def parse_header(line: bytes) -> SpoolHeader:
 
 
 def parse_line(line: bytes) -> tuple[int, HookItem]:
-    """Return (seq, item) of any other line, given without its newline. Raises ``FrameError`` if it is damaged."""
+    """Return (seq, item) of a line other than the first, given without its newline. Raises ``FrameError`` if the line
+    is damaged."""
     match = _LINE.fullmatch(line)
     if match is None:
         raise FrameError("not a spool line")

@@ -12,7 +12,7 @@ DEFAULT_WINDOW: Final = 512
 
 
 class AckWindow:
-    """Which received items are finished, and up to which seq all of them are.
+    """Which received items are finished, and up to which seq all received items are finished.
 
     ``acked`` is the highest received seq up to which everything received is
     finished. A gap in the sequence numbers means that the shim lost items; the next
@@ -32,7 +32,7 @@ class AckWindow:
         return len(self._order)
 
     def begin(self, seq: int, count: int = 1) -> int:
-        """Take ``count`` items, starting at ``seq``; return how many leading ones were already finished.
+        """Take ``count`` items, starting at ``seq``; return how many of the first items were already finished.
 
         Raises:
             SeqWentBack: a seq is neither new nor finished. Nothing was taken.

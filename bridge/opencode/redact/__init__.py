@@ -1,8 +1,7 @@
 """Replaces secrets before anything is written. Pure.
 
-Text that the rules of ``rules.toml`` match becomes ``[redacted:rule]``; values
-under secret key names are replaced whole. The same input always gives the same
-output, and redacting the output again changes nothing.
+Text that the rules of ``rules.toml`` match becomes ``[redacted:rule]``; the values of keys with secret names are
+replaced whole. The same input always gives the same output, and redacting the output again changes nothing.
 
 A value is first scanned as one JSON text, which suffices for most payloads,
 because they contain no secret. If the scan finds something, each string is redacted separately.
@@ -35,7 +34,7 @@ KEPT_OF_LONG = 64 * 1024
 _SECRET_KEYS: Final = frozenset(
     ["authorization", "proxyauthorization", "idtoken", "setcookie", "cookie", "pat", "dsn", "connectionuri"]
 )
-"""Secret key names besides those of ``SECRET_NAME``, in lower case without ``-`` and ``_``."""
+"""Secret key names besides the names that ``SECRET_NAME`` matches, in lower case without ``-`` and ``_``."""
 
 _SECRET_ENDINGS: Final = (
     "apikey",
@@ -48,7 +47,7 @@ _SECRET_ENDINGS: Final = (
     "clientsecret",
     "password",
 )
-"""Endings of secret key names; they match names such as ``openaiApiKey`` and ``x-api-key``."""
+"""Endings of secret key names, which match names such as ``openaiApiKey`` and ``x-api-key``."""
 
 _KEY_ENDS: Final = (
     *("authorization", "passwd", "passphrase", "passcode", "password", "secret", "token", "key", "cookie"),
@@ -56,15 +55,15 @@ _KEY_ENDS: Final = (
     *("base", "value", "val", "prod", "production", "dev", "test", "staging", "live", "old", "new", "primary"),
     *("secondary", "admin", "access", *"0123456789"),
 )
-"""Every secret key name has one of these endings, in lower case. Other names with such an ending are only checked in
-vain."""
+"""Every secret key name has one of these endings, in lower case. Other names with such an ending pass this first test
+but then fail the exact one."""
 
 _PAIR_NAMES: Final = ("name", "key", "Name", "Key")
 _PAIR_VALUES: Final = ("value", "Value", "val")
 """Keys of objects that contain a name and its value, such as ``{"name": "DB_PASSWORD", "value": "..."}``."""
 
 _KINDS: Final = frozenset(["basic", "bearer", "digest", "none", "oauth", "oauth2", "api", "key", "true", "false"])
-"""Values that name a kind of secret instead of being one."""
+"""Values that name a kind of secret instead of being a secret."""
 
 _FLAG: Final = re.compile(r"--?[A-Za-z0-9-]{1,64}\Z")
 _NO_FLAG_VALUE: Final = ("-", "$", "<", "{", "%", "[", "...")
@@ -73,20 +72,19 @@ _VALUE_BEGINS: Final = ('":"', '":[')
 """The text between a key name and a string or a list, in compact JSON."""
 
 _TELLING: Final = re.compile(r"(?i)(?:token|key)$")
-"""Key names that satisfy the rules which require a name before a value."""
+"""Matches key names that satisfy the rules which require a name before a value."""
 
 _PASSES: Final = 8
-"""Maximum number of passes over one text. Passes repeat until one replaces nothing, which is usually the second."""
+"""Maximum number of passes over one text. Passes repeat until a pass replaces nothing, which is usually the second
+one."""
 
 
 class Redactor:
     """Replaces secrets in JSON values.
 
-    ``extra`` maps names to regular expressions, tried on every string;
-    ``literals`` maps names to texts. ``keys`` are further secret key names,
-    compared without case, ``-`` and ``_``. ``disable`` lists built-in rules to
-    turn off, by id. ``allow`` lists regular expressions; a found text that one
-    of them matches whole is not a secret.
+    ``extra`` maps names to regular expressions, tried on every string; ``literals`` maps names to texts. ``keys`` are
+    further secret key names, compared without case, ``-`` and ``_``. ``disable`` lists built-in rules to turn off, by
+    id. ``allow`` lists regular expressions; a found text that is a full match of one of these is not a secret.
 
     Raises:
         re.error: a pattern is not a regular expression.

@@ -1,9 +1,8 @@
 """The rules that describe secrets: read from ``rules.toml``, compiled when first needed. Pure.
 
-A rule is tried only where one of its keywords occurs. All patterns work on
-bytes. They also match text in JSON strings nested in JSON strings, because a
-tool's output often comes that way: in a pattern, ``{Q}`` is a quote and ``{S}``
-spaces at any depth of escaping; ``{IS}`` is the text between a name and its value.
+A rule is tried only where one of its keywords occurs. All patterns work on bytes. Patterns also match text in JSON
+strings nested in JSON strings, because a tool's output often has this form: in a pattern, ``{Q}`` is a quote and
+``{S}`` spaces at any depth of escaping; ``{IS}`` is the text between a name and its value.
 """
 
 from __future__ import annotations
@@ -69,13 +68,12 @@ _IN_BASE64 = re.compile(rb"(?<=[+/])")
 class Rule:
     """One kind of secret.
 
-    Every match begins with one of the ``keywords``, or has it after what the
-    pattern ``before`` matches. Keywords in lower case match in any case. A
-    secret without a fixed word has a ``shape`` instead: a pattern for a part of
-    it, which must begin with a literal, for speed. ``regex`` matches from the
-    beginning; its only matched group, or else the whole match, is replaced.
-    ``word`` requires that the match begins a word, ``base64 = false`` that it is
-    not inside base64 text, ``entropy`` that the secret has at least that many bits per byte.
+    Every match begins with one of the ``keywords``, or with text that the pattern ``before`` matches, followed by a
+    keyword. Keywords in lower case match both upper and lower case. A secret without a fixed word has a ``shape``
+    instead: a pattern for a part of it, which must begin with a literal, for speed. ``regex`` matches from the
+    beginning of the secret; its only matched group, or else the whole match, is replaced. ``word`` requires that the
+    match begins a word, ``base64 = false`` requires that the match is not inside base64 text, and ``entropy`` requires
+    that the secret has at least that many bits per byte.
     """
 
     id: str
@@ -93,7 +91,7 @@ class Rule:
     def secret_at(self, text: bytes, at: int, ends: Container[int] = ()) -> tuple[int, int] | None:
         """Return start and end of the secret whose keyword begins at ``at``; ``None`` if there is none.
 
-        ``ends`` are the ends of other secrets, where a word may begin too.
+        ``ends`` are the ends of other secrets, after which a word may begin, too.
         """
         start = at
         if self.before:

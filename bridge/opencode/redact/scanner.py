@@ -29,10 +29,9 @@ class Span:
 class Scanner:
     """Applies the rules to text.
 
-    A text that a pattern of ``allow`` matches whole is not a secret. ``marks``
-    are further words, in lower case, that ``finds`` looks for in the same pass.
-    ``placeholders`` matches the replacements of earlier secrets; nothing that
-    overlaps one is a secret.
+    A text that is a full match of a pattern of ``allow`` is not a secret. ``marks`` are further words, in lower case,
+    which ``finds`` searches for in the same pass. ``placeholders`` matches the replacements of earlier secrets; nothing
+    that overlaps a placeholder is a secret.
 
     Raises:
         re.error: a pattern of ``allow`` is not a regular expression.
@@ -69,7 +68,7 @@ class Scanner:
         return next(self._found(text, hits), None) is not None
 
     def spans(self, text: bytes) -> list[Span]:
-        """The secrets of ``text``, in order. Overlapping ones are merged and named by the first."""
+        """The secrets of ``text``, in order. Overlapping secrets are merged and named after the first one."""
         merged: list[Span] = []
         for span in sorted(self._found(text, self._words(text.lower(), overlapping=True))):
             if merged and span.start < merged[-1].end:
@@ -102,7 +101,7 @@ class Scanner:
                 yield Span(span[0], rank, span[1])
 
     def _places(self, text: bytes, hits: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, Rule, int]]:
-        """The places where a rule may match."""
+        """Yield the places where a rule may match."""
         for number, at, end in hits:
             for rank, rule, exact in self._tried[number]:
                 if not exact or text[at:end] == exact:

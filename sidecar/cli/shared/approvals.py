@@ -1,4 +1,4 @@
-"""Find in the log what a step asked a person for."""
+"""Finds in the log what a step asked a person for."""
 
 from __future__ import annotations
 

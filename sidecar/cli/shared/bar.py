@@ -1,4 +1,4 @@
-"""The progress bar for long work. It is shown only on a terminal."""
+"""The progress bar for long work. The bar is shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BAR_BYTES = 8 * 1024 * 1024
 
 
 class Bar:
-    """Shows progress. Without a terminal its methods do nothing."""
+    """Shows progress. Without a terminal, the methods of this class do nothing."""
 
     def __init__(self, shown: Progress | None, unit: Literal["records", "bytes", "hooks"]) -> None:
         self._shown, self._unit = shown, unit
 
     def set(self, done: int, total: int | None, what: str) -> None:
-        """Show ``done`` of ``total``, if that is known."""
+        """Show ``done`` of ``total``; if ``total`` is ``None``, show only ``done``."""
         if self._shown is None:
             return
         count = "" if total is None else self._count(done, total)

@@ -26,7 +26,7 @@ _WIDEST_NAME = 50
 
 
 def print_rows(out: Output, turns: Sequence[TurnChanges]) -> None:
-    """Tab-separated lines for a pipe: every edit of a file and every decision, in order."""
+    """Print tab-separated lines for a pipe: every edit of a file and every decision, in order."""
     if turns:
         out.cells(*PIPED)
     for turn in turns:
@@ -40,7 +40,7 @@ def print_rows(out: Output, turns: Sequence[TurnChanges]) -> None:
 
 
 def print_diffs(out: Output, turns: Sequence[TurnChanges]) -> None:
-    """Only the diffs, for a program that shows or applies patches."""
+    """Print only the diffs, for a program that shows or applies patches."""
     for turn in turns:
         for edit in turn.edits:
             for line, _ in diff_lines(edit.change.patch) if edit.change.patch else ():
@@ -48,7 +48,8 @@ def print_diffs(out: Output, turns: Sequence[TurnChanges]) -> None:
 
 
 def print_on_terminal(out: Output, catalog: Catalog, turns: Sequence[TurnChanges], *, with_diffs: bool) -> None:
-    """A heading for each session, a line for each turn, below it the files and decisions; last, the totals."""
+    """Print a heading for each session, a line for each turn with its files and decisions below, and the totals at the
+    end."""
     session = ""
     for turn in turns:
         if turn.session != session:
@@ -98,7 +99,7 @@ def _print_turn(out: Output, turn: TurnChanges, directory: str, *, with_diffs: b
 
 
 def _print_row(out: Output, each: Edit | Decision, said: list[tuple[str, str]], approval: str, *, is_bad: bool) -> None:
-    """Time, id, agent and action; the approval next to it, or below if there is no room."""
+    """Print time, id, agent and action, with the approval next to them, or below if there is no room."""
     from rich.cells import cell_len
 
     roomy = out.width >= ROOMY

@@ -1,8 +1,7 @@
 """Shared by every command: registering it, finding its home, and reporting its errors.
 
-Users see no traceback: an error that we raise becomes one line on stderr
-and exit code 1. Ctrl-C exits with 130, a closed pipe with 141, both
-without output, as a shell expects.
+Users see no traceback: an error that this program raises becomes one line on stderr, and the exit code is 1. Ctrl-C
+exits with 130, a closed pipe with 141, both without output, as a shell expects.
 """
 
 from __future__ import annotations
@@ -48,7 +47,9 @@ UNEXPECTED = "unexpected"
 SYSTEM = "system"
 """The code of an error of the operating system that ``_SYSTEM_CODES`` does not list."""
 
-_CLOSED = "another user owns it, or you lack permission: choose another --home, or ask its owner to transfer it to you"
+_CLOSED = (
+    "another user owns this file, or you lack permission: choose another --home, or ask its owner to transfer it to you"
+)
 
 _REMEDIES = {
     errno.EACCES: _CLOSED,
@@ -73,7 +74,7 @@ _SYSTEM_CODES = {
 class Failure(Exception):
     """A command failed; the text says what happened, to what, and what to do next.
 
-    ``code`` is one of those that docs/operations.md lists.
+    ``code`` is one of the codes listed in docs/operations.md.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -85,10 +86,10 @@ class Failure(Exception):
 
 
 def home_of(context: typer.Context) -> Home:
-    """Return the home that the options, the environment or the platform name; touch nothing.
+    """Return the home that the options, the environment or the platform name. Touches no file.
 
     Raises:
-        HomeError: the directory belongs to something else.
+        HomeError: the directory is not a home and contains other files.
     """
     home = named_home(context)
     home.check_kind()
@@ -96,7 +97,7 @@ def home_of(context: typer.Context) -> Home:
 
 
 def named_home(context: typer.Context) -> Home:
-    """As ``home_of``, but accept any directory: for commands that only report on it."""
+    """Like ``home_of``, but accept any directory, for commands that only report on the directory."""
     from sidecar.home import Home
 
     path: Path | None = context.obj
@@ -176,7 +177,8 @@ def note(text: str) -> None:
 
 
 def _tell(line: str) -> None:
-    """Print the sentence unchanged into a pipe; wrap it on a terminal, which would otherwise break words."""
+    """Print the line unchanged into a pipe; on a terminal, which would otherwise break words, wrap the line at
+    words."""
     if sys.stderr.isatty():
         import textwrap
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streams.event import StreamEvent
 
 NEWEST = 3000
-"""How many of the newest records are read, which takes about a twentieth of a second."""
+"""How many of the newest records are read. Reading that many takes about a twentieth of a second."""
 
 MOST_EVENTS = 30
 """Maximum number of events to offer before anything is typed. After that, every match is offered."""
@@ -95,9 +95,10 @@ def _stream_titles(catalog: Catalog) -> dict[str, str]:
 
 
 def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
-    """The streams and sessions, and the newest events, the oldest first; if there is a fault, what was read before it.
+    """The streams and sessions, and the newest events, oldest first. If the log has a fault, only what was read before
+    the fault.
 
-    The catalog covers the records of the snapshot, and the newest of the later ones.
+    The catalog covers the records that the snapshot covers, and the newest of the later records.
     """
     import asyncio
 

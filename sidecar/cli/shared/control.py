@@ -1,6 +1,6 @@
-"""For commands that change the log: ask the sidecar, starting one if needed.
+"""For commands that change the log: asks the sidecar, and starts one if needed.
 
-Also the messages for a sidecar that ends before it answers, and for Ctrl-C.
+This module also has the messages for a sidecar that ends before it answers, and for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK_SECONDS: Final = 0.2
 """How often to ask the sidecar for the progress of its work."""
 
 TRIES: Final = 5
-"""How many times in a row a sidecar may exit between its start and our connection."""
+"""How many times in a row a sidecar may exit between its start and the connection to it."""
 
 
 @asynccontextmanager
@@ -41,8 +41,9 @@ async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
     ``cut_off`` says what it means for the log if the sidecar ends.
 
     Raises:
-        LinkUnavailable: the sidecar could not start (with its reason) or does not answer. Nothing was changed. Failure:
-        the sidecar ended before it answered.
+        LinkUnavailable: the sidecar could not start (the error gives the reason) or does not answer. Nothing was
+            changed.
+        Failure: the sidecar ended before it answered.
     """
     from sidecar.link.client import LinkClosed
 
@@ -76,6 +77,6 @@ async def _connected(home: Home) -> ControlClient:
 
 
 async def ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:
-    """Send one request to the home's sidecar and return the answer; raises as ``control``."""
+    """Send one request to the home's sidecar and return the answer. Raises the same errors as ``control``."""
     async with control(home, cut_off) as client:
         return dict(await client.request(method, args))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RECORDING: Final = Path(__file__).parents[2] / "recordings" / "demo.jsonl"
 
 SPEED: Final = 2.0
-"""How many times the recorded speed: fast, but slow enough to watch."""
+"""The speed, as a multiple of the recorded speed: fast, but slow enough to watch."""
 
 KILL_AT: Final = 20
 """How many records are in the log when the demo kills the sidecar: about half of all."""
@@ -42,7 +42,7 @@ _HANG_SECONDS: Final = 120.0
 
 
 async def demo(out: Output) -> int:
-    """Play, kill, continue, compare, verify; return 0 if everything held, else 1."""
+    """Play, kill, continue, compare and verify. Return 0 if nothing is missing, duplicated or damaged, otherwise 1."""
     with tempfile.TemporaryDirectory(prefix="durable-stream-demo-") as directory:
         killed, whole = Home(Path(directory) / "killed"), Home(Path(directory) / "whole")
         hooks = len(read_recording(RECORDING).items)
@@ -63,7 +63,7 @@ async def demo(out: Output) -> int:
 
 
 class _Watcher:
-    """Prints the log as it grows, kills the sidecar once, and says when it is back."""
+    """Prints the log as it grows, kills the sidecar once, and reports when a new sidecar is running."""
 
     def __init__(self, home: Home, out: Output) -> None:
         self._home, self._out = home, out
@@ -134,7 +134,7 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
 
 
 async def _keys(home: Home) -> Counter[tuple[str, str]]:
-    """The recorded content without the parts that differ each time it is played: ids and hashes.
+    """The recorded content without the parts that differ each time the session is played, such as ids and hashes.
 
     Titles are also left out, because title updates are not final, and the end of a turn has the last title that was
     seen.

@@ -45,7 +45,7 @@ def filter_of(
     until: str | None = None,
     **more: Any,
 ) -> Filter:
-    """Build the filter from the options; ``more`` has further fields of the filter.
+    """Build a filter from the options; ``more`` has further fields of ``Filter``.
 
     Raises:
         BadParameter: a time cannot be read.

@@ -1,6 +1,6 @@
 """Follow new records by watching the log's files, without a link to the sidecar.
 
-Following continues while the sidecar is killed and restarted, and may begin before the log exists.
+Following continues while the sidecar is being killed and restarted, and may begin before the log exists.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
 
 LOOK_AGAIN_MS = 2000
-"""How often to look where the system reports no changes (network disks, a replaced directory)."""
+"""How often to look for changes, in ms, if the system reports none (network disks, a replaced directory)."""
 
 STEP_MS = 50
-"""How often the watcher's thread wakes; waking every millisecond would take two percent of a processor."""
+"""How often the watcher's thread wakes, in ms. Waking every millisecond would take two percent of a processor."""
 
 
 async def follow(store: Path, *, after: int = NOTHING) -> AsyncIterator[Record]:
-    """Yield every record after position ``after``, then each new one, without end; cancelling is safe.
+    """Yield every record after position ``after``, then each new record, without end. Cancelling is safe.
 
     Raises:
-        CorruptLog: a record is damaged; everything before it was yielded.
+        CorruptLog: a record is damaged; all records before it have been yielded.
     """
     reader = LogReader(store)
     with _interrupts() as interrupted:
@@ -61,7 +61,7 @@ def _interrupts() -> Iterator[Event]:
 
 
 async def _changes(store: Path) -> AsyncIterator[None]:
-    """Yield when to look: at once, and whenever something below ``store`` may have changed."""
+    """Yield at once, and again whenever something below ``store`` may have changed."""
     from watchfiles import awatch
 
     yield

@@ -1,4 +1,4 @@
-"""Print records of many sessions, with a heading where the session changes and marks for open asks."""
+"""Prints records of many sessions, with a heading wherever the session changes, and marks open asks."""
 
 from __future__ import annotations
 

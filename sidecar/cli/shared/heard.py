@@ -25,7 +25,8 @@ from streams.event import StreamEvent
 from streams.query import describe_span
 
 PLACE_CHARACTERS: Final = 10
-"""The last characters of a stream's or session's id. The characters before them are the same for many ids."""
+"""How many of the last characters of a stream's or session's id are shown. The earlier characters are the same for many
+ids."""
 
 _LONGEST_STAMP: Final = 15
 
@@ -44,12 +45,12 @@ class Heard:
 def expanded(text: str) -> str:
     """The full pattern of the subjects that a person means.
 
-    Completes short forms of the L0 protocol's subjects, which lack project and channel.
+    Completes the short forms of L0 subjects, which lack project and channel.
 
-    ``evt.agent.*.step`` and ``str.>`` are such forms; ``evt.>``, every record, stays as it is.
+    ``evt.agent.*.step`` and ``str.>`` are such forms; ``evt.>``, which means every record, stays unchanged.
 
     Raises:
-        SubjectError: it is not a pattern.
+        SubjectError: ``text`` is not a pattern.
     """
     tokens = check_pattern(text).split(".")
     short = tokens[0] == "str" or (tokens[0] in CATEGORIES and len(tokens) > 1 and tokens[1] in COMPONENTS)
@@ -80,8 +81,8 @@ def heard(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) ->
 
 
 def as_json(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) -> dict[str, Any]:
-    """The whole message: ``time`` (when it was heard), ``subject``, ``headers``, and ``payload``, or ``text`` where it
-    is not JSON, or ``base64`` where it is not text either.
+    """The whole message: ``time`` (when it was received), ``subject``, ``headers``, and the body: as ``payload`` if it
+    is JSON, as ``text`` if it is other text, or else as ``base64``.
     """
     told: dict[str, Any] = {"time": iso_time(now_ms), "subject": subject, "headers": dict(headers)}
     try:
@@ -95,7 +96,7 @@ def as_json(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) 
 
 
 def _meaning(subject: str, body: bytes) -> Line | None:
-    """The text of an agent's step, state, task or piece of an answer, in the words of ``log``."""
+    """The text for an agent's step, state, task or piece of an answer, in the words that ``log`` uses."""
     try:
         l0 = L0Subject.parse(subject)
         payload = orjson.loads(body)
@@ -181,7 +182,7 @@ def _end_of(name: str) -> str:
 
 
 def _place(subject: str) -> tuple[str, str]:
-    """What a subject is about, and the type in it."""
+    """The stream or session that a subject names, and the type in the subject."""
     try:
         if subject.startswith("cg."):
             l0 = L0Subject.parse(subject)
@@ -193,7 +194,7 @@ def _place(subject: str) -> tuple[str, str]:
 
 
 def _said(body: bytes) -> str:
-    """A payload on one line: a piece of an answer unchanged; of anything else, the fields."""
+    """A payload on one line: a piece of an answer is unchanged; of any other payload, the fields are shown."""
     text = body[: 4 * LONGEST].decode("utf-8", "replace")
     if len(body) <= 64 * 1024:
         try:

@@ -1,4 +1,4 @@
-"""The command line's clock and randomness: made here, once, and passed on."""
+"""The command line's clock and randomness, which are created here once and passed on."""
 
 from __future__ import annotations
 

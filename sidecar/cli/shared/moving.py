@@ -1,4 +1,4 @@
-"""What ``status`` says about the log's backend: a running migration, a failed one, and the old store."""
+"""What ``status`` says about the log's backend: a running or failed migration, and the old store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def failure(migration: dict[str, Any] | None) -> str | None:
 
 
 def rows(migration: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Names and values for the screen; none for a log that never migrated."""
+    """Names and values for the screen; empty for a log that never migrated."""
     if not migration:
         return []
     if migration["running"]:

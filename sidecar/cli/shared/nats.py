@@ -29,7 +29,7 @@ TURN_ON = 'set mode = "embedded" or "external" in [nats] of config.toml'
 
 
 def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessions:
-    """A connection to the home's server, which is not yet open; the caller closes it. ``waits``: also wait for an
+    """A connection to the home's server, not opened yet; the caller closes the connection. ``waits``: also wait for an
     embedded server.
 
     Raises:
@@ -87,7 +87,7 @@ def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
 
 
 def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
-    """The server, from ``nats`` in ``status``. ``runs``: whether a sidecar is running."""
+    """The server in words, from the field ``nats`` of ``status``. ``runs``: whether a sidecar is running."""
     if found["mode"] == "off":
         return f"off; {TURN_ON}"
     version = f", {found['version']}" if found["version"] else ""
@@ -106,7 +106,7 @@ def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
 
 
 def mirror_words(found: Mapping[str, Any]) -> str:
-    """How far the mirror says it has got."""
+    """The mirror's progress, in words."""
     state = found["state"]
     if not found["lag"]:
         doing = {"idle": "", "publishing": "", "stopped": ", when the sidecar last ran"}.get(state, f", {state}")

@@ -1,7 +1,7 @@
 """Printing: a table on a terminal, tab-separated text in a pipe, JSON lines when asked.
 
-Only a terminal gets colour and a width; then rich is imported, which honours
-``NO_COLOR``. Output into a pipe is complete. Nothing is cut or boxed.
+Only a terminal gets colour and a width; for a terminal, rich is imported, which honours ``NO_COLOR``. Output into a
+pipe is complete: nothing is cut or boxed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEAST_TEXT = 10
 """Minimum width, in columns, of the text in a table's last column; a shorter text needs less."""
 
 GAP = 2
-"""Columns of the terminal between two cells of a table."""
+"""How many columns of the terminal separate two cells of a table."""
 
 WHOLE_ID_WIDTH = 100
 """Minimum width, in columns, at which ids of streams and sessions are shown whole."""
@@ -60,7 +60,7 @@ class Output:
 
     @cached_property
     def console(self) -> Console:
-        """Rich, for a terminal only."""
+        """Rich's console; only for a terminal."""
         from rich.console import Console
 
         return Console(highlight=False, markup=False, emoji=False)
@@ -72,7 +72,7 @@ class Output:
     def styled(self, parts: Iterable[tuple[str, str]]) -> str:
         """What ``line`` prints, without the newline.
 
-        This is fifty times as fast as rich's own ``print``, which matters for a log of thousands of lines.
+        This method is fifty times as fast as rich's own ``print``, which matters for a log of thousands of lines.
         """
         from rich.cells import cell_len, set_cell_size
         from rich.style import Style
@@ -95,9 +95,10 @@ class Output:
     def lines(
         self, head: Sequence[tuple[str, str]], text: str, style: str, *, most: int, mark: str | None = None
     ) -> bool:
-        """``head``, and ``text`` next to it on up to ``most`` lines, wrapped at words and cut after the last.
+        """Print ``head``, and next to it ``text`` on up to ``most`` lines, wrapped at words and cut after the last
+        line.
 
-        Highlights ``mark`` in the text; returns whether it occurs.
+        Highlights ``mark`` in the text; returns whether ``mark`` occurs.
         """
         from rich.cells import cell_len, chop_cells
         from rich.text import Text
@@ -117,7 +118,7 @@ class Output:
 
     @cached_property
     def width(self) -> int:
-        """Columns of the terminal."""
+        """The number of the terminal's columns."""
         return self.console.width  # Rich asks the system for the size, so ask only once
 
     @cached_property
@@ -127,7 +128,7 @@ class Output:
         return COLOR_SYSTEMS.get(self.console.color_system or "")
 
     def object(self, value: Any) -> None:
-        """One JSON object as one line."""
+        """Print one JSON object as one line."""
         sys.stdout.flush()
         sys.stdout.buffer.write(json_line(value))
 
@@ -137,7 +138,7 @@ class Output:
         sys.stdout.buffer.flush()
 
     def text(self, line: str = "", style: str = "") -> None:
-        """One line, never cut; ``style`` is a rich style, used only on a terminal."""
+        """Print one line, which is never cut; ``style`` is a rich style, used only on a terminal."""
         line = printable(line)
         if self.terminal:
             self.console.print(line, style=style or None, soft_wrap=True)
@@ -145,7 +146,7 @@ class Output:
             sys.stdout.write(line + "\n")
 
     def prose(self, head: str, line: str, style: str = "") -> None:
-        """``head`` and a sentence next to it; on a terminal, wrapped at words and aligned with its beginning."""
+        """Print ``head`` and next to it a sentence, which is wrapped at words and indented on a terminal."""
         if not self.terminal:
             self.text(head + line)
             return
@@ -162,11 +163,11 @@ class Output:
         self.console.print(grid)
 
     def cells(self, *parts: str) -> None:
-        """One tab-separated line."""
+        """Print one tab-separated line."""
         sys.stdout.write("\t".join(one_line(part) for part in parts) + "\n")
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-        """On a terminal, a table; in a pipe, a heading and tab-separated lines.
+        """Print a table on a terminal; in a pipe, print a heading and tab-separated lines.
 
         The last column takes the remaining room, and only its texts are cut. On a narrow terminal, other columns that
         do not fit are left out, from right to left, but never the first column.
@@ -198,7 +199,7 @@ class Output:
         self.console.print(table)
 
     def _left(self, widths: Sequence[int]) -> int:
-        """How many columns of the terminal a table leaves beside cells of these widths."""
+        """How many columns of the terminal are left in a row of cells with these widths."""
         return self.width - sum(widths) - GAP * len(widths)
 
 
@@ -219,7 +220,8 @@ def json_line(value: Any) -> bytes:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """A character unchanged if it is printable, else as its JSON escape (two escapes beyond U+FFFF)."""
+    """Return a printable character unchanged, and any other as its JSON escape (two escapes for a character beyond
+    U+FFFF)."""
     char = found[0]
     return char if char.isprintable() else json.dumps(char)[1:-1] if char != "\x7f" else "\\u007f"
 
@@ -257,7 +259,7 @@ def padded(text: str, width: int) -> str:
 
 
 def marked(text: str, style: str, mark: str | None) -> list[tuple[str, str]]:
-    """``text`` in pieces with their styles: each ``mark`` in it, in any case, is highlighted."""
+    """``text`` in pieces with their styles: each ``mark`` in ``text``, in upper or lower case, is highlighted."""
     if not mark:
         return [(text, style)]
     pieces = re.split(f"({re.escape(mark)})", text, flags=re.IGNORECASE)
@@ -265,7 +267,7 @@ def marked(text: str, style: str, mark: str | None) -> list[tuple[str, str]]:
 
 
 def shortened(name: str) -> str:
-    """An id as a narrow terminal shows it: its end, which is enough to identify it and can be copied."""
+    """The form of an id on a narrow terminal: the end of the id, which identifies it and can be copied."""
     return name[-SHORT_ID:]
 
 

@@ -17,7 +17,7 @@ _STRAIGHT = frozenset({"", "cat"})
 
 
 def pager_command() -> list[str]:
-    """``$PAGER``, else ``less`` if installed; empty if text is printed without a pager."""
+    """The command in ``$PAGER``, or else ``less`` if it is installed; empty if text is printed without a pager."""
     given = os.environ.get("PAGER")
     if os.environ.get("TERM") in (None, "dumb"):
         return []
@@ -34,9 +34,9 @@ def pager_command() -> list[str]:
 
 
 def page(lines: Iterable[str], height: int, *, wanted: bool = True) -> None:
-    """Write ``lines`` to the terminal, through a pager unless they fit on it.
+    """Write ``lines`` to the terminal, through a pager unless all of them fit on the screen.
 
-    The pager gets them one by one, and may exit before the last one.
+    The pager gets the lines one by one, and may exit before the last one.
     """
     source = iter(lines)
     first: list[str] = []

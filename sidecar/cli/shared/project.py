@@ -38,7 +38,7 @@ def project_here() -> Project:
 
 
 def named_project(given: str | None) -> Project | None:
-    """The project that ``--project`` names; ``None`` for ``all`` and without the option."""
+    """The project that ``--project`` names; ``None`` for ``all``, or if the option is not given."""
     from sidecar.views.projects import Project
 
     if given is None or given == ALL:
@@ -53,10 +53,10 @@ def project_streams(catalog: Catalog, given: str | None) -> set[str] | None:
 
 
 def project_or_here(catalog: Catalog, given: str | None, stream: str | None) -> set[str] | None:
-    """The streams that a command without a stream shows: those of ``--project``, else those of the current project,
-    else all.
+    """The streams that a command shows if no stream is named: the streams of ``--project``, else of the current
+    project, else all.
 
-    Prints a note if it chose the current project and the log has others.
+    Prints a note if the current project was chosen and the log has other projects, too.
     """
     if given is not None:
         return project_streams(catalog, given)
@@ -84,7 +84,7 @@ def shown_directory(directory: str) -> str:
 
 
 async def newest_stream(reader: LogReader, given: str | None) -> str:
-    """The newest stream of the project that ``--project`` names, else of the current project, else of all.
+    """The newest stream of the project that ``--project`` names, else of the current project, else of the whole log.
 
     Raises:
         NoLog: the log has no stream.

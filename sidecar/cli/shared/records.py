@@ -34,9 +34,9 @@ ROOMY = 100
 """Minimum width, in columns, at which two spaces separate the columns of a record."""
 
 MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 10, "bad": 3}
-"""Maximum number of lines on a terminal for what people and agents say, for faults, and for asks that a person decides.
+"""Maximum number of lines on a terminal for texts of people and agents, for faults, and for asks that a person decides.
 
-All others get one line.
+All other records get one line.
 """
 
 _PLACE_STYLES = ("magenta", "blue", "green", "yellow", "cyan")
@@ -66,7 +66,7 @@ class Lines:
         self.printed = 0
 
     def learn(self, record: Record) -> None:
-        """Take a record that is not printed but may tell how long the turn of a printed record took, or how long that
+        """Take a record that is not printed but may show how long a printed record's turn took, or how long the record
         waited.
         """
         self._timing.apply(record)
@@ -89,7 +89,8 @@ class Lines:
                     self.learn(answer)
 
     async def _learn_all(self, reader: LogReader) -> None:
-        """Read the log once for all turns and checkpoints. Without an index, one of them costs as much."""
+        """Read the log once for all turns and checkpoints, because without an index, reading one of them costs as
+        much."""
         if self._has_all:
             return
         self._has_all = True
@@ -98,7 +99,8 @@ class Lines:
                 self.learn(record)
 
     def print(self, record: Record, depth: int = 0, place: str = "") -> None:
-        """One record; ``depth`` indents the records of child sessions, ``place`` (``2.1``) identifies the session."""
+        """Print one record; ``depth`` indents the records of child sessions, and ``place`` (such as ``2.1``) identifies
+        the session."""
         self.learn(record)
         event = record.event
         if not self.printed and not self._out.json and not self._out.terminal:
@@ -142,7 +144,7 @@ class Lines:
             self._excerpt(event, self._found)
 
     def _excerpt(self, event: StreamEvent, found: str) -> None:
-        """A line with the value that contains ``found``, if the event's own line does not show it."""
+        """Print a line with the value that contains ``found``, if the line of the event does not show ``found``."""
         value = value_with(event.payload, found)
         if value is None:
             return

@@ -71,7 +71,7 @@ class _Table(TableElement):
 
 
 class _Markdown(Markdown):
-    """Markdown with raw HTML as text and with its own line breaks."""
+    """Renders Markdown with raw HTML as text, and keeps line breaks."""
 
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False)

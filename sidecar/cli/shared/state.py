@@ -1,4 +1,4 @@
-"""What ``status`` shows: the running sidecar's own report, or without a sidecar the state of log and spool."""
+"""What ``status`` shows: the report of the running sidecar, or, if none is running, the state of log and spool."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from streams.query import describe_span
 
 
 async def gather_status(home: Home) -> dict[str, Any]:
-    """The running sidecar's own report, or without a sidecar the state of log and spool.
+    """The report of the running sidecar, or, if none is running, the state of log and spool.
 
-    ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is how many of the records
-    up to it were removed; ``log.damaged`` says that one of the problems is damage to the log.
-    Keys: ``home, running, sidecar, links, counts, log, migration, spool, nats, held, gaps, asks, problems, notes``;
-    ``sidecar`` is null if no sidecar answers; ``nats`` is null if the configuration or the store cannot be read.
-    ``problems``, ``notes`` and ``asks`` are texts.
+    ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
+    position that were removed; ``log.damaged`` says that one of the problems is damage to the log. Keys: ``home,
+    running, sidecar, links, counts, log, migration, spool, nats, held, gaps, asks, problems, notes``; ``sidecar`` is
+    null if no sidecar answers; ``nats`` is null if the configuration or the store cannot be read. ``problems``,
+    ``notes`` and ``asks`` are texts.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -248,7 +248,7 @@ def _log_line(log: Mapping[str, Any]) -> str:
 
 
 def _linked(found: Mapping[str, Any]) -> list[str]:
-    """A line for each linked OpenCode process. Its plugin links once for each of its directories."""
+    """A line for each linked OpenCode process. The plugin of a process links once for each directory."""
     read = {service["registration"] for service in found.get("services") or [] if service["state"] == "read"}
     processes: dict[int, list[Mapping[str, Any]]] = {}
     for link in found["links"]:

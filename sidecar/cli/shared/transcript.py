@@ -1,4 +1,4 @@
-"""Make a transcript of a stream and write it in the requested format."""
+"""Makes a transcript of a stream and writes it in the requested format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENDINGS = {
 
 
 def format_of(given: str | None, output: Path | None) -> str:
-    """The format to write: the given one, else the one that the file's ending selects, else Markdown."""
+    """The format to write: the given format, or else the format that the file's ending selects, or else Markdown."""
     return given or _ENDINGS.get(output.suffix.lower() if output is not None else "", "markdown")
 
 

@@ -28,7 +28,7 @@ _OUTCOMES = {"completed": QUIET, "failed": BAD, "": WAITING, "continued": QUIET,
 
 
 def transcript_rows(console: Console, roots: list[Session], reading: Reading, where: str) -> Iterator[Row]:
-    """All lines of a transcript; ``where`` is the directory as its reader writes it."""
+    """All lines of a transcript; ``where`` is the directory in the form in which a person writes it."""
     writer = _Writer(console, reading)
     for number, session in enumerate(roots):
         if number:
@@ -232,7 +232,7 @@ def _filled(console: Console, line: str, width: int) -> list[str]:
 
 
 def _chopped(line: str, width: int) -> list[str]:
-    """A line of output on as many rows as it needs, with its spaces, because they may have a meaning."""
+    """A line of output on as many rows as it needs. Spaces are kept, because they may have a meaning."""
     width = max(width, NARROWEST)
     return [line] if len(line) <= width and cell_len(line) <= width else chop_cells(line, width)
 

@@ -14,7 +14,7 @@ LINGER_SECONDS: Final = 0.05
 """How long a run waits for more records, because a server stores a thousand messages almost as fast as ten."""
 
 YIELD_RECORDS: Final = 16
-"""Records to process before yielding to other tasks: about a millisecond of work."""
+"""How many records to process before yielding to other tasks: about a millisecond of work."""
 
 
 class Ahead:
@@ -28,7 +28,8 @@ class Ahead:
         self._commands_after = commands_after
         self.run = Run(state.position)
         self.ready, self._room = asyncio.Event(), asyncio.Event()
-        """Set when the run is due: it is full, the log has no more records, or it began ``LINGER_SECONDS`` ago."""
+        """``ready`` is set when the run is due: the run is full, the log has no more records, or the run began
+        ``LINGER_SECONDS`` ago."""
         self._began = 0.0
 
     @property
@@ -67,7 +68,7 @@ class Ahead:
             self.ready.set()
 
     def take(self) -> Run:
-        """Return the current run; the next record begins a new one."""
+        """Return the current run; the next record begins a new run."""
         run, self.run = self.run, Run(self.run.position)
         self.ready.clear()
         self._room.set()

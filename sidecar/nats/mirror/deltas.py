@@ -1,9 +1,9 @@
-"""Publishes token deltas as joined ``str`` chunks on core NATS: never stored, and lost without a subscriber or a
-connection.
+"""Publishes token deltas as joined ``str`` chunks on core NATS: chunks are never stored, and are lost if there is no
+subscriber or no connection.
 
-A shim sends deltas without acknowledgement, in addition to its hooks. A delta that
-arrives before its turn is known is dropped and counted. Nothing here waits for the
-server. The queue is bounded, and drops its oldest chunk first.
+A shim sends deltas without acknowledgement, in addition to its hooks. A delta that arrives before its turn is known is
+dropped and counted. Nothing in this module waits for the server. The queue is bounded, and drops its oldest chunk
+first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_WAITING: Final = 256
 """Maximum number of chunks in the queue: a few seconds of several agents."""
 
 HOLD_S: Final = 3.0
-"""How long the last word of a text waits for more text, because no event marks the end."""
+"""How long the last word of a text waits for more text, because no event marks the end of a text."""
 
 MAX_HELD: Final = 1024
 """Maximum number of sessions whose last text is held; beyond that, the text of the session that was quiet longest is
@@ -48,10 +48,11 @@ class _Held:
 class DeltaStream:
     """Joins and publishes token deltas. Bound to its event loop.
 
-    ``turn_of`` returns the user message that a session currently answers, ``project_of`` a session's project, and
-    ``clean`` redacts a text. A word is sent only when complete, so that no secret slips through in two halves. If no
-    delta comes for ``hold_s``, the last, perhaps incomplete word is sent too. ``counts``: ``deltas``, ``sent``
-    (chunks), ``dropped`` (chunks, for lack of a connection or of room), and the coalescer's counts.
+    ``turn_of`` returns the user message that a session is currently answering, ``project_of`` returns a session's
+    project, and ``clean`` redacts a text. A word is sent only when it is complete, so that no secret slips through in
+    two halves. If no delta arrives for ``hold_s`` seconds, the last, perhaps incomplete word is sent, too. ``counts``:
+    ``deltas``, ``sent`` (chunks), ``dropped`` (chunks, because there was no connection or no room), and the coalescer's
+    counts.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Surveys the log for the mirror, before it resumes."""
+"""Surveys the log before the mirror resumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streams.store import NOTHING, StreamReader
 
 
 async def log_survey(store: StreamReader, last: int) -> LogSurvey:
-    """Survey the log. ``last`` is the position of the stream's last message, ``NOTHING`` if there is none."""
+    """Survey the log. ``last`` is the position of the stream's last message, or ``NOTHING`` if the stream has none."""
     first, at_last = NOTHING, None
     async for record in store.read_all():
         first = record.position
@@ -24,7 +24,7 @@ async def log_survey(store: StreamReader, last: int) -> LogSurvey:
 
 
 async def l0_event_ids(store: StreamReader, below: Mapping[str, int]) -> set[str]:
-    """Ids of events below these offsets of their streams that may have L0 messages."""
+    """The ids of events that may have L0 messages and whose offsets are below the given offset of their stream."""
     found = set()
     for stream, offset in below.items():
         async for record in store.read(stream):

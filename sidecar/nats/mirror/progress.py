@@ -1,10 +1,10 @@
-"""The progress of a log's mirror: determined at each connection and stored in between.
+"""The progress of a log's mirror, which is determined at each connection and stored in between.
 
 ``bridge/nats/mirror/resuming.py`` decides where to resume, from the stream, the log and the stored progress. Before
 that, forgotten payloads are erased on the server. Afterwards, session contexts are folded, starting from the last
 snapshot.
 
-Cursor and snapshot are hints. If they are lost, the stream and the log supply the same facts.
+Cursor and snapshot are hints. If cursor and snapshot are lost, the stream and the log supply the same facts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streams.store import NOTHING, StreamStore
 log = logging.getLogger("sidecar.nats")
 
 AGAIN_SECONDS: Final = 0.1
-"""Pause before checking a fault again: messages that were already sent may still arrive."""
+"""Pause before a fault is checked again, because messages that were already sent may still arrive."""
 
 COMMANDS_SENT: Final = "mirror-commands"
 """The cursor of ``Progress.commands_to``; it may lag behind ``MIRROR``, and survives a rebuild."""
@@ -42,14 +42,14 @@ CURSOR_SECONDS: Final = 0.5
 
 
 class Progress:
-    """Progress of one log's mirror, for use by one task. Updates ``republished`` and ``erased`` in ``counts``."""
+    """The progress of one log's mirror, for use by one task. Updates ``republished`` and ``erased`` in ``counts``."""
 
     def __init__(self, store: StreamStore, log_id: str, counts: Counter[str]) -> None:
         self._store, self._log_id, self._counts = store, log_id, counts
         self.rebuild_requested = False
         """Whether the next ``resume`` publishes everything again."""
         self.erase: set[str] = set()
-        """Streams with newly forgotten payloads, a hint for the next ``resume``."""
+        """The streams with newly forgotten payloads; a hint for the next ``resume``."""
         self.is_forgetting = False
         """Whether ``resume`` is erasing forgotten payloads."""
         self.state = MirrorState()
@@ -70,7 +70,8 @@ class Progress:
     # --- where to continue ---
 
     async def resume(self, session: JetStream) -> int:
-        """Determine how far the mirror has got, correct the stream up to there, and update ``state``.
+        """Determine up to which position the log is mirrored, correct the stream up to that position, and update
+        ``state``.
 
         Returns how many of the following records may already have L0 messages. After a failure or a cancellation
         the next call repeats the work.
@@ -120,7 +121,7 @@ class Progress:
         return max(self._store.head - plan.after, MAX_RUN) if plan.note else MAX_RUN
 
     async def _known(self) -> tuple[MirrorState, MirrorState]:
-        """What is left of the stored progress, at its greatest position; and the state from which folding continues."""
+        """Return the stored progress with the greatest position, and the state from which folding continues."""
         snapshot = await self._store.snapshot(MIRROR, MIRROR_VERSION)
         state = MirrorState()
         if snapshot is not None:
@@ -142,7 +143,7 @@ class Progress:
         return known, state
 
     async def _plan(self, session: JetStream, known: MirrorState) -> Resume:
-        """Decide where to resume. Checks a fault twice, because messages already sent may still arrive."""
+        """Decide where to resume. Checks any fault a second time, because messages already sent may still arrive."""
         found = await self._decide(session, known)
         if found.purge:
             await asyncio.sleep(AGAIN_SECONDS)
@@ -158,7 +159,7 @@ class Progress:
     async def _note_commands(self, session: JetStream, known: MirrorState) -> None:
         """Determine and store which commands were sent, before anything in the stream is removed.
 
-        Carrying out an old command twice would be worse than losing one.
+        Carrying out an old command twice would be worse than losing a command.
         """
         head = self._store.head
         there, found = NOTHING, await last_message(session, EVENTS, log_pattern(self._log_id))
@@ -173,7 +174,8 @@ class Progress:
             await self._store.advance(COMMANDS_SENT, self.commands_to)
 
     async def is_elsewhere(self, session: JetStream) -> bool:
-        """Whether the stream differs from ``state`` while nothing is in flight. Raises as ``resume`` does."""
+        """Whether the stream differs from ``state`` while nothing is in flight. Raises the same errors as
+        ``resume``."""
         known = replace(self.state)
         plan = await self._decide(session, known)
         if not plan.purge and plan.after == self.state.position:

@@ -1,8 +1,8 @@
 """``mirror rebuild``: this log's messages are removed from the server and published again, in order.
 
-Records are removed through this log's subject filter; L0 messages are removed one by one, by the log that each one
-names. Other homes' messages stay. A rebuild may stop at any step. The next start or rebuild finishes it, because the
-task reads its progress from the stream.
+The messages of records are removed with a filter for this log's subjects. L0 messages are removed one by one, if their
+header names this log. Other homes' messages stay. A rebuild may stop at any step. The next start or rebuild finishes
+it, because the mirror's task reads its progress from the stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streams.store import NOTHING, StreamReader, StreamStore
 
 LOOK_SECONDS: Final = 0.05
 PATIENCE_SECONDS: Final = 30.0
-"""The rebuild gives up once a problem has lasted this long with nothing published."""
+"""The rebuild gives up if a problem lasts this long and nothing is published."""
 
 SILENT_SECONDS: Final = 300.0
 """The rebuild gives up after this long without progress, even without a problem. The
@@ -37,10 +37,10 @@ class RebuildStopped(Exception):
 
 
 async def erase_meanings(session: JetStream, log_id: str) -> int:
-    """Remove a log's L0 messages; return how many there were. Messages of other logs stay.
+    """Remove a log's L0 messages; return how many were removed. Messages of other logs stay.
 
     Raises:
-        NatsError: not all are known to be removed; safe to repeat.
+        NatsError: some L0 messages may still be there; it is safe to call this again.
     """
     mine, pattern = h.header_text(log_id), l0_pattern(category="evt", component="agent")
     try:
@@ -55,13 +55,14 @@ async def erase_meanings(session: JetStream, log_id: str) -> int:
 
 
 class Rebuild:
-    """One rebuild. ``run`` returns when the mirror has caught up with the log; ``progress`` says how far it is."""
+    """One rebuild. ``run`` returns when the mirror has caught up with the log; ``progress`` returns the progress so
+    far."""
 
     def __init__(self, task: MirrorTask, sessions: Sessions, store: StreamStore, log_id: str) -> None:
         self._task, self._sessions, self._store, self._log_id = task, sessions, store, log_id
         self._phase = "erasing"
         self.erased = 0
-        """L0 messages that were removed."""
+        """How many L0 messages were removed."""
 
     def progress(self) -> dict[str, Any]:
         """``phase`` (``erasing``, ``publishing``, ``done``), ``position`` and ``head``, ``rebuild``, ``problem``."""
@@ -117,7 +118,7 @@ class Rebuild:
 
 
 async def last_kept(store: StreamReader) -> int:
-    """The position of the last record that a log holds; after a prune it may be before the head."""
+    """The position of the last record that a log holds; after a prune, this position may be before the head."""
     back = 1
     while True:
         after = max(store.head - back, NOTHING)

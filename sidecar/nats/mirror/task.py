@@ -47,13 +47,14 @@ SNAPSHOT_RECORDS: Final = 2000
 
 
 class _Again(Exception):
-    """The mirror has other work to do before it continues."""
+    """Raised if the mirror has other work to do before it continues."""
 
 
 class MirrorTask:
-    """The mirror of one log; belongs to its event loop. ``log_id`` names the log on the server.
+    """The mirror of one log, bound to one event loop. ``log_id`` names the log on the server.
 
-    ``max_bytes`` bounds ``MESHFORGE_EVENTS``; the oldest messages go first. ``stop`` is for tests.
+    ``max_bytes`` limits the stream ``MESHFORGE_EVENTS``, which removes its oldest messages first. ``stop`` is for
+    tests.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class MirrorTask:
         self._is_level = False
         """Whether the state's contexts match its position, because every record that was read is stored."""
         self._end = NOTHING
-        """There are no records between the last mirrored one and this position, because the end of the log was
+        """There are no records between the last mirrored record and this position, because the end of the log was
         pruned."""
         self._doing = "waiting"
         self._problem = ""
@@ -86,13 +87,13 @@ class MirrorTask:
         self._progress = Progress(store, log_id, self.counts)
 
     def start(self) -> None:
-        """Start in the background. Does nothing if it is already running."""
+        """Start in the background. Does nothing if the task is already running."""
         if self._task is None:
             self._ending = False
             self._task = asyncio.create_task(self._run())
 
     async def close(self, *, drain_seconds: float = 0) -> None:
-        """Stop, and save the position. Idempotent. The next start reads from the stream which later records were
+        """Stop, and save the position. Idempotent. The next start reads from the stream whether later records were
         published.
 
         A publish in progress may continue for ``drain_seconds``.
@@ -112,7 +113,7 @@ class MirrorTask:
         await self._keep_last()
 
     def resume(self) -> None:
-        """Continue. The position is re-read from the snapshot ``MIRROR`` and from the stream."""
+        """Continue after ``pause``. The position is re-read from the snapshot ``MIRROR`` and from the stream."""
         self._doing = "waiting"
         self.start()
 
@@ -124,8 +125,8 @@ class MirrorTask:
     def forgotten(self, streams: Collection[str]) -> None:
         """Erase the messages of these streams and publish them again without the forgotten payloads.
 
-        Runs in the background. Without this call it happens on the next connection, because the log lists what was
-        forgotten.
+        Runs in the background. Without this call, the messages are erased on the next connection, because the log lists
+        what was forgotten.
         """
         self._progress.erase.update(streams)
         self._wake.set()
@@ -198,7 +199,7 @@ class MirrorTask:
             await asyncio.sleep(pause)
 
     def _is_ending(self) -> bool:
-        """Whether this task must end; includes a cancellation that the client library swallowed."""
+        """Whether this task must end, also because of a cancellation that the client library swallowed."""
         task = asyncio.current_task()
         return self._ending or (task is not None and task.cancelling() > 0)
 
@@ -239,7 +240,7 @@ class MirrorTask:
         state = self._progress.state
         begun: BegunRun | None = None
         folds: dict[int, bytes] = {}
-        """The dumped context projection by the last position of each run after which a snapshot is due."""
+        """For each run after which a snapshot is due: the run's last position, and the dumped context projection."""
 
         async def begin() -> BegunRun:
             nonlocal unsure, known
@@ -302,7 +303,7 @@ class MirrorTask:
             await self._progress.keep_cursor_if_due()
 
     async def _is_ready_before(self, ahead: Ahead, finishing: asyncio.Task[RunStored]) -> bool:
-        """Whether the next run is ready before this one finishes."""
+        """Wait until the next run is ready or this one has finished; true if the next run is ready first."""
         ready = asyncio.create_task(ahead.ready.wait())
         try:
             await asyncio.wait((ready, finishing), return_when=asyncio.FIRST_COMPLETED)
@@ -329,7 +330,7 @@ class MirrorTask:
             raise _Again
 
     async def _keep_last(self) -> None:
-        """Save the position and the contexts, so the next start is quick."""
+        """Save the position and the contexts, so that the next start is quick."""
         await self._progress.keep_cursor()
         if self._is_level:
             await self._progress.keep_snapshot()

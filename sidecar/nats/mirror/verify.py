@@ -1,6 +1,7 @@
 """Compares a mirror with its log for ``mirror verify``: the I/O around ``bridge/nats/mirror/comparing.py``.
 
-It changes neither side and takes no lock. Records appended during the comparison are not compared.
+The comparison changes neither the mirror nor the log, and takes no lock. Records appended during the comparison are not
+compared.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _NS: Final = 1_000_000_000
 
 
 class Disturbed(Exception):
-    """The log or the stream changed during the comparison, so it has no result; ``what`` says which."""
+    """The log or the stream changed during the comparison, so there is no result; ``what`` says what changed."""
 
     code: ClassVar[str] = "mirror-verify-disturbed"
 
@@ -64,7 +65,7 @@ class Verified:
 
     @property
     def waiting(self) -> int:
-        """Records that were never mirrored."""
+        """The number of records that were never mirrored."""
         return self.streams[0].waiting if self.streams else 0
 
     def as_json(self) -> dict[str, Any]:
@@ -78,10 +79,11 @@ class Verified:
 
 
 class MirrorCheck:
-    """One pass over the log and its mirror. ``run`` gives the differences, ``summary`` the numbers when it is done.
+    """One pass over the log and its mirror. ``run`` yields the differences, and when it is done, ``summary`` has the
+    counts.
 
-    ``progress`` is called with the position reached so far. ``with_ids``: each difference names
-    missing records by up to ``NAMED`` event ids, else by the first id.
+    ``progress`` is called with the position reached so far. With ``with_ids``, each difference names up to ``NAMED``
+    missing records by their event ids; without, only the first.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class MirrorCheck:
         """Yield every difference. Cancelling is safe.
 
         Raises:
-            NatsError: the server is unreachable, or disappears and does not return.
+            NatsError: the server is unreachable, or becomes unreachable and stays so.
             CorruptLog: a record is damaged; the mirror may have an intact copy.
             Disturbed: the log or the stream changed during the comparison.
         """
@@ -200,7 +202,7 @@ class MirrorCheck:
 
 
 class _Names:
-    """Return records in log order. Reads forward to the next record, unless it is far away."""
+    """Reads records in log order. Reads forward to the next record, unless that record is far away."""
 
     FAR: Final = 2000
 
@@ -211,7 +213,7 @@ class _Names:
         self._at = NOTHING
 
     async def between(self, first: int, last: int) -> AsyncIterator[Record]:
-        """The records from ``first`` to ``last``."""
+        """Yield the records from ``first`` to ``last``."""
         if self._records is None or first - self._at > self.FAR:
             self._records, self._ahead = self._reader.read_all(after=first - 1), None
         while True:
@@ -239,7 +241,7 @@ class _Side:
 
     @classmethod
     async def open(cls, sessions: Sessions, session: JetStream, name: str, family: Family, pattern: str) -> _Side:
-        """Note the stream's current state. A missing stream counts as empty."""
+        """Record the stream's current state. A missing stream counts as empty."""
         try:
             there = await facts(session, name)
         except NotFound:
@@ -247,7 +249,7 @@ class _Side:
         return cls(sessions, name, family, pattern, there)
 
     def begin(self, mirror: Mirror, head: int, removed: dict[str, Gone], now_ms: int) -> None:
-        """Take over what was read from the log before the comparison."""
+        """Begin the comparison with what was read from the log."""
         limits = Limits()
         if self._there is not None:
             limits = Limits.of(self._there.config, self._there.state, mirror.max_payload)
@@ -278,7 +280,8 @@ class _Side:
             return None
 
     async def front_is_whole(self) -> bool:
-        """See ``Comparer.finish``. If limits removed messages, false may be wrong; true is always right."""
+        """See ``Comparer.finish``. If limits removed messages, a result of false may be wrong; a result of true is
+        always right."""
         there, first = self._there, self.comparer.result.first_sequence
         if there is None:
             return False
@@ -321,10 +324,10 @@ class _Side:
 
 
 async def count_from(session: JetStream, stream: str, sequence: int) -> int:
-    """Count the messages on any subject that a stream keeps from a sequence on.
+    """Count the messages, on any subject, that a stream keeps at or after a sequence.
 
     Raises:
-        NatsError: no answer, or there is no such stream.
+        NatsError: no answer came, or there is no such stream.
     """
     config = {
         "ack_policy": "none",

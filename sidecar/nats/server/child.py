@@ -1,7 +1,7 @@
 """Runs the given program so that it dies with its parent, on systems that support this (Linux).
 
-Run as a script, not imported: ``child.py PARENT_PID PROGRAM ARGUMENTS…``. The script is a
-separate program, because a process with threads must not run code between fork and exec.
+This file is run as a script, not imported: ``child.py PARENT_PID PROGRAM ARGUMENTS…``. The script is a separate
+program, because a process with threads must not run code between fork and exec.
 """
 
 import os

@@ -37,10 +37,10 @@ class Executable:
 
 
 async def find_executable(configured: Path | None, environ: Mapping[str, str] = os.environ) -> Executable:
-    """The first program that runs and is not too old. If one is configured, no other is tried.
+    """The first program that can be run and is not too old. If a program is configured, no other program is tried.
 
     Raises:
-        NoServer: none is usable; the text names every program that was tried.
+        NoServer: no program is usable; the text names every program that was tried.
     """
     problems = []
     for path in [configured] if configured is not None else _candidates(environ):

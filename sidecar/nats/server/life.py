@@ -1,4 +1,4 @@
-"""State table of the embedded server. Pure.
+"""The state table of the embedded server. Pure.
 
 ::
 
@@ -76,7 +76,7 @@ TABLE: Final[dict[tuple[State, Happening], State]] = {
 }
 
 WITH_PROCESS: Final = frozenset({_S.STARTING, _S.RUNNING, _S.UNWELL, _S.ENDING, _S.STOPPING})
-"""States in which its process may exist."""
+"""The states in which the server's process may exist."""
 
 
 def after(state: State, happening: Happening) -> State:
@@ -92,5 +92,5 @@ def after(state: State, happening: Happening) -> State:
 
 
 def pause_seconds(failures: int, *, first: float, longest: float) -> float:
-    """Pause before the next start: ``first``, doubled after each failure, at most ``longest``."""
+    """Seconds to pause before the next start: ``first``, doubled after each failure, up to ``longest``."""
     return min(first * float(1 << min(max(failures - 1, 0), 32)), longest)

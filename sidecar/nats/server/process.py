@@ -1,6 +1,6 @@
 """One process of the embedded server: starts it, learns its port, and ends it.
 
-Also ends a process that a dead sidecar left.
+This module also ends a process that a dead sidecar left behind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StartFailed(Exception):
 
 
 class ServerProcess:
-    """A running process, its directory, and the output it printed before its log was open."""
+    """A running process, its directory, and the output that it printed before opening its log."""
 
     def __init__(self, process: asyncio.subprocess.Process, directory: Path, log_offset: int) -> None:
         self._process, self._directory, self._log_offset = process, directory, log_offset
@@ -102,7 +102,7 @@ class ServerProcess:
         """Wait until the server listens; return the port.
 
         Raises:
-            StartFailed: the server exited instead; the text is the server's.
+            StartFailed: the server exited instead; the text is the reason that the server gave.
         """
         while True:
             if self._process.returncode is not None:
@@ -118,7 +118,8 @@ class ServerProcess:
         await self._process.wait()
 
     async def end(self, patience_seconds: float) -> None:
-        """End the process with SIGTERM, then with SIGKILL after a while. Idempotent; cancelling kills it at once."""
+        """End the process with SIGTERM, and after a while with SIGKILL. Idempotent; a cancellation kills the process at
+        once."""
         try:
             if patience_seconds > 0 and self._process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -135,7 +136,7 @@ class ServerProcess:
             (self._directory / PID_FILE).unlink(missing_ok=True)
 
     async def last_words(self) -> str:
-        """The server's own reason for exiting, in one line, if it gave one."""
+        """The reason for exiting that the server gave, in one line; without one, the exit code or the signal."""
         with suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await asyncio.shield(self._listening)
@@ -155,10 +156,11 @@ class ServerProcess:
 
 
 def clear_orphan(directory: Path, patience_seconds: float) -> int | None:
-    """End the server that a dead sidecar left in ``directory``; return its pid, or ``None`` if there was none.
+    """End the server that a dead sidecar left running in ``directory``; return the server's pid, or ``None`` if there
+    was none.
 
-    Ends only a process of this user that was started with this configuration file, because the system
-    may have reused the pid. The caller holds the home's lock. Blocks.
+    Ends only a process of this user that was started with this directory's configuration file, because the system may
+    have reused the pid. The caller holds the home's lock. Blocks.
 
     Raises:
         StartFailed: the old server does not end, and two servers would damage the store.

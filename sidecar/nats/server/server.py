@@ -29,9 +29,9 @@ log = logging.getLogger("sidecar.nats")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations in seconds. After ``misses`` consecutive failed probes the server is restarted.
+    """Durations in seconds. After ``misses`` consecutive failed probes, the server is restarted.
 
-    A server that ran for ``settled`` seconds restarts after ``first_pause`` again.
+    Once a server has run for ``settled`` seconds, the next pause is ``first_pause`` again.
     """
 
     start: float = 60.0
@@ -44,9 +44,9 @@ class Timing:
 
 
 class EmbeddedServer:
-    """A home's NATS server; belongs to one event loop. Only the holder of the home's lock creates it.
+    """A home's NATS server, bound to one event loop. Only the holder of the home's lock may create this object.
 
-    ``directory`` exists and is private to the user. ``new_token`` gives 64 random hex characters.
+    ``directory`` must exist and be private to the user. ``new_token`` returns 64 random hex characters.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EmbeddedServer:
         self._timing: Final = timing or Timing()
         self.state = State.STOPPED
         self.problem = ""
-        """Why the server is not running or last failed; empty while it works."""
+        """Why the server is not running, or why it last failed; empty while the server works."""
         self.restarts = 0
         self._process: ServerProcess | None = None
         self._options: ConnectOptions | None = None
@@ -83,7 +83,7 @@ class EmbeddedServer:
             self._went(Happening.EXITED)
 
     async def options(self) -> ConnectOptions:
-        """The options to connect to it now.
+        """The options for connecting to the server now.
 
         Raises:
             NatsUnavailable: the server is not running.
@@ -138,7 +138,7 @@ class EmbeddedServer:
             self._went(Happening.PAUSE_OVER)
 
     async def _begin(self) -> None:
-        """Start a server and wait until it answers. Raises the error that prevented it."""
+        """Start a server and wait until it answers. Raises the error that prevented the start."""
         loop = asyncio.get_running_loop()
         left = await loop.run_in_executor(None, clear_orphan, self._directory, self._timing.stop)
         if left is not None:
@@ -178,7 +178,7 @@ class EmbeddedServer:
             raise StartFailed(taken) from None
 
     async def _first_answer(self, options: ConnectOptions) -> ServerFacts:
-        """Wait for the first answer: JetStream may still be reading its store when the port is open."""
+        """Wait for the first answer, because JetStream may still be reading its store when the port is already open."""
         assert self._process is not None
         while True:
             try:
@@ -211,7 +211,7 @@ class EmbeddedServer:
                     self._went(Happening.UNWELL)
                     if misses >= self._timing.misses:
                         self._went(Happening.GIVEN_UP)
-                        raise StartFailed(f"the server did not answer {misses} times: {error}") from None
+                        raise StartFailed(f"the server did not answer {misses} probes in a row: {error}") from None
                 else:
                     misses, self.problem = 0, ""
                     self._went(Happening.WELL)

@@ -1,13 +1,11 @@
 """The ledger of effects: the attempts and their results, as records of the log.
 
-Each attempt is ``effect.started``, written before anything is done, and then
-``effect.completed``, ``effect.failed``, or, if nobody knows, ``effect.in_doubt``.
-Their keys are derived from run, idempotency key and attempt, so the last step of
-an effect is found with a few lookups, however long the log is.
+Each attempt is ``effect.started``, written before anything is done, and then ``effect.completed``, ``effect.failed``,
+or, if nobody knows, ``effect.in_doubt``. The keys of these records are derived from run, idempotency key and attempt,
+so the last step of an effect is found with a few lookups, however long the log is.
 
-Several requests may share an idempotency key. The record that ends an attempt answers
-the request that made it. Each other request gets a final record of its own, under its
-own key.
+Several requests may share an idempotency key. The record that ends an attempt answers the request that made it. Each
+other request gets a separate final record, under its own key.
 
 Source: seed 001, B and C (``LedgerStore.get_last_by_key``).
 """
@@ -50,9 +48,10 @@ StepStatus = Literal["started", "completed", "failed", "in_doubt"]
 
 
 class StepRecord(NamedTuple):
-    """The last known state of an effect. ``retry_at`` is ms UTC; ``None`` if it will not be tried again.
+    """The last known state of an effect. ``retry_at`` is in ms UTC; ``None`` if the effect will not be tried again.
 
-    ``request`` is the id of the request that made the attempt; ``ts`` and ``position`` are those of the state's record.
+    ``request`` is the id of the request that made the attempt; ``ts`` and ``position`` are the time and the position of
+    the record of this state.
     """
 
     run_id: str
@@ -70,7 +69,7 @@ class StepRecord(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A requested effect: the record that asked for it, and what it asked for."""
+    """A requested effect: the record of the request, and the effect that it asks for."""
 
     record: Record
     effect: Effect
@@ -101,9 +100,9 @@ class Ledger:
         self._store, self._identity, self._sleep = store, identity, sleep
 
     async def get_last_by_key(self, run_id: str, idempotency_key: str) -> StepRecord | None:
-        """The last step of an effect; ``None`` if it was never started.
+        """The last step of an effect; ``None`` if the effect was never started.
 
-        This takes four lookups, plus one for each attempt.
+        Finding this step takes four lookups, plus one for each attempt.
         """
         base, attempt, last = _base(run_id, idempotency_key), 0, None
         while (found := await self._store.find(_key(base, attempt + 1, STARTED))) is not None:
@@ -119,7 +118,7 @@ class Ledger:
     async def started(self, request: Request, attempt: int, effect_class: EffectClass, of: int) -> bool:
         """Record the beginning of an attempt.
 
-        False if it is already recorded, which means that another runner makes the attempt.
+        Returns false if the beginning is already recorded, which means that another runner is making the attempt.
         """
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
         stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
@@ -135,7 +134,8 @@ class Ledger:
         return await self._settle(request, attempt, COMPLETED, {"result": bounded(result), "final": True, **about})
 
     async def failed(self, request: Request, attempt: int, error: str, *, retry_at: int | None, **about: Any) -> Record:
-        """Record a failure; ``retry_at`` is when to try again, in ms UTC, and ``None`` makes it final."""
+        """Record a failure. ``retry_at`` is the time of the next attempt, in ms UTC; ``None`` makes the failure
+        final."""
         about = {"error": error[:500], "retry_at": retry_at, "final": retry_at is None, **about}
         return await self._settle(request, attempt, FAILED, about)
 

@@ -1,4 +1,4 @@
-"""How many times an effect is tried, how long it waits in between, and which effects count as the same. Pure.
+"""How many times an effect is tried, how long to wait between attempts, and which effects count as the same. Pure.
 
 Source: seed 001, A ("Policy interface"); corrections in FEATURES.
 """
@@ -12,16 +12,17 @@ from typing import Any, Final, Literal, Protocol
 from streams.hashing import canonical
 
 EffectClass = Literal["safe", "idempotent", "unsafe"]
-"""What a second execution does: nothing new; nothing if the other side honours the key; or the effect once more."""
+"""What a second execution does. ``safe``: nothing new. ``idempotent``: nothing new, if the receiver honours the key.
+``unsafe``: the effect happens again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
     """One requested action: ``kind`` names the kind that executes it, ``args`` are JSON values.
 
-    ``run`` is the chain of work that it belongs to; ``agent`` asked for it, in its step ``node``. ``visit`` counts from
-    1 how many times the agent has asked for the same effect at the same node in this run, so a loop that repeats a call
-    gets a new result.
+    ``run`` is the chain of work that includes the effect; ``agent`` asked for the effect, in its step ``node``.
+    ``visit`` counts from 1 how many times the agent has asked for the same effect at the same node in this run, so a
+    loop that repeats a call gets a new result.
     """
 
     kind: str
@@ -33,19 +34,20 @@ class Effect:
 
     @property
     def base(self) -> str:
-        """The digest of everything except the visit: equal for the same call."""
+        """The digest of everything except the visit; repeated calls have equal digests."""
         return sha256(canonical([self.run, self.agent, self.node, self.kind, self.args])).hexdigest()[:32]
 
 
 class EffectPolicy(Protocol):
-    """Passed to the runtime's constructor; ``[worker] policy`` can name another policy."""
+    """Decides how effects are tried. Passed to the runtime's constructor; ``[worker] policy`` can name another
+    policy."""
 
     def max_attempts(self, effect: Effect) -> int:
         """Maximum number of attempts, including the first and any before a crash; at least 1."""
         ...
 
     def backoff_seconds(self, *, effect: Effect, attempt: int) -> float:
-        """Seconds between the failed ``attempt`` (from 1) and the next."""
+        """Seconds between the failed ``attempt`` (counted from 1) and the next attempt."""
         ...
 
     def idempotency_key(self, *, run: str, node: str, effect: Effect) -> str:
@@ -53,13 +55,13 @@ class EffectPolicy(Protocol):
         ...
 
     def deadline_seconds(self, effect: Effect) -> float:
-        """How long one attempt may take."""
+        """How many seconds one attempt may take."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultPolicy:
-    """Five attempts, with a back-off that doubles, and a jitter that depends only on the effect's key."""
+    """Five attempts, with a back-off that doubles, and with a jitter that depends only on the effect's key."""
 
     attempts: int = 5
     first_seconds: float = 1.0

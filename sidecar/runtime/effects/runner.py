@@ -10,15 +10,15 @@ started    a process died during attempt n      in doubt: ask the kind; else by 
 in_doubt   nobody knows                         ask the kind again; else wait for a person
 ========== ==================================== =====================================================
 
-Without an answer from the kind's ``reconcile``, a *safe* or *idempotent* effect is tried
-again, which counts as an attempt. An *unsafe* one stays in doubt until a person resolves it.
-Each request gets one final ``effect.completed`` or ``effect.failed``, whatever happens.
+Without an answer from the kind's ``reconcile``, a *safe* or *idempotent* effect is tried again, which counts as an
+attempt. An *unsafe* effect stays in doubt until a person resolves it. Each request gets one final ``effect.completed``
+or ``effect.failed``, whatever happens.
 
-If an attempt began after this runner was created, it belongs to another live runner over the same store,
-because the log has only one writer process. This runner leaves such an attempt alone.
+An attempt that began after this runner was created was made by another live runner over the same store, because the log
+has only one writer process. This runner leaves such an attempt alone.
 
-So state and messages are exactly-once. An outside effect is at-least-once, and exactly-once where the other side
-honours the key.
+So state and messages are exactly-once. An outside effect is at-least-once, and exactly-once if the receiver honours the
+key.
 
 Source: seed 001, D ("Semantics"); DESIGN 10; FEATURES F3.
 """
@@ -51,17 +51,17 @@ Resolution = Literal["done", "retry", "fail"]
 
 
 class Done(NamedTuple):
-    """What ``reconcile`` found: the effect took place, with this result."""
+    """Result of ``reconcile``: the effect took place, and had this result."""
 
     result: Any = None
 
 
 class NotDone(NamedTuple):
-    """What ``reconcile`` found: the effect did not take place."""
+    """Result of ``reconcile``: the effect did not take place."""
 
 
 class Unknown(NamedTuple):
-    """``reconcile`` cannot tell."""
+    """Result of ``reconcile``: it is unknown whether the effect took place."""
 
     reason: str = "nothing can tell whether it happened"
 
@@ -73,7 +73,7 @@ class PermanentFailure(Exception):
     """Raised by an effect kind if trying again cannot help. Any exception whose attribute ``permanent`` is true has the
     same meaning.
 
-    Every other exception is retryable: the attempt failed, and the policy says when the next one is due.
+    Every other exception is retryable: the attempt failed, and the policy says when the next attempt is due.
     """
 
     permanent = True
@@ -84,14 +84,15 @@ class EffectKind(Protocol):
 
     @property
     def effect_class(self) -> EffectClass:
-        """What a second execution does."""
+        """What a second execution does; see ``EffectClass``."""
         ...
 
     async def run(self, effect: Effect, key: str) -> Any:
-        """Execute the effect once; return a JSON value. ``key`` lets the other side recognise a repetition.
+        """Execute the effect once; return a JSON value. ``key`` lets the receiver recognise a repetition.
 
-        A cancellation leaves the effect in doubt. Any exception is a failed attempt, so it must mean that the effect
-        did not take place. If an *unsafe* kind cannot know, it raises ``TimeoutError``, which leaves it in doubt.
+        A cancellation leaves the effect in doubt. Any exception counts as a failed attempt, so ``run`` may raise an
+        exception only if the effect did not take place. If an *unsafe* kind cannot know that, it raises
+        ``TimeoutError``, which leaves the effect in doubt.
 
         Raises:
             PermanentFailure: trying again cannot help.
@@ -104,7 +105,7 @@ class EffectKind(Protocol):
 
 
 class EffectRunner:
-    """Runs the effects of all agents. Belongs to its event loop."""
+    """Runs the effects of all agents. Bound to one event loop."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class EffectRunner:
         return bool(self._tasks)
 
     def offer(self, record: Record) -> None:
-        """Execute a requested effect in the background; does nothing for one already in progress."""
+        """Execute a requested effect in the background. Does nothing if the effect is already in progress."""
         request = request_of(record)
         if request.id not in self._tasks:
             task = asyncio.create_task(self._execute(request))
@@ -143,8 +144,8 @@ class EffectRunner:
             task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
 
     async def close(self) -> None:
-        """Cancel running effects. The next process finds them in doubt; waiting effects continue to wait in that
-        process.
+        """Cancel running effects. The next process finds these effects in doubt, and effects that are waiting continue
+        to wait in that process.
         """
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -230,7 +231,8 @@ class EffectRunner:
         await self.ledger.refused(request, f"gave up after {attempt} attempts", "attempts-exhausted", attempt)
 
     async def _without_kind(self, request: Request, step: StepRecord | None) -> None:
-        """No kind of this name is configured, so its effects cannot be executed or reconciled."""
+        """Refuse an effect because no kind of this name is configured, so the effect cannot be executed or
+        reconciled."""
         error = f"no effect of kind {request.effect.kind} is configured"
         if step is not None and step.status in ("started", "in_doubt"):
             await self._doubt(request, step.attempt, error)
@@ -254,7 +256,7 @@ class EffectRunner:
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     raise
-                return await self._failed(request, kind, attempt, attempts, TimeoutError("it was cancelled"))
+                return await self._failed(request, kind, attempt, attempts, TimeoutError("the attempt was cancelled"))
             except Exception as error:  # noqa: BLE001 - every error of a kind is a failed attempt
                 return await self._failed(request, kind, attempt, attempts, error)
             self._stop("effect-done")
@@ -262,7 +264,7 @@ class EffectRunner:
                 await self.ledger.completed(request, attempt, self._clean(result))
             except (InvalidEvent, TypeError, ValueError) as error:
                 # Another attempt would repeat the effect, so this failure is final.
-                said = f"it was done, but its result cannot be recorded ({type(error).__name__})"
+                said = f"the effect took place, but its result cannot be recorded ({type(error).__name__})"
                 await self.ledger.failed(request, attempt, said, retry_at=None, error_code="bad-result")
             self._stop("effect-recorded")
         return None
@@ -272,7 +274,7 @@ class EffectRunner:
     ) -> int | None:
         said = f"{type(error).__name__}: {self._clean(str(error))}" if str(error) else type(error).__name__
         if isinstance(error, TimeoutError) and kind.effect_class == "unsafe":
-            await self._doubt(request, attempt, "it did not end within its deadline")
+            await self._doubt(request, attempt, "the attempt did not end within its deadline")
             return None
         is_last = attempt >= attempts or bool(getattr(error, "permanent", False))
         retry_at = None
@@ -310,7 +312,7 @@ class EffectRunner:
     async def _until(self, moment_ms: int | None, since_ms: int) -> None:
         """Wait until a clock time, but at most as long as the recorded wait.
 
-        So neither a restart nor setting the clock back lengthens a back-off.
+        Because of this limit, neither a restart nor setting the clock back lengthens a back-off.
         """
         if moment_ms is None:
             return

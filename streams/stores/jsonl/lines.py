@@ -71,7 +71,7 @@ def format_stored(record: Stored) -> bytes:
 
 
 def parse_stored(line: bytes) -> Stored:
-    """Parse a line, with its event's bytes untouched; checksum verified. Raises ``BadLine``."""
+    """Parse a line, leaving its event's bytes untouched. Verifies the checksum. Raises ``BadLine``."""
     keys = parse_keys(line)
     event = line[PREFIX + len(b'"event":') : line.rfind(b',"hash":"')]
     try:

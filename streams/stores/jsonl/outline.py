@@ -1,8 +1,8 @@
 """Check quickly that every file of a jsonl log exists and is long enough.
 
-A command that answers mostly from a snapshot does not read the whole log. It must still notice
-a deleted or truncated file, so it reads the name and the last line of each segment, which
-takes a few milliseconds for a log of any usual size. ``verify`` finds damage inside a file.
+A command that answers mostly from a snapshot does not read the whole log. Such a command must still notice a deleted or
+truncated file, so it reads the name and the last line of each segment, which takes a few milliseconds for a log of any
+usual size. ``verify`` finds damage inside a file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _end_of(segment: Segment) -> int | None:
 
 
 def _last_line(fd: int) -> bytes | None:
-    """The last line that ends in a newline, without it; ``None`` if there is none."""
+    """The last line that ends in a newline, without that newline; ``None`` if there is no such line."""
     size, reach = os.fstat(fd).st_size, _TAIL
     while True:
         start = max(size - reach, 0)

@@ -1,7 +1,7 @@
 """Read a jsonl log while it is being written, even from another process.
 
-A reader takes no lock, repairs nothing, and stops at head: anything above is
-not durable yet, or torn. The reader needs no index, so opening costs nothing.
+A reader takes no lock, repairs nothing, and stops at head: anything above head is not durable yet, or is torn. The
+reader needs no index, so opening costs nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class JsonlReader:
     """``StreamReader`` over ``store/``; a directory without a log reads as empty.
 
     Raises:
-        ForeignStore: the directory belongs to something else, or to a newer version.
+        ForeignStore: another program or a newer version wrote the store.
     """
 
     def __init__(self, store: Path) -> None:
@@ -63,7 +63,8 @@ class JsonlReader:
         return self.head_record().position
 
     def head_record(self) -> Head:
-        """The last durable record's position and hash, or the last whole line's if the head file is lost."""
+        """Position and hash of the last durable record, or, if the head file is lost, of the last record of a whole
+        batch."""
         head = read_head(self._store / "head")
         if head is not None:
             return head
@@ -102,7 +103,7 @@ class JsonlReader:
         return None
 
     async def glance(self) -> None:
-        """Check that every file of the log exists and is long enough, without reading them.
+        """Check that every file of the log exists and is long enough, without reading whole files.
 
         Raises:
             CorruptLog: a file is missing or was cut short.
@@ -119,7 +120,7 @@ class JsonlReader:
         return first_doubt(self._log, head)
 
     def file_sizes(self) -> Sizes:
-        """The number and bytes of the log's files. Blocks briefly."""
+        """The number of the log's files, and their bytes. Blocks briefly."""
         return sizes_of(self._log)
 
     async def event_ids(self) -> AsyncIterator[list[str]]:
@@ -160,7 +161,7 @@ class JsonlReader:
             yield records
 
     async def _scan(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
-        """Yield records after ``after`` to head at call time whose line holds ``needle``."""
+        """Yield the records after ``after``, up to the head at call time, whose lines contain ``needle``."""
         async for place in self._places(after):
             if needle is None or needle in place.line:
                 yield _checked(parse_record, place)
@@ -241,7 +242,7 @@ async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
 
 
 def _says(line: bytes, position: int) -> bool:
-    """True if a line gives this position; nothing else at a line's end looks like it."""
+    """True if a line gives this position. Nothing else at the end of a line looks like a position."""
     return b',"position":%d,"tx":[' % position in line[-56:]
 
 
@@ -354,7 +355,7 @@ def _needle(wanted: Filter) -> bytes | None:
 
 
 def _quoted(text: str) -> bytes:
-    """``text`` as it stands in a line as a whole JSON string."""
+    """``text`` as a whole JSON string, in the form in which a line contains it."""
     try:
         return orjson.dumps(text)
     except TypeError:  # no line contains a lone surrogate, so checking every record finds nothing either

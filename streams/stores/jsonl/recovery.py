@@ -1,9 +1,8 @@
 """Open a jsonl log for writing: scan it, index it, judge its tail.
 
-Acknowledged records are at or below head and must be whole: anything bad or
-missing there is ``CorruptLog``, and nothing is changed. Records above head were
-never acknowledged: whole batches are kept; the first incomplete one and all
-after it are a torn tail, to be cut and kept aside.
+Acknowledged records are at or below head and must be whole: anything bad or missing there raises ``CorruptLog``, and
+nothing is changed. Records above head were never acknowledged: whole batches are kept; the first incomplete batch and
+everything after it are a torn tail, which is to be cut off and kept aside.
 """
 
 from __future__ import annotations
@@ -69,14 +68,14 @@ class Recovered:
 
     index: Index
     size: int
-    """Bytes of whole batches in the last segment."""
+    """How many bytes the whole batches in the last segment have."""
     torn: str | None
     """Why the remaining lines are an incomplete tail; ``None`` if none remain."""
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """The scan's place in ``segment``: the line just read, and the batch not yet whole."""
+    """The scan's place in ``segment``: the line just read, and the batch that is not complete yet."""
 
     segment: Segment
     is_last: bool
@@ -138,7 +137,7 @@ def lost_end(log: Path, segments: Sequence[Segment], lines: int, first: int, hea
 
 
 def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
-    """Check that a line is the expected one, and index its batch once whole."""
+    """Check that a line is the expected one, and index its batch once the batch is complete."""
     keys = parse_keys(line)
     position = keys.position
     if position != cursor.expected:

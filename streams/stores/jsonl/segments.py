@@ -38,7 +38,7 @@ def list_segments(log: Path) -> list[Segment]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The number of a log's files, and their bytes."""
+    """The number of a log's files, and how many bytes they have in total."""
 
     files: int = 0
     bytes: int = 0

@@ -6,14 +6,14 @@
             head        last durable record     log/  00000000000000000000.jsonl …
             torn/       what recovery cut off
 
-A commit is: plan what its appends write, write the lines, sync, rewrite ``head``
-(no sync of its own), then acknowledge.
+A commit plans what its appends write, writes the lines, syncs, rewrites ``head`` (without a separate sync), and then
+acknowledges.
 
-jsonl is a log's first stage. Nothing is ever removed from it: pruning and forgetting
-first migrate the log to sqlite (``streams/log/log.py``), as growth does.
+jsonl is a log's first stage. Nothing is ever removed from a jsonl log: pruning and forgetting first migrate the log to
+sqlite (``streams/log/log.py``). A log that has grown large migrates, too.
 
-This file keeps the contract and plans commits. ``writer.py`` opens the log and writes its
-end, ``lookup.py`` reads by the index, ``reader.py`` scans.
+This module implements the contract and plans commits. ``writer.py`` opens the log and writes its end, ``lookup.py``
+reads through the index, and ``reader.py`` scans.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class JsonlStore(KeepsHints):
     ) -> JsonlStore:
         """Take the lock, then recover and index the log; create a new directory.
 
-        Time grows with the log (about a second for 300 MB). ``identity`` names a new log.
+        The time this takes grows with the log (about a second for 300 MB). ``identity`` makes the id of a new log.
 
         Raises:
-            StoreLocked: another process writes here.
-            CorruptLog: a record below head is damaged or missing; nothing changed.
-            ForeignStore: not ours, or newer.
+            StoreLocked: another process is writing to the store.
+            CorruptLog: a record below head is damaged or missing; nothing was changed.
+            ForeignStore: another program or a newer version wrote the store.
             StoreUnavailable: the directory cannot be read or written.
         """
 
@@ -134,12 +134,12 @@ class JsonlStore(KeepsHints):
         return self._by_place(after) if passed_over > self.head - after else self._reader.read_all(after=after)
 
     async def _by_place(self, after: int) -> AsyncIterator[Record]:
-        """Yield the last segment's records, by the index."""
+        """Yield the last segment's records, found through the index."""
         async for record in self._lookup.read(range(after + 1, self._writer.head + 1)):
             yield record
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``; reads only the streams wanted, if named."""
+        """See ``StreamReader.query``. If the filter names streams, this reads only those streams."""
         if len(wanted.streams) != 1:
             async for record in self._reader.query(wanted):
                 yield record
@@ -261,7 +261,7 @@ class JsonlStore(KeepsHints):
         self._commits.check = check
 
     def file_sizes(self) -> Sizes:
-        """The number and bytes of the log's files. Blocks briefly."""
+        """The number of the log's files, and their bytes. Blocks briefly."""
         return self._reader.file_sizes()
 
     async def close(self) -> None:

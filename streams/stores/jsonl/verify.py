@@ -1,9 +1,9 @@
-"""Verify a whole jsonl log, line by line, to its end, past any fault.
+"""Verify a whole jsonl log, line by line to its end, continuing after each fault.
 
-After an unreadable record, the check continues with the place and the hash in the next
-readable record, so that one fault is one finding. A stream's first record after a lost
-one cannot be checked against anything. Verifying changes nothing and takes no lock:
-while a writer is running, it verifies the log up to the head at its start.
+After an unreadable record, the check continues with the place and the hash in the next readable record, so that one
+fault is one finding. A stream's first record after a lost record cannot be checked against anything. Verifying changes
+nothing and takes no lock. While a writer is running, a verification covers the log up to the head at the start of that
+verification.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streams.stores.jsonl.segments import Segment, list_segments
 from streams.stores.missing import missing_at_end, missing_before
 
 _QUICK_SEGMENTS = 2
-"""How many segments a quick check reads; the last one may have just begun."""
+"""How many segments a quick check reads; more than one, because the last one may have only just begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Place:
-    """The scan's place."""
+    """Where the scan is in the log."""
 
     segment: Segment
     line: int = 0
@@ -71,7 +71,8 @@ class JsonlVerification:
     _last: int = NOTHING
     """The highest position read so far."""
     _unread: int = 0
-    """Bad lines since then. Each counts as one record, so that the record is not also reported as missing."""
+    """Bad lines since the last readable record. Each bad line counts as one record, so that this record is not also
+    reported as missing."""
     _lost: int = 0
     """Unreadable records of the log so far."""
     _batch: tuple[int, int] = (0, 0)
@@ -94,7 +95,7 @@ class JsonlVerification:
         """Yield every fault in log order. Safe to cancel.
 
         Raises:
-            ForeignStore: a newer version or another program wrote the store, or a file of it is a symbolic link.
+            ForeignStore: a newer version or another program wrote the store, or one of its files is a symbolic link.
             OSError: a file cannot be read.
         """
         writing = not self.alone and is_being_written(self.store)
@@ -125,7 +126,7 @@ class JsonlVerification:
     # --- one line ---
 
     def _take(self, place: _Place, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
-        """Check one line; true if the rest of the log is torn or not yet durable."""
+        """Check one line. Return true if the rest of the log is torn or not yet durable."""
         expected = self._next_expected()
         if limit is not None and expected > limit:
             return True
@@ -167,7 +168,7 @@ class JsonlVerification:
         return False
 
     def _check_position(self, place: _Place, line: _Line) -> bool:
-        """True if records are lost before this line: positions are dense."""
+        """True if records are lost before this line, because positions are dense."""
         between = line.position - self._last - 1
         if between > self._unread:
             first = self._next_expected()
@@ -233,7 +234,8 @@ class JsonlVerification:
     # --- files ---
 
     async def _lines(self, place: _Place) -> AsyncIterator[tuple[bytes, bool]]:
-        """Yield a segment's lines without newlines; a last one that had none is not whole."""
+        """Yield (line without its newline, whether it had one) for each line of a segment; a last line may have no
+        newline."""
         rest = b""
         async for chunk in chunks(place.segment):
             self._count(len(chunk))

@@ -1,10 +1,10 @@
 """The end of a jsonl log: open it for writing, and write its lines.
 
-Opening recovers the log: ``recovery.py`` judges it; then the writer keeps a torn tail aside, cuts it, and moves head to
-the last whole batch.
+Opening recovers the log: ``recovery.py`` scans the log and finds a torn tail; then the writer copies the torn tail,
+cuts it off, and moves head to the last whole batch.
 
-A write is: index the lines, write and sync them, rewrite ``head`` (no sync of its own). If indexed lines cannot be
-written, the writer is unusable, and the caller stops for good (``commit.py``).
+A write indexes the lines, writes and syncs them, and rewrites ``head`` (without a separate sync). If indexed lines
+cannot be written, the writer is unusable, and the caller stops for good (``commit.py``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class JsonlWriter:
         """Recover and index the log in ``store``.
 
         Raises:
-            CorruptLog, ForeignStore: as ``recover``; nothing changed.
+            CorruptLog, ForeignStore: see ``recover``; nothing was changed.
             OSError: the log cannot be read or written.
         """
         self._store, self._log = store, store / "log"
@@ -123,7 +123,7 @@ class JsonlWriter:
         return seconds
 
     def abandon(self) -> None:
-        """After a failed write, cut what was never acknowledged, as far as the disk allows."""
+        """After a failed write, cut off what was never acknowledged, as far as the disk allows."""
         if self._fd >= 0:
             try:
                 self._disk.truncate(self._fd, self._durable_size)
@@ -134,7 +134,7 @@ class JsonlWriter:
     # --- a copy of another backend's log ---
 
     def copy(self, records: Sequence[Stored]) -> None:
-        """Write another backend's stored records, which must follow the last one; durable on return.
+        """Write another backend's stored records, which must follow the last record of this log; durable on return.
 
         Raises:
             ValueError: a record does not follow the one before it.

@@ -1,11 +1,10 @@
-"""Read a database at rest, without leaving a file next to it.
+"""Reads a database at rest, without leaving a file next to the database.
 
-To read a database in WAL mode, SQLite creates missing ``-wal`` and ``-shm`` files,
-even for a connection that cannot write. ``immutable`` prevents that, and all locking,
-so it is safe only while nobody writes. So a reader uses it if no process holds the
-store's lock and there is no WAL, which every writer and every other program with the
-database open would have created. After each read it checks that the file is unchanged.
-If not, it discards what it read and reads again.
+To read a database in WAL mode, SQLite creates missing ``-wal`` and ``-shm`` files, even for a connection that cannot
+write. The option ``immutable`` prevents that, but also all locking, so it is safe only while nobody is writing. So a
+reader uses ``immutable`` if no process holds the store's lock and there is no WAL, which every writer and every other
+program with the database open would have created. After each read, the reader checks that the file is unchanged;
+otherwise it discards what it read and reads again.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _OF_A_WRITER: Final = ("-wal", "-journal")
 
 
 class ReadConnection(sqlite3.Connection):
-    """A connection that cannot write. ``seen`` is the state that the file must keep; ``None``: SQLite's locks protect
+    """A connection that cannot write. ``seen`` is the state that the file must keep; ``None`` if SQLite's locks protect
     the file.
     """
 
     seen: Seen | None = None
     alone: bool = False
-    """The caller holds the store's lock, or has made sure that no process holds it."""
+    """True if the caller holds the store's lock, or has made sure that no process holds it."""
 
     def is_right(self, path: Path) -> bool:
         """True if everything read so far is valid."""
@@ -42,7 +41,7 @@ class ReadConnection(sqlite3.Connection):
 
 
 def at_rest(path: Path, alone: bool = False) -> Seen | None:
-    """The file's state if no process writes to the file and it contains everything written; else ``None``.
+    """The file's state if no process is writing to the file and it contains everything written; otherwise ``None``.
 
     ``alone``: the caller holds the store's lock and does not write, so nobody writes.
     """
@@ -58,7 +57,7 @@ def at_rest(path: Path, alone: bool = False) -> Seen | None:
 
 
 def seen(path: Path) -> Seen | None:
-    """The file's state now; ``None`` if missing."""
+    """The file's state now; ``None`` if the file is missing."""
     with suppress(OSError):
         found = path.stat()
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,10 +1,9 @@
 """Verify the file of a sqlite log as a whole, apart from its records.
 
-The checks cover opening, pages and indexes, and the keys table. Each gives one
-sentence per fault, none for a sound file, and raises nothing for damage: an
-unreadable file is one of the sentences. Another check finds a lost head file. All checks
-block, and ``connection`` must have been opened with ``damaged`` (see
-``connect_to_read``). ``verify.py`` verifies the records themselves.
+The checks cover opening, pages and indexes, and the keys table. Each check gives one sentence per fault, and none for a
+sound file. Damage never raises an exception: an unreadable file is reported in a sentence, too. Another check finds a
+lost head file. All checks block, and ``connection`` must have been opened with ``damaged`` (see ``connect_to_read``).
+``verify.py`` verifies the records themselves.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def opening_damage(path: Path, *, alone: bool) -> list[str]:
 
 
 def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
-    """Faults that SQLite finds in pages and indexes, and those of the keys table.
+    """Faults that SQLite finds in pages and indexes, and faults of the keys table.
 
     ``quick``: only what SQLite checks in about a second, without the keys table.
     """
@@ -118,7 +117,7 @@ def lost_head_file(store: Path, connection: sqlite3.Connection) -> Finding | Non
 
 
 def damage_text(error: Exception) -> str:
-    """The fault, without the advice to verify."""
+    """The text of a fault, without the advice to run ``verify``."""
     text = shown(str(error.__cause__ or error))
     return text.split(": ")[-1] if isinstance(error, OSError) else text
 

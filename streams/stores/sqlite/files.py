@@ -27,7 +27,8 @@ LOG_FILE: Final = "log.db"
 SEARCH_FILE: Final = "search.db"
 
 APPLICATION_ID: Final = 0x44535452
-"""``DSTR``: SQLite keeps it in the file's header, so that we, and ``file``, recognise a log."""
+"""``DSTR``. SQLite keeps this number in the file's header, so that Durable Stream and the command ``file`` recognise a
+log."""
 
 _IOERR_SHMSIZE: Final = 10 | 19 << 8
 
@@ -82,7 +83,8 @@ SCHEMA: Final = """
     """
 
 STEPS: Final[tuple[str, ...]] = (SCHEMA,)
-"""Numbered schema steps, forward only. A released step never changes. ``PRAGMA user_version`` counts those done."""
+"""Numbered schema steps, forward only. A released step never changes. ``PRAGMA user_version`` counts the completed
+steps."""
 
 SEARCH_STEPS: Final[tuple[str, ...]] = (
     """
@@ -112,12 +114,12 @@ class StoreInterrupted(StoreUnavailable):
 
 @contextmanager
 def translated(path: Path, doing: str) -> Iterator[None]:
-    """Translate SQLite's errors into the store's, so that no error of ``sqlite3`` leaves the backend.
+    """Translate SQLite's errors into the store's errors, so that no error of ``sqlite3`` leaves the backend.
 
     Raises:
         ForeignStore: the file is damaged or not a database.
         StoreLocked: another program holds it.
-        StoreUnavailable: it cannot be opened.
+        StoreUnavailable: the file cannot be opened.
         OSError: the disk is full, read-only or failing.
     """
     try:
@@ -175,9 +177,9 @@ def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
 def connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     """Open a file's one writing connection; create the file and upgrade its schema.
 
-    WAL with ``synchronous=FULL``, both read back. Raises as ``translated``, and:
+    Sets WAL mode and ``synchronous=FULL``, and reads both settings back. Raises the errors of ``translated``, and:
 
-        ForeignStore: written by a newer version, or not ours.
+        ForeignStore: a newer version or another program wrote the file.
     """
     _check_files(path)
     if not path.exists():
@@ -224,12 +226,13 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bool = False) -> ReadConnection | None:
-    """Open a connection that cannot write, for any thread or process; ``None`` without a file. Raises as above.
+    """Open a connection that cannot write, for any thread or process; ``None`` if there is no file. Raises the same
+    errors as ``connect_to_write``.
 
-    A caller that keeps it must ask it whether each read was valid: see ``at_rest.py``.
-    ``alone``: the caller holds the store's lock and does not have it open for writing. If SQLite cannot create its
-    shared memory file, as on a read-only file system or a full disk, nobody else can write either. Then a log
-    with an empty WAL is read as it is.
+    A caller that keeps the connection must ask it whether each read was valid: see ``at_rest.py``. ``alone``: the
+    caller holds the store's lock and does not have it open for writing. If SQLite cannot create its shared memory file,
+    as on a read-only file system or a full disk, nobody else can write either. Then a log with an empty WAL is read as
+    it is.
     """
     _check_files(path)
     if not path.exists():
@@ -326,7 +329,7 @@ def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool
 
 
 def _check_files(path: Path) -> None:
-    """Refuse links, which SQLite would follow, and modes it would copy to its files."""
+    """Refuse links, which SQLite would follow, and unsafe file modes, which SQLite would copy to its other files."""
     for suffix in ("", "-wal", "-shm"):
         file = path.with_name(path.name + suffix)
         refuse_link(file)
@@ -359,7 +362,7 @@ _FOREIGN: Final = f"another program wrote it, or its header is damaged: {VERIFY_
 
 
 def _is_named(path: Path) -> bool:
-    """True if ``store.json`` names the file as our log, so that it would be wrong to advise another home."""
+    """True if ``store.json`` names the file as our log, so that the advice to choose another home would be wrong."""
     if path.name != LOG_FILE:
         return False
     try:

@@ -1,18 +1,18 @@
 """The head file of a sqlite log: its last record, kept next to the database to detect lost records.
 
-SQLite treats a deleted, cut or damaged WAL as one that ends earlier, so the log reads as
-an earlier, intact log. To detect that, ``sqlite-head`` also holds the last record's position and
-hash, in the same format as the jsonl head file. It is written after a commit is durable and
-before it is acknowledged, in place and without a sync:
+SQLite treats a deleted, cut or damaged WAL like a WAL that ends earlier, so the log reads as an earlier, intact log. To
+detect that, ``sqlite-head`` also holds the last record's position and hash, in the same format as the jsonl head file.
+``sqlite-head`` is written after a commit is durable and before the commit is acknowledged, in place and without a sync:
 
-- *below the log's end*: a kill or a power loss left it there, and the next opening moves
-  it forward. Neither can leave it *beyond the end*: the system keeps a killed process's
-  writes in order, and the records that the file names were synced before a power loss.
-  Then records are lost, and the log is refused.
+- *below the log's end*: a kill or a power loss left the head file there, and the next opening moves it forward. Neither
+  of these can leave the head file *beyond the end*: the system keeps a killed process's writes in order, and the
+  records that the file names were synced before a power loss. So a head file beyond the end means that records are
+  lost, and the log is refused.
 - *missing* next to a log that holds records: it was lost, and ``verify`` says so, because the head file is created
   durably before the log.
 
-Its name does not begin like the names of SQLite's files, so deleting ``log.db-*`` does not delete it.
+The name ``sqlite-head`` does not begin like the names of SQLite's files, so deleting ``log.db-*`` does not delete the
+head file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HeadFile:
     """The head file of a log open for writing. Blocking; one writer."""
 
     def __init__(self, store: Path, connection: sqlite3.Connection) -> None:
-        """Open it and move it forward to the log's last record.
+        """Open the head file and move it forward to the log's last record.
 
         Raises:
             OSError: the head file cannot be written.
@@ -68,7 +68,7 @@ class HeadFile:
                 raise
 
     def write(self, position: int, hash_: bytes) -> None:
-        """Name the last record, which is already durable. Raises ``OSError``."""
+        """Write the position and hash of the last record, which is already durable. Raises ``OSError``."""
         Disk().rewrite(self._fd, format_head(Head(position, hash_.hex())))
 
     def close(self) -> None:
@@ -77,10 +77,11 @@ class HeadFile:
 
 
 def make_head_file(store: Path) -> bool:
-    """Create a missing head file before a log is opened for writing. Return whether one was lost.
+    """Create a missing head file before a log is opened for writing. Return true if a log exists and its head file was
+    lost.
 
     Raises:
-        CorruptLog: the log has fewer records than its head file says. Nothing changed.
+        CorruptLog: the log has fewer records than its head file says. Nothing was changed.
         StreamError: the log cannot be read.
         OSError: the file cannot be created.
     """
@@ -101,14 +102,14 @@ def make_head_file(store: Path) -> bool:
 
 
 def holds_known_log(store: Path, *, alone: bool = False) -> bool:
-    """True if ``log.db`` holds a log; an unreadable one counts, and the next read reports it.
+    """True if ``log.db`` holds a log. An unreadable file counts as a log, and the next read reports the damage.
 
     ``alone``: see ``connect_to_read``.
 
     Raises:
         CorruptLog: the log has fewer records than its head file says.
         ForeignStore: a file is a symbolic link.
-        StoreLocked: another program holds the file. The next attempt would wait as long again.
+        StoreLocked: another program holds the file. Another attempt would wait just as long.
     """
     path = store / LOG_FILE
     while True:

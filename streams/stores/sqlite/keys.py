@@ -1,9 +1,9 @@
 """Idempotency keys of a sqlite log, in a table filled many records at a time.
 
-A digest may fall anywhere in an index, so writing each with its record would change
-one page of the index for every record of a commit. Instead, the writer remembers the
-digests of its last records, up to ``FOLDED`` of them, and then writes them all in the order of the table, so
-that one page takes several. Opening reads the ones not yet written from their records.
+A digest may fall anywhere in an index, so writing each digest together with its record would change one page of the
+index for every record of a commit. Instead, the writer remembers the digests of its last records, up to ``FOLDED`` of
+them, and then writes them all in the order of the table, so that several fall on one page. Opening the log reads the
+digests that are not yet in the table from their records.
 
 ``keys`` holds exactly the keys of ``records`` up to ``keys_through.position``;
 ``verify`` compares them.
@@ -49,7 +49,7 @@ def find_key(connection: sqlite3.Connection, select: str, digest: bytes) -> tupl
 def find_known(
     connection: sqlite3.Connection, select: str, digest: bytes, recent: int | None
 ) -> tuple[Any, ...] | None:
-    """As ``find_key``, for the writer: ``recent`` is ``Keys.recent``, so no record has to be searched."""
+    """Like ``find_key``, for the writer: ``recent`` is ``Keys.recent``, so no records have to be searched."""
     where = _FIND[0] if recent is None else "position = ?2 AND key = ?1"
     given = [digest] if recent is None else [digest, recent]
     row: tuple[Any, ...] | None = connection.execute(f"{select} WHERE {where}", given).fetchone()
@@ -57,7 +57,7 @@ def find_known(
 
 
 def faults(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield the table's faults; each statement sees one state of the file. Reads all keys."""
+    """Yield the faults of the keys table. Reads all keys; each SQL statement sees one state of the file."""
     last: int = connection.execute(f"SELECT coalesce({_THROUGH}, -1)").fetchone()[0]
     for first in range(0, last + 1, COMPARED):
         lacking = connection.execute(
@@ -74,7 +74,7 @@ def faults(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 class Keys:
-    """The writer's view: which digests are stored, and where. One thread at a time."""
+    """The writer's view of the keys: which digests are stored, and where. Use it from one thread at a time."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -100,7 +100,7 @@ class Keys:
         self._remembered.update(written)
 
     def recent(self, digest: bytes) -> int | None:
-        """The place of a record whose digest is not in the table yet. May be called from any thread."""
+        """The position of a record whose digest is not in the table yet, or ``None``. May be called from any thread."""
         return self._remembered.get(digest)
 
     @property
@@ -109,7 +109,7 @@ class Keys:
         return len(self._remembered) >= FOLDED
 
     def fold(self) -> None:
-        """Write the remembered digests in a transaction of their own. If cut off, it changes nothing."""
+        """Write the remembered digests in a separate transaction, which changes nothing if it is cut off."""
         # Take the digests from the records, because the digests in memory may include those of pruned records.
         self._connection.execute("BEGIN IMMEDIATE")
         try:
@@ -123,7 +123,7 @@ class Keys:
 
 
 def forget_keys(connection: sqlite3.Connection, digests: Iterable[bytes]) -> None:
-    """Delete the digests of pruned records, within the transaction that deletes those."""
+    """Delete the digests of pruned records, within the transaction that deletes the records."""
     connection.executemany("DELETE FROM keys WHERE key = ?", ((digest,) for digest in digests))
 
 

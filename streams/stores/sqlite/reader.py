@@ -1,9 +1,8 @@
 """Read a sqlite log, in the sidecar and in other processes at the same time.
 
-A reader cannot write and never repairs. A reader sees committed records, which with
-``synchronous=FULL`` are durable. It fetches a few rows at a time, each
-fetch a query of its own that continues after the last position: no read transaction
-stays open between fetches, so the writer's checkpoints never wait for a reader.
+A reader cannot write and never repairs anything. A reader sees committed records, which with ``synchronous=FULL`` are
+durable. Reading fetches a few rows at a time, and each fetch is a separate query that continues after the last
+position. So no read transaction stays open between fetches, so the writer's checkpoints never wait for a reader.
 """
 
 from __future__ import annotations
@@ -57,18 +56,20 @@ Answer = TypeVar("Answer")
 
 
 class SqliteReader:
-    """``StreamReader`` over ``store/log.db``; a directory without one reads as empty.
+    """``StreamReader`` over ``store/log.db``; a directory without this file reads as an empty log.
 
     Raises:
-        ForeignStore: the file is damaged, not ours, or of a newer version.
-        StoreUnavailable: it cannot be opened.
+        ForeignStore: the file is damaged, or another program or a newer version wrote it.
+        StoreUnavailable: the file cannot be opened.
     """
 
     def __init__(self, store: Path, *, exists: bool = False, alone: bool = False) -> None:
-        """``exists``: a log without its file is gone, not empty. ``alone``: see ``connect_to_read``."""
+        """``exists``: the log once existed, so a missing file means that the log is gone, not empty. ``alone``: see
+        ``connect_to_read``."""
         self._store, self._path, self._alone = store, store / LOG_FILE, alone
         self._exists = exists
-        """True if the file exists or once existed. If it is missing then, the log is gone, not empty."""
+        """True if the file exists or once existed. In this case, a missing file means that the log is gone, not
+        empty."""
         self._connection: ReadConnection | None = None
         self._place: tuple[int, int] | None = None
         self._search: ReadConnection | None = None
@@ -118,7 +119,7 @@ class SqliteReader:
                 yield record
 
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
-        """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can tell."""
+        """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can find them."""
         if wanted.streams or wanted.text is not None or wanted.trace_id is not None or count > _FETCH:
             return None
         where, values = conditions(await self._with_whole_types(wanted))
@@ -224,7 +225,7 @@ class SqliteReader:
                 search.close()
 
     def let_go(self) -> None:
-        """Close the files, unless one is being read now. The next read opens those that exist then."""
+        """Close the files, unless one is being read now. The next read opens the files that exist at that time."""
         if self._lock.acquire(blocking=False):
             try:
                 self._close()
@@ -260,7 +261,7 @@ class SqliteReader:
                 return
 
     async def _of_streams(self, wanted: Filter) -> AsyncIterator[Record]:
-        """Yield matching records of ``wanted.streams``, merged by position, because the index has them by offset."""
+        """Yield matching records of ``wanted.streams``, merged by position, because the index orders them by offset."""
         head = await self._head_now()
         reads = [self._stream(stream, 0, head) for stream in dict.fromkeys(wanted.streams)]
         waiting: list[tuple[int, int, Record]] = []
@@ -279,7 +280,8 @@ class SqliteReader:
                 heapreplace(waiting, (following.position, number, following))
 
     async def _with_whole_types(self, wanted: Filter) -> Filter:
-        """``wanted`` with each ``agent.*`` replaced by the existing types, whose index is in position order."""
+        """``wanted`` with each prefix such as ``agent.*`` replaced by the existing types, because the index of one type
+        is in position order."""
         if not any(name.endswith(".*") for name in wanted.types):
             return wanted
         types = [row[0] for row in await self._fetch(_TYPES, [])]
@@ -296,8 +298,8 @@ class SqliteReader:
     async def _matching(self, where: str, values: list[Any], after: int) -> AsyncIterator[Record]:
         """Yield records that match a condition, after ``after`` up to the head at the first fetch.
 
-        With a condition it reads one range of positions at a time, which grows while few records match:
-        SQLite may have to sort the whole range, regardless of the limit.
+        With a condition, this method reads one range of positions at a time, and the range grows while few records
+        match: SQLite may have to sort the whole range, regardless of the limit.
         """
         head = await self._head_now()
         condition = f" AND {where}" if where else ""
@@ -426,7 +428,7 @@ class SqliteReader:
 
 
 def _place(path: Path) -> tuple[int, int] | None:
-    """The file to which a name now refers."""
+    """Device and inode of the file that ``path`` now names; ``None`` if there is none."""
     with suppress(OSError):
         found = path.stat()
         return found.st_dev, found.st_ino

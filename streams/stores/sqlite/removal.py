@@ -1,8 +1,7 @@
 """Prune and forget in a sqlite log, in chunks between other commits.
 
-A removal first notes its work in a transaction of its own; after a ``kill -9``, the
-next opening does the rest. At the end it empties the write-ahead file, which still
-holds the old pages, and gives free pages back.
+A removal first notes its work in a separate transaction; after a ``kill -9``, the next opening does the remaining work.
+At the end it empties the write-ahead file, which still holds the old pages, and returns free pages to the file system.
 
 A removal needs some space before it frees any. On a full disk it fails with an error, and is finished once there is
 space.
@@ -28,7 +27,7 @@ from streams.stores.sqlite.search import remove_search
 from streams.threads import InTurn
 
 FREE_PAGES: Final = 512
-"""Pages given back to the system at once."""
+"""How many free pages are returned to the file system at once."""
 
 Result = TypeVar("Result")
 
@@ -40,7 +39,8 @@ class Exclusive(Protocol):
 
 
 class SqliteRemover:
-    """The part of ``SqliteStore`` that removes. Blocking; ``InTurn`` lets one operation run at a time.
+    """The part of ``SqliteStore`` that removes records and payloads. Blocking; ``InTurn`` lets one operation run at a
+    time.
 
     ``changed`` is called after each transaction, while no commit is running.
     """
@@ -115,7 +115,8 @@ class SqliteRemover:
         return {name: ends[name] for name in ends if name not in marks or marks[name].offset < ends[name][1]}
 
     def _check(self, wanted: Mapping[str, tuple[int, int]], exclusively: Exclusive) -> None:
-        """Read the records to remove before noting anything. If one is damaged, this raises, and nothing is begun."""
+        """Read the records to remove, before anything is noted. If a record is damaged, raise, so that no removal
+        begins."""
         for name, (first, end) in wanted.items():
             while first < end:
                 self._turns.check()
@@ -123,7 +124,7 @@ class SqliteRemover:
                     first = exclusively(partial(tables.check_chunk, self._connection, name, first, end))
 
     def _work(self, exclusively: Exclusive) -> tuple[int, int, int, int]:
-        """Do all noted work. Return the records and bytes that were pruned, then those that were forgotten."""
+        """Do all noted work. Return how many records and bytes were pruned, and then how many were forgotten."""
         pruned = pruned_bytes = forgotten = saved = 0
         forgets = False
         with translated(self._path, "reading"):
@@ -189,7 +190,7 @@ class SqliteRemover:
             return result
 
     def _shrink(self, exclusively: Exclusive) -> None:
-        """Give free pages back, and empty the write-ahead file, which still holds the old pages."""
+        """Return free pages to the file system, and empty the write-ahead file, which still holds the old pages."""
         while exclusively(self._free_pages):
             self._turns.check()
             exclusively(self._give_back)
@@ -224,7 +225,7 @@ class SqliteRemover:
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """Turn a removal's system errors into the store's."""
+        """Translate the operating system's errors during a removal into the store's errors."""
         try:
             yield
         except OSError as error:

@@ -31,7 +31,7 @@ HEAD: Final = (
     "WITH kept (last) AS (SELECT coalesce(max(position), -1) FROM records)"
     " SELECT max(last, coalesce((SELECT max(end) - 1 FROM removed_ranges WHERE first <= last + 1), -1)) FROM kept"
 )
-"""The log's last position: that of its last record, or of the last pruned record that follows it without a gap."""
+"""The log's last position: the position of its last record, or of the last pruned record that follows without a gap."""
 
 SINGLES: Final = "single"
 """In ``pending``: forget the records in ``singles``."""
@@ -72,7 +72,8 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def load(connection: sqlite3.Connection) -> Removal:
-    """Everything but the entries. Call it within a transaction, so that it sees one state of the file."""
+    """Everything that was removed, without the entries. Call this within a transaction, so that it sees one state of
+    the file."""
     found = connection.execute("SELECT first, end FROM removed_ranges")
     ranges = Ranges(_as_written("removed_ranges", row, int, int) for row in found)
     found = connection.execute("SELECT stream, offset, hash, at_ms FROM bases")
@@ -112,7 +113,7 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 
 
 def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int], at_ms: int) -> None:
-    """Note what to do, and mark streams to forget as forgotten."""
+    """Record what is to be done, and mark the streams to forget as forgotten."""
     rows = [(what, name, offset, at_ms) for name, offset in offsets.items()]
     connection.executemany("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
     if what == "forget":
@@ -121,7 +122,7 @@ def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int],
 
 
 def begin_singles(connection: sqlite3.Connection, positions: Iterable[int], at_ms: int) -> None:
-    """Note single records to forget; skip those that do not exist."""
+    """Record which single records are to be forgotten; skip positions without a record."""
     connection.executemany(
         "INSERT OR IGNORE INTO singles SELECT position, (SELECT name FROM streams WHERE id = stream), offset, ?"
         " FROM records WHERE position = ?",
@@ -149,7 +150,7 @@ def singles_among(connection: sqlite3.Connection, positions: Iterable[int]) -> d
 def forget_singles(connection: sqlite3.Connection, after: int) -> tuple[int, int, int | None]:
     """Turn the next single records after a position into digests. Return (count, bytes saved, next).
 
-    ``None``: there are no more.
+    ``next`` is ``None`` if there are no more such records.
     """
     rows = _rows(connection, _NEXT_SINGLES, [after, CHUNK])
     count, saved = _to_digests(connection, rows)
@@ -194,7 +195,7 @@ def forget_chunk(connection: sqlite3.Connection, stream_id: str, first: int, off
 
 
 def _to_digests(connection: sqlite3.Connection, rows: Iterable[_Row]) -> tuple[int, int]:
-    """Replace these records' payloads. Return how many had one, and the bytes saved."""
+    """Replace these records' payloads by digests. Return how many records had a payload, and the bytes saved."""
     changed = []
     saved = 0
     for row in rows:
@@ -209,7 +210,7 @@ def _to_digests(connection: sqlite3.Connection, rows: Iterable[_Row]) -> tuple[i
 
 
 def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int) -> int:
-    """Read the next records from ``first`` to below ``end`` as a removal will. Return the next offset.
+    """Read the next records from ``first`` to below ``end`` in the same way as a removal. Return the next offset.
 
     Raises:
         DamagedRow: one of them is damaged. Only records that are known to be intact may be removed.
@@ -221,7 +222,7 @@ def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end:
 
 
 def finish(connection: sqlite3.Connection) -> None:
-    """Note that all work is done."""
+    """Record that all work is done."""
     connection.execute("DELETE FROM pending")
     connection.execute("UPDATE removals SET version = version + 1")
 
@@ -267,7 +268,7 @@ def _chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int)
 
 
 def _fields_of(row: _Row) -> dict[str, Any]:
-    """The event's fields. Raises ``DamagedRow`` if it is not what was written."""
+    """The event's fields. Raises ``DamagedRow`` if the event is not what was written."""
     if crc32(row.event) != row.crc:
         raise DamagedRow("records", f"record {row.position} has a wrong checksum")
     try:

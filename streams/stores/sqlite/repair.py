@@ -32,7 +32,7 @@ SearchFault = Literal["damaged", "ahead"]
 
 
 def copy_rows(store: Path, target: Path) -> None:
-    """Copy every row of the log, after taking in its WAL, to a new database ``target`` with indexes of its own.
+    """First move the log's WAL into its database, then copy every row to a new database ``target``, with new indexes.
 
     Raises:
         ForeignStore: a row cannot be read.

@@ -33,7 +33,7 @@ KEY: Final = 9
 
 
 def row_of(placed: Placed, stream: int, digest: bytes, index: int, count: int) -> Row:
-    """The row of a new record, in the table's column order; ``digest`` is its key's."""
+    """The row of a new record, in the table's column order; ``digest`` is the digest of the record's key."""
     (event, canonical, *_), offset, position, hash_ = placed
     return (
         position,
@@ -55,7 +55,7 @@ def row_of(placed: Placed, stream: int, digest: bytes, index: int, count: int) -
 
 
 def stored_row(record: Stored, event: StreamEvent, stream: int) -> Row:
-    """The row of a stored record of ``event``, as ``row_of`` gives it."""
+    """The row of a stored record, whose event is ``event``, in the form that ``row_of`` returns."""
     return (
         record.position,
         stream,
@@ -76,10 +76,10 @@ def stored_row(record: Stored, event: StreamEvent, stream: int) -> Row:
 
 
 def record_of(row: Sequence[Any], file: str) -> Record:
-    """The record of ``COLUMNS``. Verifies the checksum.
+    """The record in a row of ``COLUMNS``. Verifies the checksum.
 
     Raises:
-        CorruptLog: the row is damaged; its line is the row's number.
+        CorruptLog: the row is damaged; the error's ``line`` is the row's number.
     """
     position, offset, hash_, crc, event = row
     try:
@@ -92,7 +92,8 @@ def record_of(row: Sequence[Any], file: str) -> Record:
 
 
 def conditions(wanted: Filter) -> tuple[str, list[Any]]:
-    """A ``WHERE`` text and its parameters for all of ``wanted`` but its text; ``""`` for no condition."""
+    """A ``WHERE`` clause and its parameters for all conditions of ``wanted`` except its text; ``""`` if there are
+    none."""
     parts: list[str] = []
     values: list[Any] = []
     if wanted.types:

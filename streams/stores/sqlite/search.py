@@ -1,9 +1,8 @@
-"""The full-text index of a sqlite log: every payload's text, in trigrams, in a file of its own.
+"""The full-text index of a sqlite log: every payload's text, in trigrams, in a separate file.
 
-The index is derived from the log, so it may lag or be deleted at any time. A search asks it for the
-records it has indexed and reads the rest, so results never depend on
-it. Trigrams without positions (``detail=none``) find candidates for any part of a
-text of three characters or more; the filter itself decides.
+The index is derived from the log, so it may lag or be deleted at any time. A search asks the index for matching indexed
+records, and reads all other records itself, so results never depend on the index. Trigrams without positions
+(``detail=none``) find candidates for any part of a text of three characters or more; the filter itself decides.
 """
 
 from __future__ import annotations

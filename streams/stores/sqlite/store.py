@@ -45,7 +45,8 @@ after a crash."""
 PAGE_BYTES: Final = 4096
 
 PAGES_OF_A_ROW: Final = 1
-"""How many index pages a row changes, apart from its own page: slightly more than measured for a commit of 64."""
+"""How many index pages a row changes, apart from its own page: slightly more than measured for a commit of 64
+records."""
 
 Result = TypeVar("Result")
 
@@ -86,7 +87,8 @@ class SqliteStore(KeepsHints):
         self._fresh: dict[bytes, Placed] = {}
         self._digests: dict[str, bytes] = {}
         self._stored: dict[bytes, int] = {}
-        """For the current commit: the digests of its keys, and the positions of those stored before."""
+        """For the current commit: ``_digests`` has the digests of its keys, and ``_stored`` maps the digests of keys
+        that were stored before to the positions of their records."""
         self._wal_pages = 0
         """About how many WAL pages are not in the database file. The WAL's size does not show it: SQLite overwrites
         moved pages, and never shortens the file."""
@@ -103,8 +105,8 @@ class SqliteStore(KeepsHints):
 
         Raises:
             CorruptLog: records are missing at the end, as the head file shows, or among pruned ones.
-            ForeignStore: damaged, not ours, or newer.
-            StoreUnavailable: held by another program, or it cannot be opened.
+            ForeignStore: the file is damaged, or another program or a newer version wrote it.
+            StoreUnavailable: another program holds the file, or the file cannot be opened.
         """
         return await asyncio.to_thread(cls, store)
 
@@ -118,7 +120,7 @@ class SqliteStore(KeepsHints):
             return load(self._connection)
 
     def _removed_some(self) -> None:
-        """Drop what is remembered of the file, because it is out of date."""
+        """Drop everything cached from the file, because it is out of date."""
         self._tails.clear()
         self.recent.clear()
         self._has_entries = True
@@ -284,7 +286,7 @@ class SqliteStore(KeepsHints):
         are then missing.
         """
         if pruned_end > self._next:
-            reason = f"records {self._next} to {pruned_end - 1} were written, but not all of them were pruned"
+            reason = f"records {self._next} to {pruned_end - 1} are missing, but not all of them were pruned"
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
 
     def guard(self, check: Callable[[], None]) -> None:
@@ -292,7 +294,7 @@ class SqliteStore(KeepsHints):
         self._commits.check = check
 
     def _between(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` between two commits; the reader closes what it may delete."""
+        """Run ``work`` between two commits. First the reader closes the search index, which ``work`` may delete."""
         self._reader.let_go_of_search()
         return self._commits.exclusively(work)
 
@@ -368,7 +370,7 @@ class SqliteStore(KeepsHints):
     def _tidy(self) -> None:
         """Between two commits, write the remembered keys, and move the WAL into the database file.
 
-        SQLite would do the second automatically, but does not report a failed sync, and trusts the next one.
+        SQLite would move the WAL automatically, but it does not report a failed sync, and it trusts the next sync.
         """
         if self._keys.are_many:
             self._keys.fold()
@@ -377,7 +379,8 @@ class SqliteStore(KeepsHints):
             self._wal_pages = 0
 
     def _abandon(self) -> None:
-        """After a failed write, roll back what was not committed; else SQLite drops it at the next opening."""
+        """After a failed write, roll back what was not committed. If that fails, too, SQLite drops it at the next
+        opening."""
         with suppress(sqlite3.Error):
             self._connection.rollback()
 

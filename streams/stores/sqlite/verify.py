@@ -1,4 +1,4 @@
-"""Verify a whole sqlite log, row by row, to its end, past any fault.
+"""Verify a whole sqlite log, row by row to its end, continuing after each fault.
 
 A row has everything twice: in its columns, which queries use, and in the
 event's bytes, which the chain covers. So the bytes reveal a changed column, the checksum
@@ -64,7 +64,7 @@ _NAMED: Final = (
     "SELECT position, (SELECT name FROM streams WHERE id = stream)"
     " FROM records INDEXED BY records_by_stream WHERE position > ?"
 )
-"""Where records must be, and their streams, from an index alone. Used for unreadable rows."""
+"""Selects the positions of records, and their streams, from an index alone. Used for unreadable rows."""
 
 _TYPES: Final = {"position": int, "offset": int, "hash": bytes, "crc": int, "batch_index": int, "event": bytes}
 
@@ -110,7 +110,7 @@ class SqliteVerification:
     _hash_at_head: bytes | None = None
     """The hash of the record that the head file names, once read."""
     _named: dict[int, str | None] | None = None
-    """Positions and streams by the index, once a row was unreadable."""
+    """Positions and streams according to the index; filled once a row is unreadable."""
     _scanned: int = NOTHING
     """The last position read one by one."""
 
@@ -277,7 +277,7 @@ class SqliteVerification:
                     row = connection.execute(f"{_QUERY} = ?", [position]).fetchone()
             except DAMAGE as error:
                 if not self._named:
-                    self._find("corrupt", position, None, f"SQLite cannot read on: {damage_text(error)}")
+                    self._find("corrupt", position, None, f"SQLite cannot read any further: {damage_text(error)}")
                     return read, True
                 reason = f"the page that holds it cannot be read: {damage_text(error)}"
                 self._find("corrupt", position, self._named.get(position), reason)
@@ -288,7 +288,7 @@ class SqliteVerification:
                 self._judge(_Row(*row))
                 read += len(row[-1]) if isinstance(row[-1], bytes) else 0
         if not self._named and not read:
-            self._find("corrupt", begin, None, f"SQLite cannot read on: {damage}")
+            self._find("corrupt", begin, None, f"SQLite cannot read any further: {damage}")
             return 0, True
         return read, bool(self._named) and self._scanned >= end
 
@@ -311,7 +311,8 @@ class SqliteVerification:
             self._lost = self._last + 1
 
     def _check_file(self, connection: sqlite3.Connection) -> None:
-        """Check the file as a whole, including its indexes; a quick check covers only as much as it can in its time."""
+        """Check the file as a whole, including its indexes; a quick check covers only as much as it can in about a
+        second."""
         if not self._told and not self._found:
             self._find_in_file(opening_damage(self._path, alone=self.alone))
         self._find_in_file(content_damage(self._path, connection, quick=self.quick))
@@ -327,7 +328,7 @@ class SqliteVerification:
         expected = ranges.following(self._last + 1)
         begun = row.position - row.batch_index
         if ranges.holds(row.position):
-            self._find("tampered", row.position, row.stream, "the log says that it was pruned, but it is there")
+            self._find("tampered", row.position, row.stream, "the log says that it was pruned, but it exists")
             self._last = row.position
             return
         if row.position != expected:

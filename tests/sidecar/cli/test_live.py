@@ -51,7 +51,7 @@ class TestFollow:
 
     def test_it_waits_for_a_log_that_does_not_exist_yet(self, tmp_path: Path, started: list[Process]) -> None:
         started.append(follower := Process(tmp_path / "home", "log", "ses_a", "--follow", "--json"))
-        assert "Waiting for it" in follower.err.get(timeout=LIMIT_SECONDS)
+        assert "Waiting for the stream" in follower.err.get(timeout=LIMIT_SECONDS)
         asyncio.run(append(tmp_path / "home" / "store", [events(1, prefix="f")]))
         assert follower.record()["event"]["stream_id"] == "ses_a"
 

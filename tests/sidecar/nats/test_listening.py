@@ -204,7 +204,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     sidecar: subprocess.Popen[bytes] | None = None
     try:
         said = process.err.get(timeout=HANG_SECONDS)
-        assert "no sidecar is running" in said and "Waiting for it" in said and said.count("\n") == 1
+        assert "no sidecar is running" in said and "Waiting for the server" in said and said.count("\n") == 1
         sidecar = start(home)
         running(home)
         while not said.startswith("Listening to "):
@@ -239,7 +239,8 @@ def test_notices_on_a_terminal_are_broken_at_words(tmp_path: Path, width: int) -
     lines = ANSI.sub("", said.decode()).split("\r\n")
     options = ConnectOptions(("nats://127.0.0.1:1",))
     assert " ".join(" ".join(lines).split()) == (
-        f"{translated(ConnectionRefusedError(errno.ECONNREFUSED, ''), options)}. Waiting for it; press Ctrl-C to stop."
+        f"{translated(ConnectionRefusedError(errno.ECONNREFUSED, ''), options)}. Waiting for the server; "
+        "press Ctrl-C to stop."
     )
     assert max(map(len, lines)) <= width
 

@@ -1,1 +1,1 @@
-"""OpenCode 2: what the durable events of its sessions are recorded as. Pure."""
+"""Translates the durable events of OpenCode 2's sessions into events of the log. Pure."""

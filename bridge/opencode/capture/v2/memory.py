@@ -1,7 +1,7 @@
 """What the translator remembers about a session between two events that make records.
 
-The log has none of this. After a restart, the session's own log is read again from the start or the end of its last
-turn.
+The log has nothing of this memory. After a restart, OpenCode's log of the session is read again, from the start or the
+end of the session's last turn.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Memory:
     is_new: bool = False
     """True from the event in ``execution`` until the first step or compaction."""
     promoted: list[tuple[str, int]] = field(default_factory=list)
-    """Inputs that the next step answers, with their times."""
+    """Inputs that the next step will answer, with their times."""
     declined: bool = False
     calls: OrderedDict[tuple[str | None, str], Call] = field(default_factory=OrderedDict)
     begun: OrderedDict[tuple[str, str | None, Any], int] = field(default_factory=OrderedDict)

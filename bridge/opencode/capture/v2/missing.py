@@ -17,7 +17,8 @@ from bridge.opencode.capture.state import SessionState
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the service's API says about a session now: its description, its newest messages and its waiting inputs."""
+    """What the service's API says about a session now: the session's description, newest messages and waiting
+    inputs."""
 
     info: dict[str, Any] = field(default_factory=dict)
     messages: tuple[dict[str, Any], ...] = ()
@@ -25,7 +26,7 @@ class Told:
 
 
 def tells_more(session: SessionState, told: Told, before_ms: int | None = None) -> bool:
-    """True if the service has something from before ``before_ms`` that the log does not have.
+    """True if the service has something from before ``before_ms`` (ms UTC) that the log does not have.
 
     While a turn is open, anything may be missing.
     """

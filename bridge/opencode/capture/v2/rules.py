@@ -1,6 +1,6 @@
 """Rules for inputs, turns, steps, errors and asks of OpenCode 2. Pure.
 
-The rules table names these methods; each emits what one event of the service becomes.
+The rules table names these methods; each method emits the records of one event of the service.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class HostRules(Emitter):
         self.end_turn(entry, session, outcome)
 
     def end_dead_turn(self, service: Service, session: SessionState) -> None:
-        """End the turn of a process that is gone, at the time of its last event."""
+        """End the open turn of a process that is gone, at the time of the turn's last event."""
         turn = session.turn
         if turn is not None:
             outcome = None if turn.finish in _ANSWERED else INTERRUPTED
@@ -288,7 +288,7 @@ class HostRules(Emitter):
         self._put_in_turn(entry, session, "execution.step", event.key, payload, cause)
 
     def shell_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """A person's ``!`` command: an input, and a turn of one step that no model answers."""
+        """Record a person's ``!`` command: an input, and a turn of one step that no model answers."""
         shell, result = mapping(event.data.get("shell")), mapping(event.data.get("output"))
         command, message, code = text(shell.get("command")), text(shell.get("id")) or event.key, shell.get("exit")
         time = mapping(shell.get("time"))
@@ -338,7 +338,7 @@ class HostRules(Emitter):
         self._error(entry, session, event, shapes.error_of(mapping(event.data.get("error"))))
 
     def retried(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """A failed attempt that is repeated is not an error of the turn."""
+        """Record a failed attempt that will be repeated, so it is not an error of the turn."""
         payload = present(
             message=shapes.message_id(event),
             turn=_turn_message(session),

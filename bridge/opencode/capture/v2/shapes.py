@@ -1,8 +1,8 @@
 """Reads the events of an OpenCode 2 service, in the names of the preview and of the release. Pure.
 
 An event is ``{id, created, type, data, durable?: {aggregateID, seq}}``. The preview (0.0.0-next) and the release (2.x)
-name some things differently; ``HostEvent`` has one name for each. Nothing here relies on a shape: missing values are
-left out, and odd values are kept as they are.
+use different names for some events and fields; ``HostEvent`` has one name for each. Nothing here relies on a shape:
+missing values are left out, and odd values are kept unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RENAMED = {
     "inbox.enqueued": "input.admitted",
     "inbox.delivered": "input.promoted",
 }
-"""The release's names → the preview's names."""
+"""Maps the names in the release to the names in the preview."""
 
 _INTERRUPTED = "Tool execution interrupted"
 _STATUS = re.compile(r"\bHTTP (\d{3})\b")
@@ -28,7 +28,8 @@ _BODY = re.compile(r":?\s*[\[{<].*", re.DOTALL)
 class HostEvent:
     """One event of the service. ``name`` is its type without ``session.``, in the preview's words.
 
-    ``seq`` is its place in its session's durable log; ``None`` for an event that the service only announces.
+    ``seq`` is the event's number in the durable log of its session; ``None`` for an event that the service only
+    announces.
     """
 
     type: str
@@ -41,13 +42,13 @@ class HostEvent:
 
     @property
     def key(self) -> str:
-        """The event's id, which is the same live and in the durable log."""
+        """The event's id, which is the same in the live events and in the durable log."""
         return self.id or f"{self.seq}"
 
     @property
     def reach(self) -> int:
         """The last event number that the event covers: a fork's first event covers all the events that the fork
-        inherits. -1 if none.
+        inherits. -1 for an event without a number.
         """
         own = -1 if self.seq is None else self.seq
         return max(own, number(self.data.get("parentSeq")) or 0) if self.name == "forked" else own
@@ -76,7 +77,8 @@ def read_event(value: Any) -> HostEvent | None:
 
 
 def session_info(data: dict[str, Any]) -> dict[str, Any]:
-    """A session as OpenCode 1 describes one, from ``session.created`` or from ``GET /api/session/{id}``."""
+    """A session in the form in which OpenCode 1 describes one, read from ``session.created`` or from ``GET
+    /api/session/{id}``."""
     info = mapping(data.get("info")) or data
     location = mapping(info.get("location"))
     return {
@@ -188,7 +190,8 @@ def tool_result(event: HostEvent) -> dict[str, Any]:
 
 
 def ask_of(event: HostEvent) -> tuple[str, str, str, dict[str, Any]] | None:
-    """``(request, kind, state, content)`` of a permission, question or form, in OpenCode 1's words; else ``None``."""
+    """``(request, kind, state, content)`` of a permission, question or form, in OpenCode 1's words; ``None`` for other
+    events."""
     domain, _, state = event.name.partition(".")
     data = event.data
     if domain == "permission" and state in ("asked", "replied"):

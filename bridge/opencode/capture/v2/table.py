@@ -1,7 +1,8 @@
 """The table that says what each event of an OpenCode 2 service is recorded as.
 
-The translator dispatches on it and ``docs/events.md`` is generated from it, so code and documentation cannot disagree.
-Measured on OpenCode 0.0.0-next-16350; the release's other names (``session.inbox.*``, ``id`` for ``callID``) are read.
+The translator dispatches on this table, and ``docs/events.md`` is generated from it, so code and documentation cannot
+disagree. Measured on OpenCode 0.0.0-next-16350; the release's other names (``session.inbox.*``, ``id`` for ``callID``)
+are read.
 """
 
 from __future__ import annotations

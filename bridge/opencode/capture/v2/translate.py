@@ -1,12 +1,12 @@
 """The translator of OpenCode 2: turns a service's events into the events of the log. Pure, sans-I/O.
 
 ``feed`` takes the events of a session's durable log in the order of their ``seq``, and the asks, which the service only
-announces. A session is placed by ``appear`` before its first event. ``drain`` returns the events made from them.
+announces. A session is placed by ``appear`` before its first event. ``drain`` returns the resulting events of the log.
 
 Keys come from the service's own ids, so an event that is read twice is recorded once. After a restart, a reader
 continues each session from the ``host_seq`` and ``host_turn`` that ``CaptureState`` holds for it.
 
-For the same activity it makes the same events as OpenCode 1's translator.
+For the same activity, this translator makes the same events as OpenCode 1's translator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HostTranslator(HostRules):
     # --- called by the owner ---
 
     def appear(self, service: Service, info: dict[str, Any], at_ms: int | None = None) -> None:
-        """Place a session that the log does not have. Its parent must be placed first.
+        """Place a session that the log does not have. The session's parent must be placed first.
 
         ``info`` is the service API's description of the session, or the data of its ``session.created``.
         """
@@ -66,7 +66,8 @@ class HostTranslator(HostRules):
             self._called[child] = shapes.message_id(event), shapes.call_id(event)
 
     def feed(self, service: Service, event: HostEvent, *, known: bool = False) -> None:
-        """Take one event. A ``known`` event is only remembered, because its records are already in the log."""
+        """Take one event. If ``known`` is set, the event is only remembered, because its records are already in the
+        log."""
         memory = self._memories.setdefault(event.session or "", Memory())
         session = self.state.sessions.get(event.session or "")
         rule = BY_NAME.get(event.name)
@@ -98,13 +99,14 @@ class HostTranslator(HostRules):
             self._end(entry_of(service, self._identity.now_ms(), None), session, "gone")
 
     def end_dead(self, service: Service, session_id: str) -> None:
-        """Record the end of a session's turn that no process is running."""
+        """Record the end of a session's turn that no process is running any more."""
         session = self.state.sessions.get(session_id)
         if session is not None and session.turn is not None:
             self.end_dead_turn(service, session)
 
     def gap(self, service: Service, session_id: str, after: int, until: int, reason: str) -> None:
-        """Record that these events are lost, at the time of the last one before them. Reading continues after them."""
+        """Record that the events between ``after`` and ``until`` are lost, with the time of the last event before the
+        gap. Reading continues after the gap."""
         session = self.state.sessions.get(session_id)
         self.counts["gaps"] += 1
         payload = {"reason": reason, "lost": until - after, "first_seq": after + 1, "last_seq": until}
@@ -113,7 +115,7 @@ class HostTranslator(HostRules):
         self.put(entry, session, "capture.gap", f"{session_id}:{after + 1}", {**payload, "session": session_id})
 
     def forget(self, session_id: str) -> None:
-        """Forget what is remembered about a session, because its log will be read again."""
+        """Forget what is remembered about a session, because OpenCode's log of the session will be read again."""
         self._memories.pop(session_id, None)
 
     # --- what a session is ---
