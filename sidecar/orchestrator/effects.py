@@ -8,7 +8,7 @@ same request is repeated after a crash or a lost answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sidecar.orchestrator.host import Host, HostAbsent, Part
@@ -16,6 +16,9 @@ from sidecar.orchestrator.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.orchestrator.notices import WAKE
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
+
+KEPT_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, *(0.5 for _ in range(18)))
+"""The pauses, in seconds, after the looks for a message in the session's history: some 10 seconds in all."""
 
 LATE_LOOKS: Final = 10
 LATE_SECONDS: Final = 0.3
@@ -107,8 +110,9 @@ class Wake(_Kind):
     """``opencode.wake``: sends notices to a user's session, only while the session is idle, and only through the host
     of the session.
 
-    Result: ``{"status": "sent" | "busy" | "absent"}``. A busy session or an absent OpenCode is not a failure. The agent
-    tries again when the session's turn ends, or when an OpenCode for the session is connected again.
+    Result: ``{"status": "sent" | "busy" | "absent"}``, and after ``sent`` also ``kept``: whether the session's history
+    has the message. A busy session or an absent OpenCode is not a failure. The agent tries again when the session's
+    turn ends, or when an OpenCode for the session is connected again.
     """
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
@@ -127,7 +131,16 @@ class Wake(_Kind):
             model=about.get("model"),
             reply=bool(args.get("wake", True)),
         )
-        return {"status": "sent"}
+        return {"status": "sent", "kept": await self._is_kept(session, args["texts"], about.get("directory", ""))}
+
+    async def _is_kept(self, session: str, texts: Sequence[Mapping[str, Any]], directory: str) -> bool:
+        """Whether the session's history has every text. OpenCode 1 saves a message a moment after it accepts it."""
+        for pause in KEPT_PAUSES:
+            held = [await self._host.holds(session, each["key"], directory=directory) for each in texts]
+            if all(held):
+                return True
+            await asyncio.sleep(pause)
+        return False
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``: the next attempt finds any message that was sent."""

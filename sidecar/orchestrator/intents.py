@@ -181,7 +181,7 @@ class IntentAgent:
             case "lifecycle.session.created":
                 return self._child(event)
             case "agent.input":
-                return notices.seen(self.data, event) + self._answered_by(event)
+                return self._answered_by(event)
             case "agent.error":
                 return self._prompt_refused(event)
             case "lifecycle.session.ended":

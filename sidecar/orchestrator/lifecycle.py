@@ -55,14 +55,14 @@ session is being prompted again. ``finishing``: the changes in the worktree are 
 forbade the intent."""
 
 NOTICE: Final[dict[str, dict[str, str]]] = {
-    "queued": {"notice.sending": "sending", "notice.returned": "returned", "notice.observed": "observed"},
+    "queued": {"notice.sending": "sending", "notice.returned": "returned"},
     "sending": {
         "notice.sent": "sent",
         "notice.held": "queued",
         "notice.returned": "returned",
         "notice.observed": "observed",
     },
-    "sent": {"notice.observed": "observed", "notice.held": "queued"},
+    "sent": {"notice.held": "queued"},
     "returned": {"notice.observed": "observed", "notice.held": "queued"},
     "observed": {},
 }

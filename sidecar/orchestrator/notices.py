@@ -78,7 +78,9 @@ def woken(state: State, event: StreamEvent, session: str, result: dict[str, Any]
     """Handle the result of the effect ``opencode.wake``."""
     sending = [n for n in state.notices.values() if n.session == session and n.state == "sending"]
     if result.get("status") == "sent":
-        return [Output("notice.sent", {"notice": n.id, "ts": event.ts}) for n in sending]
+        # OpenCode reports a message before it saves the message, and may die in between. Only the history is proof.
+        type_ = "notice.observed" if result.get("kept") else "notice.sent"
+        return [Output(type_, {"notice": n.id, "ts": event.ts}) for n in sending]
     why = str(result.get("status") or event.payload.get("error", ""))
     about = {"why": why, "again": bool(state.nudged.get(session))}
     # After an error, set a time for the next attempt. A busy session and an absent OpenCode need none, because an event
@@ -92,20 +94,6 @@ def woken(state: State, event: StreamEvent, session: str, result: dict[str, Any]
 
 def _pause(failures: int) -> int:
     return min(AGAIN_MS << min(failures, 10), LONGEST_AGAIN_MS)
-
-
-def seen(state: State, event: StreamEvent) -> list[Output]:
-    """Handle a message in a session that carries the key of a notice, so the notice has arrived."""
-    parts = event.payload.get("parts")
-    # OpenCode 1 keeps our mark in a part of the message, and OpenCode 2 keeps it in the message itself.
-    marked = [event.payload, *(parts if isinstance(parts, list) else [])]
-    keys = {
-        mark.get("key")
-        for part in marked
-        if isinstance(part, dict) and isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict)
-    }
-    found = [n for n in state.notices.values() if n.key and n.key in keys and n.state != "observed"]
-    return [Output("notice.observed", {"notice": n.id, "message": event.payload.get("message")}) for n in found]
 
 
 def returned(state: State, event: StreamEvent) -> list[Output]:

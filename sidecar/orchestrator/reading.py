@@ -36,11 +36,12 @@ async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
 async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
     """Every checkpoint, oldest first: the checkpoints that the agent ``checkpoints`` knows, and the asks of all other
     sessions."""
+    # Read the agent's stream last, or an ask that it takes meanwhile would look like an ask of the user's own session.
+    catalog, _ = await catalog_of(reader)
     agent = CheckpointAgent()
     async for event in _outputs(reader, checkpoints.NAME):
         agent.apply(event)
     found = dict(agent.data.checkpoints)
-    catalog, _ = await catalog_of(reader)
     for ask in catalog.asks():
         identifier = checkpoint_id(ask.session, ask.request)
         record = await reader.find_event(ask.event) if identifier not in found else None

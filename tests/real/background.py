@@ -69,9 +69,14 @@ def window(client: RealOpenCode, *arguments: str, columns: int = COLUMNS) -> Ter
     return Terminal([str(client.binary), *arguments], client.project, environment, columns=columns)
 
 
-def only(durable: DurableStream, kind: str) -> dict[str, Any]:
-    """The one thing that waits for a person."""
-    wait_until(lambda: [each["kind"] for each in durable.lines("checkpoints")] == [kind], f"a {kind} that waits")
+def only(durable: DurableStream, kind: str, *, background: bool = True) -> dict[str, Any]:
+    """The one thing that waits for a person, and for background work, once its intent is known, too."""
+
+    def waits() -> bool:
+        rows = durable.lines("checkpoints")
+        return [each["kind"] for each in rows] == [kind] and (rows[0]["intent"] is not None) == background
+
+    wait_until(waits, f"a {kind} that waits")
     return durable.lines("checkpoints")[0]
 
 

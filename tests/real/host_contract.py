@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from sidecar.orchestrator import v1, v2
+from sidecar.orchestrator.effects import Wake
 from sidecar.orchestrator.host import Part
 from sidecar.orchestrator.notify_effects import Answering
+from sidecar.runtime.effects.policy import Effect
 from tests.real.model_server import HANG_LIMIT_S, MODEL_ID, ModelServer
 
 MODEL = f"mock/{MODEL_ID}"
@@ -157,6 +159,16 @@ class HostContract:
         assert await self.answered(session) == "second"
         for number in range(2):
             assert await self.holds(session, f"parts:{number}")
+        assert self.calls(session) == 1
+
+    async def test_a_wake_counts_as_kept_only_once_the_history_has_it(self) -> None:
+        session = await self.users()
+        args = {"session": session, "texts": [{"key": f"{session}:wake:0", "text": "SAY:awake"}], "wake": True}
+        effect = Effect(kind="opencode.wake", args=args, run="int_1")
+        assert await Wake(self.host).run(effect, "key") == {"status": "sent", "kept": True}
+        assert await self.holds(session, "wake:0")
+        await until(lambda: self.is_last(session, "awake"))
+        assert await Wake(self.host).run(effect, "key") == {"status": "sent", "kept": True}
         assert self.calls(session) == 1
 
     async def test_a_note_wakes_nobody_until_the_next_message(self) -> None:

@@ -107,7 +107,7 @@ def test_a_question_of_background_work_is_answered_from_the_command_line(
 
 def test_an_answer_in_opencode_closes_the_checkpoint(client: RealOpenCode, durable: DurableStream) -> None:
     client.prompt_async(client.create_session("parent"), 'CALL:bash {"command": "echo x", "description": "x"}')
-    asked = only(durable, "permission")
+    asked = only(durable, "permission", background=False)
     client.reply_permission(asked["request"], "once")
     wait_until(lambda: waiting(durable) == [], "the end of the checkpoint")
     assert refused(durable, "checkpoints", asked["request"], "--answer", "once") == "no-checkpoint"
@@ -118,7 +118,7 @@ def test_what_a_session_of_the_users_asks_is_answered_from_the_command_line(
 ) -> None:
     session = client.create_session("parent")
     client.prompt_async(session, 'CALL:bash {"command": "echo from afar", "description": "x"}')
-    asked = only(durable, "permission")
+    asked = only(durable, "permission", background=False)
     assert (asked["session"], asked["intent"]) == (session, None)
     durable.cli("checkpoints", asked["id"][:10], "--answer", "once")
     wait_until(lambda: "from afar" in json.dumps(client.messages(session)[1:]), "the end of the command")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.orchestrator.notices import WAKE
-from tests.sidecar.orchestrator.world import World
+from tests.sidecar.orchestrator.world import World, later
 
 
 def test_a_message_whose_attempts_failed_is_sent_again_later_and_later() -> None:
@@ -26,8 +26,22 @@ def test_a_message_whose_attempts_failed_is_sent_again_later_and_later() -> None
         assert world.happens("tick", now=due) == ["notice.sending"]
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     world.settle()
-    world.sees("ses_user")
     assert world.agent.data.notices["ntc_a"].state == "observed" and world.agent.deadline() is None
+
+
+def test_a_message_that_opencode_accepted_and_did_not_save_is_sent_again() -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    world.ends(world.intent("a"))
+    world.keeps = False
+    world.settle()
+    parts = [{"metadata": {"durable_stream": {"key": world.agent.data.notices["ntc_a"].key}}}]
+    world.happens("agent.input", session="ses_user", message="msg_1", parts=parts)
+    assert world.messages == {} and world.agent.data.notices["ntc_a"].state == "sent"
+    later(world, 61)
+    assert len(world.messages["ses_user"]) == 1
+    assert world.agent.data.notices["ntc_a"].state == "observed"
 
 
 def told_by_a_call(world: World) -> None:
@@ -63,7 +77,7 @@ def test_a_result_that_a_call_returned_wakes_nobody_if_opencode_kept_it(
     world.happens("turn.ended", session="ses_user", outcome=outcome)
     world.settle()
     assert len(world.messages.get("ses_user", [])) == wakes
-    assert world.agent.data.notices["ntc_a"].state == ("sent" if wakes else "observed")
+    assert world.agent.data.notices["ntc_a"].state == "observed"
     assert world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_2") == []
 
 
@@ -74,7 +88,7 @@ def test_a_result_whose_call_failed_is_told_although_the_turn_completed() -> Non
     world.happens("turn.ended", session="ses_user", outcome="completed")
     world.settle()
     assert len(world.messages["ses_user"]) == 1
-    assert world.agent.data.notices["ntc_a"].state == "sent"
+    assert world.agent.data.notices["ntc_a"].state == "observed"
 
 
 def test_a_result_that_another_session_read_is_still_told() -> None:
@@ -95,8 +109,6 @@ def test_two_that_end_together_are_told_in_one_message() -> None:
     world.ends(world.intent("b"))
     kind, _, args = world.effects[0]
     assert kind == WAKE and len(args["texts"]) == 1
-    world.settle()
-    world.sees("ses_user")
     world.settle()
     assert len(world.messages["ses_user"]) == 2
 

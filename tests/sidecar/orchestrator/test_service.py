@@ -42,6 +42,7 @@ class Host:
     def __init__(self) -> None:
         self.state = CaptureState()
         self.prompts: list[tuple[str, str, dict[str, Any]]] = []
+        self.keys: set[str] = set()
         self.idle = True
         self.works = True
 
@@ -58,10 +59,11 @@ class Host:
 
     async def prompt(self, session: str, parts: Sequence[Part], **about: Any) -> bool:
         self.prompts += [(session, part.text, about) for part in parts]
+        self.keys |= {part.key for part in parts}
         return True
 
     async def holds(self, session: str, key: str, **about: Any) -> bool:
-        return False
+        return key in self.keys
 
     async def abort(self, session: str, *, directory: str) -> None:
         return None

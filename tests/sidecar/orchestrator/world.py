@@ -25,6 +25,8 @@ class World:
         self.worktrees: set[str] = set()
         self.busy: set[str] = set()
         """The sessions that work."""
+        self.keeps = True
+        """Whether OpenCode saves the next message that it accepts."""
         self._count = 0
 
     def happens(self, type_: str, metadata: dict[str, Any] | None = None, **payload: Any) -> list[str]:
@@ -76,8 +78,11 @@ class World:
         if kind == ABORT:
             self.busy.discard(args["session"])
         if kind == WAKE:
-            result = {"status": "sent"}
-            self.messages.setdefault(node, []).extend(each["key"] for each in args["texts"])
+            result = {"status": "sent", "kept": self.keeps}
+            if self.keeps:
+                saved = self.messages.setdefault(node, [])
+                saved += [each["key"] for each in args["texts"] if each["key"] not in saved]
+            self.keeps = True
         self.happens("effect.completed", kind=kind, node=node, result=result)
 
     def settle(self) -> None:
@@ -103,11 +108,6 @@ class World:
         return self.happens(
             "execution.step", session=session, kind="inference", finish=finish, tokens=tokens, cost=cost
         )
-
-    def sees(self, session: str) -> None:
-        """The session's history shows every message that it got."""
-        parts = [{"metadata": {"durable_stream": {"key": key}}} for key in self.messages.get(session, [])]
-        self.happens("agent.input", session=session, parts=parts)
 
     def states(self) -> Counter[str]:
         return Counter(intent.state for intent in self.agent.data.intents.values())
