@@ -161,7 +161,11 @@ async def _start(
     await _end_unlocked(home)
     store = await _open(home, config, identities.log, stack)
     if identities.log is not identities.outside and store.head != NOTHING:
-        raise HomeNotEmpty(home.path, "its log has records", "name an empty home for a deterministic run")
+        raise HomeNotEmpty(
+            home.path,
+            "its log has records, but a deterministic run needs an empty log",
+            "choose an empty home with `--home`",
+        )
     running = await _assemble(home, config, store, identities, told)
     for component in running.components:
         await component.start(stack)

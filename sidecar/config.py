@@ -273,11 +273,11 @@ class NatsConfig(_Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.mode == "external" and not self.servers:
-            raise ValueError('mode "external" needs servers, such as ["tls://nats.example.org:4222"]')
+            raise ValueError('mode "external" needs `servers`, such as ["tls://nats.example.org:4222"]')
         secure = self.tls_enabled or any(server.startswith("tls://") for server in self.servers)
         for name in ("cert_dir", "tls_hostname", "tls_handshake_first"):
             if getattr(self, name) and not secure:
-                raise ValueError(f"{name} is set but has no effect without tls_enabled")
+                raise ValueError(f"`{name}` is set but has no effect without `tls_enabled`")
         return self
 
 

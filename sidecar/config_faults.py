@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-CORRECT_VARIABLE: Final = "correct or unset the variable"
+CORRECT_VARIABLE: Final = "fix or unset that variable"
 
 
 def correct_file(path: Path | None) -> str:
     """The advice for a fault in the file."""
-    return f"correct it, or delete {path} to use the defaults"
+    return f"fix {path}, or delete it to use the defaults"
 
 
 class Fault(NamedTuple):

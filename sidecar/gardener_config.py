@@ -35,5 +35,5 @@ class GardenerConfig(BaseModel):
     @model_validator(mode="after")
     def _calm_is_lower(self) -> Self:
         if self.calm >= self.threshold:
-            raise ValueError("calm must be lower than threshold")
+            raise ValueError("`calm` must be lower than `threshold`")
         return self

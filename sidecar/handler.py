@@ -160,7 +160,7 @@ class Sidecar:
             return
         last = next(reversed(self._versions), version)
         if last != version:
-            log.info("OpenCode %s is linked; the last one was %s", _shown(version), _shown(last))
+            log.info("OpenCode %s is connected; the last one was %s", _shown(version), _shown(last))
         self._versions.pop(version, None)
         self._versions[version] = self._now_ms()
         if len(self._versions) > MAX_VERSIONS:

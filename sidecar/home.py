@@ -129,7 +129,9 @@ class Home:
         except OSError:
             return  # the directory is missing or not accessible, which the next operation reports
         if owner != os.geteuid():
-            raise HomeError(self.path, f"the directory is owned by user {owner}, not by you", "choose another --home")
+            raise HomeError(
+                self.path, f"the directory is owned by user {owner}, not by you", "choose another home with `--home`"
+            )
 
     def check_kind(self) -> None:
         """Refuse a path that is not a home, before it is used as one.
@@ -146,10 +148,14 @@ class Home:
         except OSError:
             return  # the directory is not accessible, which the next operation reports
         if is_file:
-            raise HomeError(self.path, "it is a file, not a directory", "choose another --home, or move the file away")
+            raise HomeError(
+                self.path, "it is a file, not a directory", "choose another home with `--home`, or move it away"
+            )
         if is_foreign:
             raise HomeError(
-                self.path, "it contains other files and is not a Durable Stream home", "choose another --home"
+                self.path,
+                "it contains other files and is not a Durable Stream home",
+                "choose another home with `--home`",
             )
 
     # --- the token ---
@@ -188,7 +194,7 @@ class Home:
             HomeError: the token's file is missing, or one of the checks failed.
         """
         path = self.token_path
-        renew = "remove it; the next start of the sidecar creates a new one"
+        renew = "remove the token file; the next start of the sidecar creates a new one"
         try:
             # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -411,7 +417,7 @@ def private_directory(path: Path) -> None:
         found = path.lstat()
         _refuse_foreign(path, found)
         if not stat.S_ISDIR(found.st_mode):
-            raise HomeError(path, "it is not a directory", "move it away, or choose another --home")
+            raise HomeError(path, "it is not a directory", "move it away, or choose another home with `--home`")
         if stat.S_IMODE(found.st_mode) != 0o700:
             path.chmod(0o700)
     except OSError as error:
@@ -484,17 +490,17 @@ def open_file(path: Path) -> int:
 
 def _refuse_foreign(path: Path, found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
-        hint = "replace the link with its target, or choose another --home"
+        hint = "replace the link with its target, or choose another home with `--home`"
         raise HomeError(path, "it is a symbolic link, and links are not followed", hint)
     if found.st_uid != os.geteuid():
-        raise HomeError(path, f"it is owned by user {found.st_uid}, not by you", "choose another --home")
+        raise HomeError(path, f"it is owned by user {found.st_uid}, not by you", "choose another home with `--home`")
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> HomeError:
     if error.errno == errno.EROFS:
-        hint = "it is mounted read-only: mount it writable, or choose another --home; commands that only read work"
+        hint = "it is mounted read-only: mount it writable, or choose another `--home`; read-only commands still work"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space on that disk, then try again"
     else:
-        hint = "check the directory's owner, mode and space"
+        hint = "check the owner and permissions of its directory, and the free space on the disk"
     return HomeError(path, f"cannot {verb} it ({error.strerror})", hint)

@@ -111,7 +111,7 @@ async def _up(home: Home, seconds: float, words: LastWords) -> SidecarInfo:
             _let_live(process)
             home.refuse_locked()  # the lock may be held by `repair`, or by a sidecar that hangs
             raise LinkUnavailable(
-                f"the sidecar for {home.path} did not start within {seconds:g} s", f"read {home.log_path}"
+                f"the sidecar for {home.path} did not start within {seconds:g} s", f"read {home.log_path} to see why"
             )
         await asyncio.sleep(_POLL_SECONDS)
 

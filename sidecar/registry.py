@@ -89,7 +89,9 @@ class Requests:
         """
         request = self._requests.get(method)
         if request is None:
-            raise RequestError("unknown-request", f"this sidecar does not know {method[:40]!r}: upgrade it")
+            raise RequestError(
+                "unknown-request", f"this sidecar does not know the request {method[:40]!r}: upgrade the sidecar"
+            )
         try:
             checked = request.args.model_validate(args)
         except ValidationError as error:
@@ -107,7 +109,7 @@ class Requests:
             log.warning("request %s failed: %s", method, error)
             where = f"{error.filename}: " if error.filename else ""
             told = f"the sidecar could not read or write its files: {where}{error.strerror or error}"
-            hint = "check that its disk has space, is writable and works, then run the same command again"
+            hint = "check that the disk has free space, is writable and works, then run the same command again"
             raise RequestError("disk-error", f"{told}; {hint}") from None
 
     async def _listed(self, args: NoArgs) -> list[dict[str, Any]]:

@@ -115,7 +115,7 @@ class Worker:
             policy = found() if isinstance(found, type) else found
             for method in _POLICY:
                 if not callable(getattr(policy, method, None)):
-                    raise LoadError(spec, f"a policy needs the method {method}")
+                    raise LoadError(spec, f"a policy needs the method `{method}`")
         except LoadError as error:
             self._complain(spec, error)
             return DEFAULT_POLICY

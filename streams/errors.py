@@ -60,7 +60,7 @@ class OffsetConflict(Conflict):
     def __str__(self) -> str:
         return (
             f"stream {self.stream_id} is at offset {self.actual}, not {self.expected}: another writer appended first; "
-            "read its records and decide again"
+            "read the stream's new records and decide again"
         )
 
 

@@ -15,7 +15,7 @@ from streams.event import EVENT_TYPE, MAX_KEY, MAX_STREAM_ID, MAX_TYPE, STREAM_I
 def _is_key(value: str) -> str:
     scope, colon, key = value.partition(":")
     if not (scope and colon and key) or len(value) > MAX_KEY or not value.isprintable():
-        raise ValueError(f"must be scope:key, printable, at most {MAX_KEY} characters")
+        raise ValueError(f"must be printable text of the form `scope:key`, with at most {MAX_KEY} characters")
     return value
 
 

@@ -41,7 +41,7 @@ class InTurn:
     def check(self) -> None:
         """Raise ``StoreClosed`` if the store is closing. Work calls this between its steps, to stop there."""
         if self._closing.is_set():
-            raise StoreClosed("the store is closed", "open it again to finish what was begun")
+            raise StoreClosed("the store is closed", "open it again to finish the interrupted work")
 
     async def close(self) -> None:
         """Stop running work at its next step, and wait until it has stopped. Idempotent."""

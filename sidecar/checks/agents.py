@@ -9,7 +9,7 @@ from sidecar.checks.check import Check, Scene, counted
 
 _RESERVED: Final = "reserved_keys"
 _UNSENT: Final = "cmd_unsent:"
-LETTERS_HINT: Final = "see `durable-stream dlq list`"
+LETTERS_HINT: Final = "run `durable-stream dlq list` to see them"
 
 
 def check_agents(scene: Scene) -> list[Check]:
@@ -29,13 +29,13 @@ def agent_notes(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     for consumer in consumers:
         if consumer["problem"] and nats.get("connected"):
             text = f"the agent {consumer['agent']} gets no commands from NATS: {consumer['problem']}"
-            notes.append((text, "the same commands cannot have two consumers: remove the other one"))
+            notes.append((text, "only one consumer can receive these commands: remove the other consumer"))
     counts = (nats.get("mirror") or {}).get("notes") or {}
     if reserved := sum(consumer["counts"].get(_RESERVED, 0) for consumer in consumers):
         text = f"{counted(reserved, 'command')} had CG-* keys in the payload; these keys are reserved for headers"
         notes.append((text, "rename these keys in the program that sends them"))
     if unsent := sum(count for name, count in counts.items() if name.startswith(_UNSENT)):
-        text = f"{counted(unsent, 'command')} for agents elsewhere were not sent: too old, too large or forgotten"
+        text = f"{counted(unsent, 'command')} for agents in other homes were not sent (too old, too large or forgotten)"
         notes.append((text, "`durable-stream mirror status --json` counts the reasons in `notes`"))
     return notes
 

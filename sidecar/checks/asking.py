@@ -15,7 +15,7 @@ ANSWER_SECONDS = 5.0
 
 CONFIG_CHANGED = (
     "config.toml changed after the sidecar started",
-    "run `durable-stream stop`; OpenCode starts it again with the new settings",
+    "run `durable-stream stop`; OpenCode then starts a sidecar with the new settings",
 )
 """The note and the hint for a sidecar whose status says ``config_changed``."""
 
@@ -43,7 +43,7 @@ async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict
                 answer = await client.request(method)
     except TimeoutError:
         raise SidecarSilent(
-            f"no answer within {ANSWER_SECONDS:g} s; stop the sidecar with `durable-stream stop`"
+            f"it did not answer within {ANSWER_SECONDS:g} s; stop the sidecar with `durable-stream stop`"
         ) from None
     except HomeError as error:
         raise NotAsked(str(error)) from None

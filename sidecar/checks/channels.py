@@ -15,7 +15,8 @@ def check_urls(scene: Scene) -> list[Check]:
     for name, why in Channels(scene.config.notify).faults().items():
         named.setdefault(why, []).append(name)
     hint = (
-        "`durable-stream notify test` sends a message on each channel; after a change, run `durable-stream stop` first"
+        "fix [notify], then run `durable-stream stop`; after that, `durable-stream notify test` sends a message on "
+        "each channel"
     )
     return [Check("notify", "note", f"{', '.join(names)}: {why}", hint) for why, names in named.items()]
 
@@ -26,7 +27,10 @@ def check_channels(scene: Scene) -> list[Check]:
         return []
     from sidecar.orchestrator.channels import Channels
 
-    hint = "run `durable-stream notify test` to see whether it works now; `durable-stream notices` lists the messages"
+    hint = (
+        "run `durable-stream notify test` to see whether the channel works now; `durable-stream notices` lists the "
+        "messages"
+    )
     return [
         Check("notify", "note", f"{name} did not accept the newest message: {scene.survey.failing[name]}", hint)
         for name in Channels(scene.config.notify).names

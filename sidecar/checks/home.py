@@ -36,20 +36,18 @@ def check_home(scene: Scene) -> list[Check]:
     found = home.path.stat()
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid != os.geteuid():
-        return [Check("home", "problem", f"{home.path} is owned by another user", "choose another --home")]
+        return [Check("home", "problem", f"{home.path} is owned by another user", "choose another home with `--home`")]
     if mode & 0o077:
         text = f"{home.path} is accessible to other users (mode {mode:o})"
-        return [Check("home", "problem", text, f"run: chmod 700 {home.path}", Fix("close", home.path))]
+        return [Check("home", "problem", text, f"run `chmod 700 {home.path}`", Fix("close", home.path))]
     for path in (home.path, home.store_path, home.spool_path, home.store_path / LOCK):
         if (foreign := _foreign(path)) is not None:
             return [foreign]
         if path.exists() and os.statvfs(path).f_flag & os.ST_RDONLY:
             text = f"{path} is on a read-only file system, so nothing is recorded"
-            return [
-                Check("home", "problem", text, "mount the disk writable, or choose another --home and install again")
-            ]
+            return [Check("home", "problem", text, "mount the disk writable, or install again with another `--home`")]
         if path.exists() and not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else os.R_OK)):
-            text, hint = f"{path} cannot be written, so nothing is recorded", f"run: chmod -R u+rwX {home.path}"
+            text, hint = f"{path} cannot be written, so nothing is recorded", f"run `chmod -R u+rwX {home.path}`"
             return [Check("home", "problem", text, hint, Fix("unlock", path))]
     return [Check("home", "ok", f"{home.path}, accessible only to you")]
 
@@ -66,7 +64,9 @@ def _foreign(path: Path) -> Check | None:
         return Check("home", "problem", text, "replace the link with the directory or file it points to")
     if found.st_uid != os.geteuid():
         text = f"{path} is owned by user {found.st_uid}, not by you, so nothing is recorded"
-        return Check("home", "problem", text, "choose another --home, or ask its owner to transfer it to you")
+        return Check(
+            "home", "problem", text, "choose another home with `--home`, or ask the owner to transfer the file to you"
+        )
     return None
 
 
@@ -106,7 +106,7 @@ def check_port(scene: Scene) -> list[Check]:
     if info is not None:
         if info.port == port:
             return [Check("port", "ok", f"{port}, as configured")]
-        text = f"the running sidecar listens on {info.port}, but {port} is configured"
+        text = f"the running sidecar listens on port {info.port}, but port {port} is configured"
         return [Check("port", "note", text, "run `durable-stream stop`; the next sidecar uses the configured port")]
     with socket.socket() as probe:
         # Bind with SO_REUSEADDR, as the sidecar does, so that recently closed connections do not block the port.
@@ -116,7 +116,7 @@ def check_port(scene: Scene) -> list[Check]:
         except OSError as error:
             reason = "another program is using it" if error.errno == errno.EADDRINUSE else error.strerror
             text = f"the configured port {port} cannot be used ({reason}), so no sidecar can start"
-            hint = f"set another [link] port in {scene.home.config_path}, or 0 for any free port"
+            hint = f"set another `port` in [link] in {scene.home.config_path}, or 0 for any free port"
             return [Check("port", "problem", text, hint)]
     return [Check("port", "ok", f"{port} is free")]
 

@@ -73,7 +73,7 @@ def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None
     if now is not None and now["problem"]:
         found.append(_note(f"the embedded server failed: {now['problem']}", f"see {directory / 'server.log'}"))
     elif now is None and config.port and (taken := _taken(config.port)) is not None:
-        found.append(_note(taken, "set another port in [nats], or 0 for any free one"))
+        found.append(_note(taken, "set another `port` in [nats], or 0 for any free port"))
     if found:
         return found
     if server is None:
@@ -100,7 +100,7 @@ def _bad_directory(directory: Path) -> tuple[str, str] | None:
         if about.st_uid != os.geteuid():
             return f"{path} is owned by another user", move
         if os.statvfs(path).f_flag & os.ST_RDONLY or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-            return f"{path} cannot be written", f"run: chmod -R u+rwX {path}"
+            return f"{path} cannot be written", f"run `chmod -R u+rwX {path}`"
     return None
 
 
@@ -132,7 +132,8 @@ def _external(config: NatsConfig) -> list[Check]:
         oldest = ".".join(map(str, OLDEST))
         return [
             _note(
-                f"NATS at {options.shown} is {version}; the oldest supported version is {oldest}", "use a newer server"
+                f"the NATS server at {options.shown} has version {version}; the oldest supported version is {oldest}",
+                "use a newer server",
             )
         ]
     return [Check("nats", "ok", f"{options.shown} accepts the connection; version {version}, with JetStream")]

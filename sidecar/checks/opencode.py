@@ -29,7 +29,9 @@ UNTESTED = (
     "it may not be understood"
 )
 
-LOGLESS = "what happens while no sidecar is running is lost; a capture.gap says where. See docs/opencode2.md"
+LOGLESS = (
+    "what happens while no sidecar is running is not recorded; `capture.gap` events say where. See docs/opencode2.md"
+)
 
 ANSWER_SECONDS = 20.0
 """How long a program may take to print its version; OpenCode takes seconds on a busy machine."""
@@ -56,7 +58,7 @@ def check_opencode(scene: Scene) -> list[Check]:
     versions = [numbers[0] for numbers in said.values() if numbers]
     links = [(str(link.get("opencode_version") or ""), link) for link in answer.get("links") or []]
     ones = dict.fromkeys(version for version, link in links if version not in versions and not link.get("service"))
-    checks += [_check_version("opencode", numbers, " (linked)") for numbers in map(_VERSION.match, ones) if numbers]
+    checks += [_check_version("opencode", numbers, " (connected)") for numbers in map(_VERSION.match, ones) if numbers]
     versions += [version for version, _ in links if _VERSION.match(version)]
     versions += [str(service["version"]) for service in answer.get("services") or [] if service.get("version")]
     return checks + [_check_lacks(version) for version in dict.fromkeys(versions)]
@@ -78,7 +80,7 @@ def _check_lacks(version: str) -> Check:
 
 def _check_program(name: str, path: str, numbers: re.Match[str] | None) -> Check:
     if numbers is None:
-        return Check(name, "note", f"{path} does not print its version", f"run: {name} --version")
+        return Check(name, "note", f"{path} does not print its version", f"run `{name} --version` to see why")
     return _check_version(name, numbers, f" at {path}")
 
 
@@ -103,9 +105,9 @@ def check_services(scene: Scene) -> list[Check]:
                 "the file must be accessible only to you (mode 600) and name a loopback address; sidecar.log says "
                 "what is wrong"
             )
-            checks.append(Check("opencode 2", "problem", f"its service is not read; see {place}", hint))
+            checks.append(Check("opencode 2", "problem", f"its service is not read, because {place} is unsafe", hint))
         elif state != "read":
-            text = f"its plugin is linked, but no service answers at the address in {place}"
+            text = f"its plugin is connected, but no service answers at the address in {place}"
             checks.append(
                 Check("opencode 2", "note", text, "sessions are read as soon as the service answers; nothing is lost")
             )
@@ -125,13 +127,13 @@ def check_switches(scene: Scene) -> list[Check]:
     environ, checks = scene.environ, []
     if environ.get("DURABLE_STREAM", "").strip().lower() == "off":
         text = "DURABLE_STREAM=off is set here: an OpenCode started from this shell is not recorded"
-        checks.append(Check("switches", "note", text, "run: unset DURABLE_STREAM"))
+        checks.append(Check("switches", "note", text, "run `unset DURABLE_STREAM`"))
     if _is_set(environ.get("OPENCODE_PURE")):
         text = "OPENCODE_PURE is set here: an OpenCode started from this shell loads no plugin"
-        checks.append(Check("switches", "problem", text, "run: unset OPENCODE_PURE"))
+        checks.append(Check("switches", "problem", text, "run `unset OPENCODE_PURE`"))
     if _is_set(environ.get("OPENCODE_DISABLE_PROJECT_CONFIG")) and scene.plugins and not scene.is_everywhere:
         text = "OPENCODE_DISABLE_PROJECT_CONFIG is set here: OpenCode does not load the plugin of this project"
-        hint = "run: unset OPENCODE_DISABLE_PROJECT_CONFIG, or `durable-stream install` for every project"
+        hint = "run `unset OPENCODE_DISABLE_PROJECT_CONFIG`, or `durable-stream install` for all projects"
         checks.append(Check("switches", "problem", text, hint))
     return checks or [Check("switches", "ok", "no variable of this shell keeps OpenCode from loading the plugin")]
 
@@ -164,7 +166,7 @@ def _check_plugin(scene: Scene, plugin: Plugin) -> Check:
         text = f"{' '.join(names.command)} cannot be run"
         return Check("plugin", "problem", text, again(target), Fix("install", target.config))
     if names.home != str(scene.home.path):
-        hint = f"to check that home, run: durable-stream --home {names.home} doctor"
+        hint = f"to check that home, run `durable-stream --home {names.home} doctor`"
         return Check("plugin", "note", f"{target.plugin} records into another home, {names.home}", hint)
     return Check("plugin", "ok", f"{target.plugin} ({target.scope})")
 
@@ -188,8 +190,8 @@ def check_copies(scene: Scene) -> list[Check]:
         return []
     copies = " and ".join(f"{p.target.plugin} ({shim_version(p) or 'unknown version'})" for p in scene.plugins)
     others = [plugin.target for plugin in scene.plugins if plugin.target.scope == "project"]
-    hint = "every event is still recorded once, but at twice the cost. To remove one copy, run: "
-    hint += f"durable-stream uninstall --project {others[0].config.parent}"
+    hint = "every event is still recorded once, but at twice the cost. To remove one copy, run "
+    hint += f"`durable-stream uninstall --project {others[0].config.parent}`"
     return [Check("copies", "note", f"OpenCode loads more than one copy of the plugin: {copies}", hint)]
 
 
@@ -218,7 +220,9 @@ def _check_versions(scene: Scene) -> list[Check]:
         return [Check("versions", "ok", f"{VERSION} everywhere")]
     text = f"this program is {VERSION}, " + ", ".join(f"{what} is {version}" for what, version in odd.items())
     if list(odd) == ["the running sidecar"]:
-        return [Check("versions", "note", text, "run `durable-stream stop`; the next sidecar has this version")]
+        return [
+            Check("versions", "note", text, "run `durable-stream stop`; the next sidecar has this program's version")
+        ]
     return [Check("versions", "note", text, f"run `durable-stream install` again, then {RESTART}")]
 
 
@@ -236,7 +240,7 @@ def check_excluded(scene: Scene) -> list[Check]:
     """Whether the configuration excludes the current directory."""
     if scene.config is None or not Exclusion(scene.config.capture.exclude).covers(str(scene.cwd)):
         return []
-    text = f"{scene.cwd} is not recorded, because [capture] exclude covers it"
+    text = f"{scene.cwd} is not recorded, because `exclude` in [capture] covers it"
     return [Check("excluded", "note", text, f"to change that, edit {scene.home.config_path}")]
 
 
@@ -265,7 +269,8 @@ def _check_directory(scene: Scene, directory: Path) -> list[Check]:
         return []
     text = f"without a network, {directory} makes OpenCode wait over a minute for npm at each start"
     if "fetch-retries" in read_rc(directory / RC) or (directory / RC).is_symlink():
-        # A ``fetch-retries`` line or a linked .npmrc is the user's own setting, which `install` never changes.
+        # A ``fetch-retries`` line, or an .npmrc that is a symbolic link, is the user's own setting, which `install`
+        # never changes.
         hint = f"to avoid the wait, set fetch-retries=0 in {directory / RC}"
         return [Check("start-up", "note", text, hint)]
     return [Check("start-up", "problem", text, hint, Fix("prepare", directory))]
@@ -284,7 +289,7 @@ def check_service(scene: Scene) -> list[Check]:
     except ServiceError:
         return []
     text = f"{service.path} starts another program, or uses another home"
-    return [Check("service", "note", text, f"run `durable-stream install --service` again, then: {service.enable}")]
+    return [Check("service", "note", text, f"run `durable-stream install --service` again, then `{service.enable}`")]
 
 
 def output_of(command: Sequence[str]) -> str | None:

@@ -104,7 +104,7 @@ def check_start(scene: Scene) -> list[Check]:
     reason, _, hint = failed.reason.partition("; ")
     text = f"the last start of the sidecar failed ({failed.when}), so nothing is recorded: {reason}"
     mended = "after that, run `durable-stream serve` to see whether it starts"
-    return [Check("start", "problem", text, f"{hint or 'correct this'}; {mended}")]
+    return [Check("start", "problem", text, f"{hint or 'fix the cause'}; {mended}")]
 
 
 def check_links(scene: Scene) -> list[Check]:
@@ -113,16 +113,16 @@ def check_links(scene: Scene) -> list[Check]:
     linked = {link["pid"] for link in answer.get("links") or []}
     if linked:
         headless = ", including the headless one" if answer.get("headless") in linked else ""
-        return [Check("links", "ok", f"{counted(len(linked), 'OpenCode')} linked now{headless}")]
+        return [Check("links", "ok", f"{counted(len(linked), 'OpenCode')} connected now{headless}")]
     last = _last_link(scene.home)
     if last is not None:
         return [Check("links", "ok", f"none now; the last one opened at {last}")]
     if not scene.plugins:
         return []
-    text = f"the plugin is installed, but {scene.home.log_path} shows that no OpenCode has ever linked"
+    text = f"the plugin is installed, but {scene.home.log_path} shows that no OpenCode has ever connected"
     if scene.survey.head > NOTHING:
-        text += "; the records came through the spool, from `play`, or from before that file begins"
-    hint = "restart OpenCode in a project, without --pure, OPENCODE_PURE or DURABLE_STREAM=off"
+        text += "; the records came through the spool, from `durable-stream play`, or from before that file begins"
+    hint = "restart OpenCode in a project, without `--pure`, `OPENCODE_PURE` or `DURABLE_STREAM=off`"
     return [Check("links", "note", text, hint)]
 
 
@@ -212,5 +212,5 @@ def check_gaps(scene: Scene) -> list[Check]:
     """Gaps in the recording."""
     if not scene.survey.gaps:
         return []
-    hint = "to see what was lost, run: durable-stream query --type capture.gap"
+    hint = "run `durable-stream query --type capture.gap` to see what was lost"
     return [Check("gaps", "note", f"{counted(scene.survey.gaps, 'gap')} where hooks were lost", hint)]

@@ -22,13 +22,13 @@ def check_terminal(scene: Scene) -> list[Check]:
             state = state_of(target.config, tui_text(FIRST_LINE, Path(names.shim), names.command, Path(names.home)))
         except OSError as error:
             text = f"{error.filename} cannot be read ({error.strerror}); OpenCode may show no list of background work"
-            found.append(Check("terminal", "note", text, "make it readable for you"))
+            found.append(Check("terminal", "note", text, "give yourself read permission for that file"))
             continue
         fallback = "so OpenCode 1 shows background work as text, without a list or a card"
         if state == "ready":
             found.append(Check("terminal", "ok", str(file)))
         elif state == "theirs":
-            hint = f'if you want them, add "{file.as_uri()}" to "plugin" there, then run `durable-stream install`'
+            hint = f'to get both, add "{file.as_uri()}" to "plugin" in that file, then run `durable-stream install`'
             found.append(
                 Check("terminal", "note", f"{settings} is your own file and does not name {TUI_NAME}, {fallback}", hint)
             )

@@ -29,11 +29,15 @@ def check_unlinked(scene: Scene) -> list[Check]:
 
 def _unlinked(service: Registration, installed_ms: int) -> Check:
     if service.written_ms < installed_ms:
-        text = f"its service (pid {service.pid}) started before the plugin was installed, so it may record nothing"
-        return Check("opencode 2", "problem", text, "run: opencode service restart")
+        text = (
+            f"its service (pid {service.pid}) started before the plugin was installed, so its sessions may not be "
+            "recorded"
+        )
+        return Check("opencode 2", "problem", text, "run `opencode service restart`")
     text = f"its service (pid {service.pid}) has not loaded the plugin yet"
     hint = (
-        "use OpenCode 2 in a project; if that does not help, run `opencode service restart` without DURABLE_STREAM=off"
+        "use OpenCode 2 in a project; if that does not help, run `opencode service restart` without "
+        "`DURABLE_STREAM=off`"
     )
     return Check("opencode 2", "note", text, hint)
 

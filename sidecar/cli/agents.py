@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sidecar.home import Home
     from sidecar.runtime.agent import Agent
 
-_CUT_OFF = "it is safe to run the same command with the same --key"
+_CUT_OFF = "it is safe to run the same command again with the same `--key`"
 
 
 CHECKED_EVENTS = 1000

@@ -47,7 +47,7 @@ async def changes(
     from sidecar.views.select import catalog_of, empty_text, open_reader
 
     if stream is not None and project is not None:
-        raise typer.BadParameter("give a stream or a --project, not both")
+        raise typer.BadParameter("give a stream or `--project`, not both")
     out = Output(json)
     wanted = filter_of(since=since, until=until)
     reader = open_reader(home_of(context).store_path)

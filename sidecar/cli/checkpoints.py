@@ -52,7 +52,7 @@ async def checkpoints(
         if checkpoint is None:
             raise Failure(
                 "no-checkpoint",
-                "name the checkpoint to answer; `durable-stream checkpoints` lists those that are waiting",
+                "name the checkpoint to answer; `durable-stream checkpoints` lists the open checkpoints",
             )
         given = {"checkpoint": checkpoint, "answer": answer}
         found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")

@@ -138,5 +138,7 @@ def _one(letters: list[Letter], given: str) -> Letter:
         hint = "`durable-stream dlq list` lists the open dead letters"
         raise Failure("no-dead-letter", f"no dead letter is named {given[:80]!a}; {hint}")
     if len(found) > 1:
-        raise Failure("ambiguous", f"{len(found)} dead letters end in {given[:80]!a}; give more of the id")
+        raise Failure(
+            "ambiguous", f"{len(found)} dead letters have an id that ends in {given[:80]!a}; type more of the id"
+        )
     return found[0]

@@ -58,8 +58,8 @@ async def export(
 
     if json and form is not Form.jsonl:
         raise typer.BadParameter(
-            f"--json means --format jsonl, so it cannot be combined with --format {form.value}; for the conversation "
-            "as JSON, run `durable-stream read --format json`"
+            f"`--json` means `--format jsonl`, so it cannot be combined with `--format {form.value}`; for the "
+            "conversation as JSON, run `durable-stream read --format json`"
         )
     store = home_of(context).store_path
     reader = open_reader(store)

@@ -123,11 +123,11 @@ async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
 
     found = []
     if agents := streams_of_agents(streams):
-        found.append(f"because {', '.join(agents)} holds an agent's memory")
+        found.append(f"because it cannot erase an agent's own stream: {', '.join(agents)}")
     try:
         state, _ = await restore(reader)
         if busy := await busy_streams(reader, state, streams, now_ms=own_identity().now_ms()):
-            found.append(f"while a turn is in progress in {', '.join(busy)}: wait until it has ended")
+            found.append(f"because a turn is in progress in {', '.join(busy)}: wait until the turn has ended")
     except CorruptLog as error:
         found.append(f"because the log is damaged: {error}")
     return found

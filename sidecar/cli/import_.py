@@ -39,7 +39,7 @@ async def import_(
     from sidecar.cli.shared.output import Output
 
     if (file is None) is not opencode:
-        raise typer.BadParameter("give FILE or --opencode")
+        raise typer.BadParameter("give FILE or `--opencode`")
     out, home = Output(json), home_of(context)
     home.check_owner()
     home.check_kind()
@@ -51,7 +51,7 @@ async def import_(
         return 0
     if one is None and not two["services"]:
         hint = "install OpenCode 1, or start OpenCode 2 with the plugin"
-        raise Failure("no-history", f"OpenCode 1 is not on the PATH, and no OpenCode 2 service is linked: {hint}")
+        raise Failure("no-history", f"OpenCode 1 is not on the PATH, and no OpenCode 2 service is connected: {hint}")
     out.text("OpenCode 1: " + (_told(one) if one is not None else "not on the PATH"))
     out.text("OpenCode 2: " + (_told(two) if two["services"] else "the service is not running, or has no plugin"))
     return 0

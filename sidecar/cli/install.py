@@ -74,7 +74,8 @@ def uninstall(
 
     if service and (everywhere or project is not None):
         raise typer.BadParameter(
-            "--service cannot be combined with --global or --project, because one service file serves all projects"
+            "`--service` cannot be combined with `--global` or `--project`, because one service file serves all "
+            "projects"
         )
     target = _target(everywhere, project)
     outcome = installer.Outcome() if service else _checked(lambda: installer.uninstall(target))
@@ -124,7 +125,7 @@ def _target(everywhere: bool, project: Path | None) -> Target:
     if project is None:
         return Target.everywhere()
     if everywhere:
-        raise typer.BadParameter("give --global or --project, not both")
+        raise typer.BadParameter("give `--global` or `--project`, not both")
     if not project.expanduser().is_dir():
         raise Failure("not-found", f"{project}: this directory does not exist; name the project's root")
     return Target.project(project)

@@ -125,7 +125,7 @@ async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) ->
         try:
             reached = full(state, Limits.of(load_config(home.config_path).phantom), intent)
         except ConfigError as error:
-            note(f"The limits are not known: {error}")
+            note(f"The limits could not be read: {error}")
     return waits(intent, reached, await read_checkpoints(reader) if intent.asks else ())
 
 

@@ -64,10 +64,10 @@ async def log(
     store = home_of(context).store_path
     reader = open_reader(store)
     if stream is not None and project is not None:
-        raise typer.BadParameter("give a stream or a --project, not both")
+        raise typer.BadParameter("give a stream or `--project`, not both")
     if stream is None and follow:
         if from_offset:
-            raise typer.BadParameter("--from is an offset in one stream; name the stream")
+            raise typer.BadParameter("`--from` is an offset in one stream, so name the stream")
         await _follow_all(reader, store, out, wanted, FOLLOWED_LAST if last is None else last, project)
         return
     lines = Lines(out)

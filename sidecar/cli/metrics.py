@@ -59,7 +59,7 @@ def _scrape_config(home: Home) -> str:
         raise _not_running(home)
     write_durably(home.metrics_token_path, (bearer_of(home.read_token()) + "\n").encode())
     if not fixed:
-        note(f"the port changes with each start of the sidecar: set [link] port in {home.config_path}")
+        note(f"the sidecar uses another port after each start; set a fixed `port` in [link] in {home.config_path}")
     # Write the strings as JSON, because every JSON string is a valid YAML string, whatever the path contains.
     return (
         "scrape_configs:\n"
@@ -73,4 +73,4 @@ def _scrape_config(home: Home) -> str:
 
 def _not_running(home: Home) -> Failure:
     reason = f"no sidecar is running for {home.path}, so there are no metrics"
-    return Failure("not-running", f"{reason}; start it: open OpenCode, or `durable-stream serve`")
+    return Failure("not-running", f"{reason}; start one: open OpenCode, or run `durable-stream serve`")

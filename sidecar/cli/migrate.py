@@ -38,9 +38,9 @@ async def migrate(
     from streams.log.presence import located
 
     if sum((to is not None, rollback, discard_old)) != 1:
-        raise typer.BadParameter("give one of --to sqlite, --to jsonl, --rollback and --discard-old")
+        raise typer.BadParameter("give one of `--to sqlite`, `--to jsonl`, `--rollback` and `--discard-old`")
     if to is not None and to not in FORMATS:
-        raise typer.BadParameter(f"{to!r} is not a backend; give --to sqlite or --to jsonl")
+        raise typer.BadParameter(f"{to!r} is not a backend; give `--to sqlite` or `--to jsonl`")
     out, home = Output(json), home_of(context)
     home.check_owner()
     manifest = located(home.store_path)

@@ -248,8 +248,8 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
     except CorruptLog as error:
         raise Failure(
             error.code,
-            f"{error}; the records after it cannot be read, and NATS may have their only copy, so "
-            "nothing was rebuilt; see `durable-stream verify` and `repair`",
+            f"{error}; the records after the damage cannot be read, and NATS may have their only copy, so "
+            "nothing was rebuilt; run `durable-stream verify`, then `durable-stream repair`",
         ) from None
     streams = check.summary.streams
     return {

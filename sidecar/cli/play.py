@@ -51,7 +51,7 @@ async def play(
         return 0
     lines = f"{result.skipped} other line{'' if result.skipped == 1 else 's'}"
     skipped = f", {lines} skipped" if result.skipped else ""
-    relinked = f", relinked {result.relinked} times" if result.relinked else ""
+    relinked = f", reconnected {result.relinked} times" if result.relinked else ""
     added = f"{result.added} record{'' if result.added == 1 else 's'} added"
     out.text(f"played {result.items} {result.kind} of {file}: all are durable, {added}{skipped}{relinked}", "green")
     return 0

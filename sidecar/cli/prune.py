@@ -54,7 +54,7 @@ async def prune(
 
     home = home_of(context)
     if older_than is None and max_bytes is None and not streams:
-        raise typer.BadParameter("choose what to remove: --older-than AGE, --max-bytes SIZE or --stream STREAM")
+        raise typer.BadParameter("choose what to remove: `--older-than AGE`, `--max-bytes SIZE` or `--stream STREAM`")
     older_than_ms, most = _age(older_than), _size(max_bytes)
     home.check_owner()
     named: list[str] = []
@@ -175,7 +175,7 @@ def _show(
 
     now = own_identity().now_ms()
     short = out.terminal and out.width < WHOLE_ID_WIDTH
-    for title, items in (("", plan["cuts"]), ("stays, although you asked to remove it:", plan["kept"])):
+    for title, items in (("", plan["cuts"]), ("not removed, although you asked for it:", plan["kept"])):
         if items and title:
             out.text(title)
         if items:

@@ -68,7 +68,7 @@ async def read(
     from sidecar.views.transcript import Reading
 
     if stream is not None and project is not None:
-        raise typer.BadParameter("give a stream or a --project, not both")
+        raise typer.BadParameter("give a stream or `--project`, not both")
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     shown = out.terminal and form is None and output is None

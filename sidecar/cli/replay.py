@@ -46,8 +46,8 @@ async def replay(
     if not found.startswith(AGENT):
         raise Failure(
             "no-agent-stream",
-            f"{found} was captured, so there is nothing to run again; only agent streams, agent/NAME, can be "
-            f"replayed: `durable-stream log {found}` shows what is in it",
+            f"{found} is a recorded session, so there is nothing to run again; only the streams of agents (agent/NAME) "
+            f"can be replayed. `durable-stream log {found}` shows what is in the session",
         )
     config = load_config(home.config_path)
     if name == INTENTS and not agent:
@@ -82,5 +82,6 @@ def _agent(name: str, specs: list[str], base: Path) -> UserAgent:
             return one
     raise Failure(
         "unknown-agent",
-        f"no agent is named {name} here{broken}; name it with --agent MODULE:ATTR or in [worker] agents of config.toml",
+        f"no agent is named {name} here{broken}; name it with `--agent MODULE:ATTR`, or in `agents` in [worker] in "
+        "config.toml",
     )

@@ -25,7 +25,7 @@ async def serve(
     The OpenCode plugin starts a sidecar automatically when none is running.
     """
     if seed and not deterministic:
-        raise typer.BadParameter("--seed needs --deterministic")
+        raise typer.BadParameter("`--seed` needs `--deterministic`")
     home = home_of(context)
     home.check_owner()
     if idle_exit and home.running() is not None:

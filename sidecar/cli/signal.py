@@ -43,6 +43,8 @@ async def signal(
                 "bad-json", f"the payload is not JSON ({error}); quote the payload: '{{\"by\": 1}}'"
             ) from None
     asked = {"name": name, "payload": given, "key": key}
-    found = await ask(home_of(context), "signal", asked, "it is safe to run the same command with the same --key")
+    found = await ask(
+        home_of(context), "signal", asked, "it is safe to run the same command again with the same `--key`"
+    )
     out = Output(json)
     out.object(found) if json else out.text(f"{found['name']} was raised; {found['count']} so far")

@@ -31,20 +31,28 @@ async def spawn(
     minutes: Annotated[
         float, typer.Option("--minutes", min=0.1, max=1440, help="Stop the work after this many minutes.")
     ] = 60,
-    tokens: Annotated[int, typer.Option("--tokens", min=0, help="Stop the work after this many tokens.")] = 0,
-    cost: Annotated[float, typer.Option("--cost", min=0, help="Stop the work after this many dollars.")] = 0.0,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=0, help="Stop the work once it has used this many tokens.")
+    ] = 0,
+    cost: Annotated[
+        float, typer.Option("--cost", min=0, help="Stop the work once it has cost this many dollars.")
+    ] = 0.0,
     isolation: Annotated[
         str | None,
         typer.Option(
             "--isolation",
             metavar="WHERE",
-            help="auto: edit a copy if the project is a git repository, otherwise your files; worktree: always a copy, "
-            "or refuse to start; shared: always your files.",
+            help="auto: edit a copy if the project is a git repository, otherwise your files. worktree: always edit a "
+            "copy; refuse to start if that is impossible. shared: always edit your files.",
         ),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--key", help="Idempotency key: the work starts only once; a key of other work is refused."),
+        typer.Option(
+            "--key",
+            help="Idempotency key: repeating the command with the same key does not start the work again; a key "
+            "already used for different work is refused.",
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -67,7 +75,9 @@ async def spawn(
         "isolation": isolation,
         "key": key,
     }
-    found = await ask(home_of(context), "spawn", given, "it is safe to run the same command with the same --key")
+    found = await ask(
+        home_of(context), "spawn", given, "it is safe to run the same command again with the same `--key`"
+    )
     if json:
         out.object(found)
     else:

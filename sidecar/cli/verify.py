@@ -21,7 +21,8 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     out, home = Output(json), home_of(context)
     if not home.path.is_dir():
         raise Failure(
-            "not-found", f"the home {home.path} does not exist, so nothing was verified; choose another one with --home"
+            "not-found",
+            f"the home {home.path} does not exist, so nothing was verified; choose another home with `--home`",
         )
     check = Verification(home.store_path)
     size = check.size()

@@ -61,7 +61,7 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
         for size in sizes
         if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
     }
-    needed |= {size.stream_id: "it holds an agent's memory" for size in sizes if size.stream_id.startswith(AGENTS)}
+    needed |= {size.stream_id: "it is an agent's own stream" for size in sizes if size.stream_id.startswith(AGENTS)}
     disk = await asyncio.to_thread(store_bytes, log.store) if request.max_bytes is not None else 0
     return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
 
@@ -95,11 +95,11 @@ async def forget(
         StreamError: see ``prune``.
     """
     if agents := streams_of_agents(streams):
-        raise AgentsMemory(f"{', '.join(agents)} holds the memory of an agent, so nothing was forgotten")
+        raise AgentsMemory(f"`forget` cannot erase an agent's own stream, so nothing was erased: {', '.join(agents)}")
     busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise StillNeeded(
-            f"a turn is in progress in {', '.join(busy)}, so nothing was forgotten; try again when it has ended"
+            f"a turn is in progress in {', '.join(busy)}, so nothing was forgotten; try again when the turn has ended"
         )
     positions = [record.position async for record in records_to_forget(log, (), sessions, elsewhere)]
     done = await log.forget(streams, at_ms=now_ms, positions=positions)

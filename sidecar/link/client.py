@@ -444,7 +444,10 @@ def _refusal(event: Closed) -> LinkUnavailable:
             hint = "stop that program, then start the sidecar with `durable-stream serve`"
             return ImpostorError("the program listening on the sidecar's port does not have this home's token", hint)
         case "unsupported":
-            hint = "use the same version of durable-stream for both, or run `durable-stream stop` and try again"
+            hint = (
+                "use the same version of durable-stream for this command and the sidecar, or run `durable-stream stop` "
+                "and try again"
+            )
             return LinkUnavailable(event.detail or "the running sidecar speaks another link protocol", hint)
         case "draining" | "upgrade":
             return LinkUnavailable("the sidecar is stopping", "try again in a moment")

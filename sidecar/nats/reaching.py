@@ -38,7 +38,7 @@ async def _embedded(home: Home, config: NatsConfig, nonce: Callable[[], str]) ->
     if home.running() is None:
         raise NatsUnavailable(
             "no sidecar is running, and the embedded NATS server runs only with the sidecar",
-            "run `durable-stream serve`",
+            "start a sidecar with `durable-stream serve`",
         )
     try:
         async with await ControlClient.connect(home, version=VERSION, nonce=nonce) as client:

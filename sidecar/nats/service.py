@@ -41,7 +41,7 @@ DRAIN_SECONDS: Final = 2.0
 
 def missing() -> str:
     """What is missing without the NATS library, and the command that installs it."""
-    return f"the library nats-py is missing; run: {extra_command('nats')}"
+    return f"the library nats-py is missing; run `{extra_command('nats')}`"
 
 
 class MirrorSource(NamedTuple):
@@ -218,7 +218,9 @@ class NatsService:
             NatsUnavailable: there is no mirror; the text says why.
         """
         if self.mirror is None or self.sessions is None or self._source is None:
-            raise NatsUnavailable(self._problem or "NATS was off when this sidecar started", "restart the sidecar")
+            raise NatsUnavailable(
+                self._problem or "NATS was off when this sidecar started", "run `durable-stream stop`, then try again"
+            )
         if self._rebuilding is None or self._rebuilding.done():
             from sidecar.nats.mirror.rebuild import Rebuild
 
@@ -253,7 +255,7 @@ class NatsService:
             NatsUnavailable: the server is not running, or there is none; the text says why.
         """
         if self._server is None:
-            began = f"the running sidecar was started with NATS {self._config.mode}"
+            began = f"the running sidecar was started with NATS mode {self._config.mode}"
             restart = "run `durable-stream stop`; the next sidecar uses the current config.toml"
             raise NatsUnavailable(self._problem or began, "" if self._problem else restart)
         options = await self._server.options()

@@ -108,7 +108,7 @@ class SessionLogs:
             async with self._turn:
                 if session_id not in self._followed:
                     # Read once more, because the session's last event may have been committed after the service sent
-                    # the log's rows but before it sent the number at their end.
+                    # the log's rows but before it sent the number of the log's last event.
                     is_there = await self.read(session_id)
                     await self._miss(session_id, until, is_deleted=not is_there)
                 self._followed.add(session_id)
@@ -201,8 +201,8 @@ class SessionLogs:
                 await self._write()
             reached, is_empty = max(reached, event.reach), False
             batch.append(event)
-            # Write events that are read a second time before any later event, so that later events are made from what
-            # the log recorded.
+            # If events are read a second time, write them before any later event, so that later events are built on
+            # what the log holds.
             if len(batch) >= _BATCH or event.seq == recorded:
                 await self._feed(session_id, batch, recorded)
                 batch = []

@@ -50,7 +50,7 @@ class Borrowed:
         """
         opened = self._open()
         if not opened:
-            raise HostAbsent("no OpenCode is open, and [phantom] host is set to shim")
+            raise HostAbsent("no OpenCode is open, and the setting `host` in [phantom] is `shim`")
         asked = [link for link in opened if link.pid == pid]
         near = [link for link in opened if link.directory == directory]
         chosen = (asked or near or opened)[-1]

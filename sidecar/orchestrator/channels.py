@@ -113,9 +113,9 @@ def _to_desktop(title: str, text: str) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ChannelError(f"{name} failed ({type(error).__name__}); is a desktop session running?") from None
+        raise ChannelError(f"{name} failed ({type(error).__name__}); check that a desktop session is running") from None
     if done.returncode:
-        raise ChannelError(f"{name} ended with code {done.returncode}; is a desktop session running?")
+        raise ChannelError(f"{name} ended with code {done.returncode}; check that a desktop session is running")
 
 
 def _to_command(command: list[str], title: str, text: str) -> None:
@@ -132,7 +132,7 @@ def _to_command(command: list[str], title: str, text: str) -> None:
     except subprocess.TimeoutExpired:
         raise ChannelError(f"{name} did not end within {SECONDS:g} s") from None
     except OSError as error:
-        raise ChannelError(f"{name} did not start: {error.strerror}; correct [notify] command") from None
+        raise ChannelError(f"{name} did not start: {error.strerror}; fix the setting `command` in [notify]") from None
     if done.returncode:
         raise ChannelError(f"{name} ended with code {done.returncode}")
 
@@ -165,7 +165,7 @@ def _library() -> Any:
     try:
         import apprise
     except ImportError:
-        raise ChannelError(f"the library apprise is missing; install it: {extra_command('notify')}") from None
+        raise ChannelError(f"the library apprise is missing; run `{extra_command('notify')}`") from None
     return apprise
 
 
@@ -178,7 +178,8 @@ def _target(apprise: Any, url: str) -> Any:
         raise ChannelError(f"apprise failed with {type(error).__name__}") from None
     if not is_usable:
         raise ChannelError(
-            "apprise does not know the scheme of this URL, or cannot use the rest of the URL; correct [notify] urls"
+            "apprise does not know the scheme of this URL, or cannot use the rest of the URL; fix the setting `urls` "
+            "in [notify]"
         )
     return target
 

@@ -109,7 +109,7 @@ class Headless:
             try:
                 os.kill(info["pid"], signal.SIGTERM)
             except ProcessLookupError:
-                log.info("the headless OpenCode had ended")
+                log.info("the headless OpenCode is no longer running")
         self._file.unlink(missing_ok=True)
 
     def _running(self) -> dict[str, Any] | None:
@@ -131,7 +131,9 @@ class Headless:
         deadline = asyncio.get_running_loop().time() + LINK_SECONDS
         while (found := self._linked(pid, directory)) is None:
             if asyncio.get_running_loop().time() > deadline:
-                raise HeadlessError(f"the headless OpenCode's plugin did not link from {directory}")
+                raise HeadlessError(
+                    f"the plugin of the headless OpenCode did not connect to the sidecar for {directory}"
+                )
             await asyncio.sleep(_POLL_SECONDS)
         return found
 
@@ -139,7 +141,7 @@ class Headless:
         asking = await asyncio.to_thread(self._asking, pid)
         executable = self._executable or next(filter(_runs, (asking.executable, self._last())), None) or _on_path()
         if executable is None:
-            raise HeadlessError("no `opencode` was found; set [phantom] executable in config.toml")
+            raise HeadlessError("no `opencode` was found; set `executable` in [phantom] in config.toml")
         port, password = _free_port(), self._nonce()
         environment = {
             **(asking.environment or os.environ),
@@ -229,7 +231,7 @@ def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
     finally:
         connection.close()
     if status != 200:
-        raise HeadlessError(f"the headless OpenCode answered {status}")
+        raise HeadlessError(f"the headless OpenCode answered with HTTP status {status}")
 
 
 def _known(pid: int) -> Known:

@@ -56,7 +56,7 @@ class SignalArgs(Args):
     """See ``People.signal``."""
 
     name: str = Field(pattern=signals.SIGNAL, description="the signal's name")
-    payload: Any = Field(default=None, description="the payload that everyone who waits for the signal gets")
+    payload: Any = Field(default=None, description="the payload, given to everyone who waits for the signal")
     key: str | None = Field(
         default=None,
         max_length=300,
@@ -143,8 +143,8 @@ class People:
         identifier, number = "", 0
         known: Checkpoint | None = None
         while not identifier or (known is not None and known.told):
-            # The same question is the same checkpoint until its answer was received. Then the question may be asked
-            # again.
+            # A question that is asked again keeps its checkpoint until the answer has been received. After that, it
+            # gets a new checkpoint.
             identifier, number = checkpoint_id(session, f"{args.question}#{number}"), number + 1
             known = self.checkpoints.data.checkpoints.get(identifier)
         payload = {

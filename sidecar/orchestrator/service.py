@@ -71,7 +71,8 @@ class RegisterArgs(Args):
     parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
     agent: str | None = Field(default=None, max_length=100, description="the OpenCode agent to run")
     models: list[str] = Field(
-        default=[], description="a list of `provider/model`, of which the next model is used after a provider error"
+        default=[],
+        description="`provider/model` names in order of preference: after a provider error, the next one is used",
     )
     minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how many minutes the work may run")
     tokens: int = Field(default=0, ge=0, description="how many tokens the work may use (0: no limit for this work)")
@@ -377,7 +378,7 @@ class DurableStream:
             why = (
                 f"{intent.id} changed nothing in its worktree"
                 if intent.state in ENDED
-                else f"{intent.id} is still running"
+                else f"{intent.id} is still running, so its changes are not saved yet"
             )
             raise RequestError("no-changes", why)
         try:

@@ -138,7 +138,8 @@ class ToolCalls:
     async def _result(self, intent: Intent, call: _Call) -> str:
         if intent.state not in ENDED:
             return f"{intent.id} is {intent.state}; its result will come as a message."
-        # If the call's turn was stopped in the meantime, no model reads this result, so it is not recorded as told.
+        # If the call's turn was stopped in the meantime, no model reads this result, so it is not recorded as delivered
+        # to the model.
         if call.id and call.turn is not None and call.turn == self._state.turn_of(call.session):
             told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id}
             await self._durable.tell("notice.told", f"told:{self._identity.ulid()}", told_by)

@@ -28,7 +28,7 @@ SETTLE_MS: Final = 30_000
 _KEPT_SECONDS: Final = 3.0
 """How long OpenCode may take to save a prompt that it accepted."""
 
-_CUT_OFF: Final = "the OpenCode that runs this work is not linked now"
+_CUT_OFF: Final = "the OpenCode that runs this work is not connected now"
 
 LOOKED: Final = 300
 """How many of a session's newest messages are read to find out what the session did with its last prompt."""

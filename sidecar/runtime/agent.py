@@ -122,10 +122,10 @@ class Output(NamedTuple):
         if isinstance(given, StreamEvent):
             given = {"type": given.type, "payload": given.payload}
         if not isinstance(given, Mapping):
-            raise BadOutput(f"receive must return dictionaries, not {type(given).__name__}")
+            raise BadOutput(f"each output that `receive` returns must be a dictionary, not {type(given).__name__}")
         unknown = given.keys() - _KEYS
         if unknown:
-            raise BadOutput(f"unknown key {sorted(unknown)[0]!r} in an output; there are {', '.join(sorted(_KEYS))}")
+            raise BadOutput(f"unknown key {sorted(unknown)[0]!r} in an output; allowed are {', '.join(sorted(_KEYS))}")
         payload = given.get("payload", {})
         if not isinstance(payload, dict):
             raise BadOutput("the payload of an output must be a dictionary")
@@ -134,15 +134,15 @@ class Output(NamedTuple):
             value = given.get(key)
             if value is not None:
                 if not isinstance(value, str) or not value:
-                    raise BadOutput(f"{key} of an output must be a string")
+                    raise BadOutput(f"`{key}` of an output must be a non-empty string")
                 texts[key] = value
         if "effect" in texts:
             if "to" in texts or "type" in texts:
-                raise BadOutput("an effect must have neither a type nor a receiver")
+                raise BadOutput("an output with `effect` must have neither `type` nor `to`")
             kind = _type(texts["effect"])
             return cls(EFFECT_REQUESTED, payload, effect=kind, node=texts.get("node", ""))
         if "type" not in texts:
-            raise BadOutput("an output needs a type")
+            raise BadOutput("an output needs a `type` or an `effect`")
         type_ = _type(texts["type"])
         if type_.startswith(RESERVED):
             raise BadOutput(f"the type prefix of {type_} is reserved; use another prefix")
@@ -161,10 +161,10 @@ def outputs_of(returned: Any) -> list[Output]:
     if returned is None:
         return []
     if isinstance(returned, Mapping | str | bytes) or not hasattr(returned, "__iter__"):
-        raise BadOutput(f"receive must return a list, not {type(returned).__name__}")
+        raise BadOutput(f"`receive` must return a list, not {type(returned).__name__}")
     outputs = [Output.of(given) for given in returned]
     if len(outputs) > MAX_OUTPUTS:
-        raise BadOutput(f"receive returned {len(outputs)} outputs, more than {MAX_OUTPUTS}")
+        raise BadOutput(f"`receive` returned {len(outputs)} outputs; the limit is {MAX_OUTPUTS}")
     return outputs
 
 

@@ -45,7 +45,7 @@ def load_object(spec: str, base: Path) -> Any:
     """
     where, colon, attr = spec.rpartition(":")
     if not colon or not where or not attr:
-        raise LoadError(spec, "write it as module:attribute or path/to/file.py:attribute")
+        raise LoadError(spec, "write it as `module:attribute` or `path/to/file.py:attribute`")
     try:
         if not where.endswith(".py"):
             return pkgutil.resolve_name(spec)
@@ -148,24 +148,24 @@ class UserAgent:
         found = getattr(self._agent, method, None)
         if found is None:
             if method == "receive":
-                raise LoadError(self._spec, "it has no method receive(event)")
+                raise LoadError(self._spec, "it has no method `receive(event)`")
             return
         if inspect.iscoroutinefunction(found):
-            raise LoadError(self._spec, f"{method} must not be async: it only decides, and the runtime acts")
+            raise LoadError(self._spec, f"`{method}` must not be async: an agent only decides, and the runtime acts")
         try:
             inspect.signature(found).bind(*[None] * arguments)
         except TypeError:
             takes = "one argument" if arguments else "no argument"
-            raise LoadError(self._spec, f"{method} must take {takes}") from None
+            raise LoadError(self._spec, f"`{method}` must take {takes}") from None
 
     def _check_state(self) -> None:
         try:
             state = json.loads(json.dumps(self.state()))
         except (TypeError, ValueError) as error:
-            hint = "keep only JSON values, or write state() and load(state)"
+            hint = "keep only JSON values, or define `state()` and `load(state)`"
             raise LoadError(self._spec, f"its state is not JSON ({error}); {hint}") from None
         if not isinstance(state, dict):
-            raise LoadError(self._spec, "state() must return a dictionary")
+            raise LoadError(self._spec, "`state()` must return a dictionary")
 
 
 class UserEffect:
@@ -178,14 +178,14 @@ class UserEffect:
 
     def __init__(self, spec: str, run: Any) -> None:
         if not inspect.iscoroutinefunction(run):
-            raise LoadError(spec, "an effect must be an async function of (args, key)")
+            raise LoadError(spec, "an effect must be an async function with the arguments `args` and `key`")
         try:
             inspect.signature(run).bind({}, "")
         except TypeError:
-            raise LoadError(spec, "an effect must take two arguments, args and key") from None
+            raise LoadError(spec, "an effect must take two arguments, `args` and `key`") from None
         effect_class: Any = getattr(run, "effect_class", "unsafe")
         if effect_class not in EffectClass.__args__:  # type: ignore[attr-defined]
-            raise LoadError(spec, "effect_class must be safe, idempotent or unsafe")
+            raise LoadError(spec, "`effect_class` must be `safe`, `idempotent` or `unsafe`")
         self._run = run
         self._class: EffectClass = effect_class
 

@@ -126,7 +126,9 @@ class _Run:
         if outputs != again:
             self.findings.append(Finding("receive", f"a second call returned something else for {event.type}"))
         if state_hash(self._agent.state()) != hash_:
-            self.findings.append(Finding("receive", f"it changed the state on {event.type}; only apply may change it"))
+            self.findings.append(
+                Finding("receive", f"it changed the state on {event.type}; only `apply` may change the state")
+            )
             self._agent.load(json.loads(canonical(before)))
         for output in outputs:
             applied = self._applied(output)
@@ -135,7 +137,9 @@ class _Run:
         after = state_hash(self._agent.state())
         self._agent.load(json.loads(canonical(self._agent.state())))
         if state_hash(self._agent.state()) != after:
-            self.findings.append(Finding("load", f"the state after {event.type} does not survive a snapshot"))
+            self.findings.append(
+                Finding("load", f"the state after {event.type} changes when it is saved and loaded again")
+            )
         return canonical([output._asdict() for output in outputs]), after
 
     def _applied(self, output: Output) -> StreamEvent:

@@ -216,12 +216,16 @@ class Runtime:
         if "position" in payload:
             found = await self._at(payload["position"])
             if found is None:
-                raise InputRefused("gone", "the event of this dead letter was removed from the log")
+                raise InputRefused(
+                    "gone", "the event of this dead letter was removed from the log; run `durable-stream dlq drop`"
+                )
             handled = await engine.again(found, f"redrive:{letter_id}")
         else:
             given = payload.get("payload")
             if not isinstance(given, dict):
-                raise InputRefused("undecodable", "this message could not be read as a command; drop it")
+                raise InputRefused(
+                    "undecodable", "this message could not be read as a command; run `durable-stream dlq drop`"
+                )
             handled = await engine.command(
                 Command(f"redrive:{letter_id}", letter.type, given, sender="dlq", causation_id=letter_id)
             )

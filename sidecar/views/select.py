@@ -151,7 +151,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
             return (found[0], None) if names is seen else (sessions[found[0]], found[0])
         if found:
             what = "streams" if names is seen else "sessions"
-            raise Ambiguous(f"{given!r} matches {len(found)} {what}: {_some(found)}; give more of the id")
+            raise Ambiguous(f"{given!r} matches {len(found)} {what}: {_some(found)}; type more of the id")
     if fault is not None:
         raise fault
     removed = await reader.removed()
@@ -161,7 +161,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     if len(fitting) == 1:
         raise AllPruned(fitting[0], texts[fitting[0]])
     if fitting:
-        raise Ambiguous(f"{given!r} matches {len(fitting)} streams, all pruned: {_some(fitting)}; give more of the id")
+        raise Ambiguous(f"{given!r} matches {len(fitting)} streams, all pruned: {_some(fitting)}; type more of the id")
     if not seen:
         raise NoLog(empty_text(reader))
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
@@ -206,7 +206,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
         return record
     if found:
         count = "several" if len(found) > _SHOWN else str(len(found))
-        raise Ambiguous(f"{given!r} matches {count} events: {_some(found)}; give more of the id")
+        raise Ambiguous(f"{given!r} matches {count} events: {_some(found)}; type more of the id")
     if reader.head == NOTHING:
         raise NoLog(empty_text(reader))
     hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
@@ -324,9 +324,9 @@ def empty_text(reader: LogReader) -> str:
     if not home.is_dir():
         return (
             f"the home {home} does not exist yet; OpenCode creates it at its next start after "
-            "`durable-stream install`. If it should exist, check --home and DURABLE_STREAM_HOME"
+            "`durable-stream install`. If it should exist, check `--home` and `DURABLE_STREAM_HOME`"
         )
-    return f"nothing was recorded in {home} yet; check --home, or run `durable-stream doctor` to see why"
+    return f"nothing was recorded in {home} yet; check `--home`, or run `durable-stream doctor` to see why"
 
 
 def _ends_with(identifier: str, given: str, shown: int) -> bool:

@@ -68,7 +68,9 @@ class DurableConflict(BusError):
         self.durable, self.reason = durable, reason
 
     def __str__(self) -> str:
-        return f"durable {self.durable}: {self.reason}; use the same settings everywhere, or another name"
+        return (
+            f"durable consumer {self.durable}: {self.reason}; use the same settings everywhere, or choose another name"
+        )
 
 
 class Retry(Exception):
@@ -79,7 +81,7 @@ class Retry(Exception):
 
     def __init__(self, after_s: float, reason: str = "") -> None:
         if not 0 <= after_s < float("inf"):
-            raise ValueError(f"a delay must be 0 seconds or more, not {after_s}")
+            raise ValueError(f"the delay before a retry must be 0 seconds or more, not {after_s}")
         super().__init__(after_s, reason)
         self.after_s, self.reason = after_s, reason
 
@@ -104,7 +106,9 @@ class Redelivery:
 
     def __post_init__(self) -> None:
         if self.max_deliver < 1 or any(not 0 <= delay < float("inf") for delay in self.backoff_s):
-            raise ValueError("max_deliver must be 1 or more, and every back-off 0 seconds or more")
+            raise ValueError(
+                "`max_deliver` must be 1 or more, and every delay in `backoff_s` must be 0 seconds or more"
+            )
 
     def delay(self, attempt: int) -> float | None:
         """Seconds between the failed ``attempt`` (from 1) and the next; ``None`` if it was the last."""
@@ -223,7 +227,9 @@ def check_subscription(pattern: str, durable: str | None) -> str:
     """
     check_pattern(pattern)
     if durable is not None and "." in check_subject(durable):
-        raise SubjectError(durable, "a durable's name must be a single token")
+        raise SubjectError(
+            durable, "the name of a durable consumer must be one word, without dots, spaces or wildcards"
+        )
     return pattern
 
 
@@ -234,9 +240,9 @@ def check_shared(durable: str, *, current: object, pattern: str, is_same_redeliv
         DurableConflict: the durable has another pattern or other redelivery settings.
     """
     if current != pattern:
-        raise DurableConflict(durable, f"its existing pattern is {current}, not {pattern}")
+        raise DurableConflict(durable, f"it already exists with the pattern {current}, not {pattern}")
     if not is_same_redelivery:
-        raise DurableConflict(durable, "it already has other redelivery settings")
+        raise DurableConflict(durable, "it already exists with other redelivery settings")
 
 
 def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | None]:

@@ -44,9 +44,11 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     seen: set[str] = set()
     for name, value in headers.items():
         if not isinstance(name, str) or not _is_name(name):
-            raise HeaderError(str(name), "a name must be 1 to 64 letters, digits, `-` or `_`, and begin with a letter")
+            raise HeaderError(
+                str(name), "a header name must be 1 to 64 letters, digits, `-` or `_`, and begin with a letter"
+            )
         if name.lower() in seen:
-            raise HeaderError(name, "this name appears twice, differing only in case")
+            raise HeaderError(name, "the same name appears twice, with different upper and lower case")
         seen.add(name.lower())
         if not isinstance(value, str) or not is_header_value(value):
             raise HeaderError(

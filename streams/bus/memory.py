@@ -192,7 +192,7 @@ class MemoryEventBus:
         for group in self._groups:
             if overlap(group.pattern, _COMMANDS) and overlap(group.pattern, pattern):
                 raise DurableConflict(
-                    durable or pattern, f"{group.durable or group.pattern} already consumes this queue"
+                    durable or pattern, f"{group.durable or group.pattern} already handles these commands"
                 )
 
     def take(self, group: _Group) -> Delivery | None:

@@ -66,7 +66,7 @@ def check_pattern(pattern: str) -> str:
     tokens = _tokens(pattern)
     for at, token in enumerate(tokens):
         if token == REST and at < len(tokens) - 1:
-            raise SubjectError(pattern, "`>` stands for the rest, so it must be the last token")
+            raise SubjectError(pattern, "`>` matches the rest of a subject, so it must be the last token")
         if token not in (ONE, REST):
             _check_token(pattern, token)
     return pattern

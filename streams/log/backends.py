@@ -39,8 +39,8 @@ def unavailable(store: Path, error: OSError) -> StoreUnavailable:
     """Explain an operating system's error while opening."""
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = (
-            "another user owns this file, or you lack permission: choose another home, or ask its owner to transfer it "
-            "to you"
+            "another user owns this file, or you lack permission: choose another home, or ask the file's owner to "
+            "transfer it to you"
         )
         return StoreUnavailable(f"cannot open the log in {store}: {error.filename or store}: {error.strerror}", hint)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -48,5 +48,5 @@ def unavailable(store: Path, error: OSError) -> StoreUnavailable:
     elif error.errno == errno.EROFS:
         hint = "mount the file system writable, or copy the home elsewhere"
     else:
-        hint = "check that you own the directory and the disk has space"
+        hint = "check that you own the directory and that the disk has free space"
     return StoreUnavailable(f"cannot open the log in {store}: {error.strerror or error}", hint)

@@ -29,7 +29,7 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
         return Finding("corrupt", str(path), None, None, None, error.reason)
     if manifest is None and has_log:
         reason = (
-            "the log cannot be opened without it; `durable-stream repair` rewrites it if every record passes "
+            "the log cannot be opened without this file; `durable-stream repair` rewrites it if every record passes "
             "verification"
         )
         return Finding("missing", str(path), None, None, None, reason)

@@ -73,7 +73,7 @@ def discard(store: Path, backend: Backend) -> int:
     """Delete a backend's files and return the bytes freed. The caller must know that these files are not the log."""
     manifest = read_manifest(store)
     if manifest is not None and manifest.backend == backend:
-        raise ValueError(f"{backend} holds the log")
+        raise ValueError(f"the log is in {backend}, so this store cannot be deleted")
     # Delete sqlite's head file before the database, because a head file without a database would report a lost log.
     database = [store / HEAD_FILE, *_database_files(store)]
     places = [store / "log", store / "head"] if backend == "jsonl" else database

@@ -250,7 +250,7 @@ class Migration:
                 raise self._failed(f"record {record.position} of the copy is damaged ({fault})") from None
             offset, previous = self._tails.get(stream, (0, GENESIS))
             if record.offset != offset or chain(previous, record.digest_form()) != record.hash:
-                raise self._failed(f"record {record.position} does not continue its stream's hash chain")
+                raise self._failed(f"record {record.position} of the copy does not continue its stream's hash chain")
             self._tails[stream] = (offset + 1, record.hash)
             self._touched.add(stream)
 
@@ -271,7 +271,7 @@ class Migration:
         if copy.head != self.log.head or original != self._tails:
             different = sum(self._tails.get(name) != tail for name, tail in original.items())
             raise self._failed(
-                f"the copy holds {copy.head + 1} of {self.log.head + 1} records and {different} of "
+                f"the copy holds {copy.head + 1} of {self.log.head + 1} records, and the ends of {different} of "
                 f"{len(original)} streams differ"
             )
 
@@ -305,7 +305,8 @@ async def discard_old(store: Path) -> int:
             raise StoreUnavailable(
                 f"the log in {store} failed verification ({faults[0]}), so the old {manifest.kept.backend} store was "
                 "kept",
-                "run `durable-stream verify`, and restore the log or use the old store, then run the command again",
+                "run `durable-stream verify`, then restore the log or use the old store, then run the same command "
+                "again",
             )
     return await in_thread(discard_kept, store)
 

@@ -36,7 +36,8 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
     if manifest is None:
         if with_records(store, alone=alone):
             hint = (
-                f"`durable-stream repair` rewrites it if every record passes verification; otherwise restore {MANIFEST}"
+                f"`durable-stream repair` rewrites {MANIFEST} if every record passes verification; otherwise restore "
+                "it from a backup"
             )
             raise MissingLog(str(store), f"it holds a log but no {MANIFEST}, which says where the log is", hint)
         lost = left_alone(store)
@@ -129,4 +130,4 @@ def kept_hint(store: Path) -> str | None:
 
 
 def _kept_words(kept: Kept) -> str:
-    return f"the store in {kept.backend} from which it migrated still exists, up to position {kept.head}"
+    return f"the old store in {kept.backend}, from which the log migrated, still exists, up to position {kept.head}"

@@ -152,6 +152,8 @@ def _cap(
         if size.stream_id in decided or size.stream_id in uncapped:
             continue
         if size.stream_id not in needed and now_ms - size.last_ts < RECENT_MS:
-            plan.kept.append(Item(size.stream_id, size.records, size.bytes, size.last_ts, "written to within a day"))
+            plan.kept.append(
+                Item(size.stream_id, size.records, size.bytes, size.last_ts, "its last record is less than a day old")
+            )
         elif _decide(plan, size, "size", needed):
             left -= size.bytes * room

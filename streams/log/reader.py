@@ -165,7 +165,7 @@ class LogReader:
         if not await self.is_removing() or await asyncio.to_thread(is_being_written, self.store):
             return None
         return (
-            "a prune or forget was cut off, so some of the records to be removed may remain: the next start of the "
+            "a prune or forget was interrupted, so some of the records to be removed may remain: the next start of the "
             "sidecar or `durable-stream repair` finishes it"
         )
 

@@ -148,7 +148,9 @@ def _without_manifest(facts: Facts, log_id: str) -> Iterator[Item]:
     found = f"{MANIFEST} is {'damaged' if damaged else 'missing'}"
     if not with_records:
         if damaged:
-            yield Item(found, "set aside", "no record exists: the next start begins a new log", damaged)
+            yield Item(
+                found, "set aside", "there are no records, so the next start of the sidecar begins a new log", damaged
+            )
         elif facts.left_alone is not None:
             yield Item(facts.left_alone.reason, None, facts.left_alone.hint)
         return
@@ -216,7 +218,9 @@ def _lost(store: StoreFacts, facts: Facts, *, backend: Backend = "jsonl") -> Ite
         text = why.get(fault.kind, "restore the store from a backup")
         if backend == "sqlite" and fault.kind == "missing" and fault.position == store.head + 1:
             copied = "copy log.db-wal, then " if facts.has_wal else ""
-            text += f"; without a backup: {copied}move sqlite-head away, and the log continues after {store.head}"
+            text += (
+                f"; without a backup: {copied}move sqlite-head away, and the log continues after position {store.head}"
+            )
         yield Item(str(fault), None, text)
     if len(store.lost) > MOST_TOLD:
         yield Item(f"{len(store.lost) - MOST_TOLD} more faults", None, "`durable-stream verify` lists them all")
@@ -240,11 +244,13 @@ def _other(facts: Facts, manifest: Manifest) -> Iterator[Item]:
         if is_lost and store.head > NOTHING:
             files = " and ".join((*_shown(manifest.backend), MANIFEST))
             text = (
-                f"without a backup, move {files} away and run this command again: it uses this store if all its "
-                "records pass verification; "
+                f"without a backup, move {files} away and run this command again, which then uses this store if all "
+                "of its records pass verification; "
             )
             yield Item(
-                found, None, f"{text}the store lacks everything recorded, pruned or forgotten since the migration"
+                found,
+                None,
+                f"{text}what was recorded, pruned or forgotten since the migration is unknown to this store",
             )
         elif is_kept or truth is None or truth.head == store.head == NOTHING:
             continue

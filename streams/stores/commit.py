@@ -283,7 +283,7 @@ class GroupCommit:
             self._trust.note(seconds)
 
     def _fail(self, group: list[Pending], error: Exception) -> None:
-        hint = "free disk space or repair the disk, then start again"
+        hint = "free disk space or repair the disk, then start the sidecar again"
         if isinstance(error, StoreUnavailable) and error.hint:
             reason, hint = error.reason, error.hint  # the error's own hint fits, because the disk is not full
         elif isinstance(error, StreamError):

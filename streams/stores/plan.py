@@ -186,7 +186,7 @@ def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -
         )
     for encoded, earlier in zip(batch, known, strict=True):
         if earlier is not None and not earlier.equals(encoded):
-            raise IdempotencyConflict(encoded.event.idempotency_key, "it is stored with another body")
+            raise IdempotencyConflict(encoded.event.idempotency_key, "it is already stored with another body")
 
 
 def _check_expected(request: Request, known: Sequence[Known | None], tails: Tails) -> None:

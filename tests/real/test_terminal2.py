@@ -28,7 +28,7 @@ def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own_un
         client.start()
         client.api("GET", f"/api/model?location[directory]={client.project}")  # it looks for plugins there
         assert "opencode service restart" in durable.in_project(client, "install")
-        assert services(durable, client) == [("problem", "run: opencode service restart")]
+        assert services(durable, client) == [("problem", "run `opencode service restart`")]
         client.stop_in()
         client.start()
         assert [level for level, _ in services(durable, client)] == ["note"], "nothing was used yet"

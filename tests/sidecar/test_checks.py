@@ -190,7 +190,7 @@ def test_a_plugin_that_the_sidecar_sent_away(home: Home) -> None:
 def test_no_opencode_ever_linked(home: Home) -> None:
     home.log_path.unlink()
     found = look(home)["links"]
-    assert found.level == "note" and "ever linked" in found.text and "--pure" in found.hint
+    assert found.level == "note" and "ever connected" in found.text and "--pure" in found.hint
     assert "the records came through the spool" in found.text
     home.log_path.write_text(LINKED.replace("1.18.33", "recording"))
     assert look(home)["links"].level == "note"

@@ -49,7 +49,7 @@ def test_a_url_that_apprise_cannot_use_is_found_before_the_first_message(
     assert check_urls in BEFORE_THE_LOG
     assert configured(home, PHONE, CHAT) == [] == configured(home)
     (check,) = configured(home, "nfty://geheim", CHAT, "tgram://geheim", "geheim")
-    assert (check.name, check.level) == ("notify", "note") and "[notify] urls" in check.text
+    assert (check.name, check.level) == ("notify", "note") and "`urls` in [notify]" in check.text
     names = [channel_name(url) for url in ("nfty://geheim", "tgram://geheim", "geheim")]
     assert check.text.partition(": ")[0] == ", ".join(names) and names[2].startswith("url:")
     assert "geheim" not in "".join([str(check), *capfd.readouterr(), caplog.text])

@@ -38,9 +38,9 @@ def test_an_opencode_1_that_is_linked_and_not_on_the_path(scene: Scene) -> None:
     found = check_opencode(scene._replace(answer={"links": links}))
     told = [(check.level, check.text) for check in found if check.name == "opencode"]
     assert told[1:] == [
-        ("ok", "1.18.33 (linked)"),
-        ("note", "1.18.34 (linked): not tested on this version"),
-        ("problem", "1.17.9 (linked) is too old"),
+        ("ok", "1.18.33 (connected)"),
+        ("note", "1.18.34 (connected): not tested on this version"),
+        ("problem", "1.17.9 (connected) is too old"),
     ]
     assert not any("recording" in check.text for check in found)
 
@@ -67,7 +67,7 @@ def test_a_service_that_has_not_loaded_the_plugin(scene: Scene, tmp_path: Path) 
         assert [check.level for check in check_unlinked(scene)] == ["note"], "it loads the plugin when it is first used"
         os.utime(target.plugin, (file.stat().st_mtime + 1,) * 2)
         (before,) = check_unlinked(scene)
-        assert (before.level, before.hint) == ("problem", "run: opencode service restart")
+        assert (before.level, before.hint) == ("problem", "run `opencode service restart`")
         assert f"pid {os.getpid()}" in before.text
         assert check_unlinked(scene._replace(answer={"links": [{"pid": os.getpid()}]})) == []
         assert check_unlinked(scene._replace(plugins=())) == [], "what is not installed cannot be loaded"

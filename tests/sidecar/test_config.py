@@ -146,13 +146,13 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 def test_the_advice_names_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, right = written(tmp_path, "[link]\nport = -1\n"), tmp_path / "none.toml"
-    in_the_file = f"correct it, or delete {path} to use the defaults"
+    in_the_file = f"fix {path}, or delete it to use the defaults"
     assert advice(path) == in_the_file
     monkeypatch.setenv("DURABLE_STREAM_LINK__WINDOW", "0")
-    assert advice(path) == f"{in_the_file}; correct or unset the variable"
-    assert advice(right) == "correct or unset the variable"
+    assert advice(path) == f"{in_the_file}; fix or unset that variable"
+    assert advice(right) == "fix or unset that variable"
     monkeypatch.setenv("DURABLE_STREAM_REDACT__KEYS", "pin")
-    assert advice(right) == "correct or unset the variable"
+    assert advice(right) == "fix or unset that variable"
     path.write_text("[")
     assert advice(path) == in_the_file
 

@@ -13,7 +13,7 @@ from sidecar.home import Home
 from tests.sidecar.bad_stores import make_store
 from tests.sidecar.cli.helpers import run
 
-SENTENCE = "it contains other files and is not a Durable Stream home; choose another --home"
+SENTENCE = "it contains other files and is not a Durable Stream home; choose another home with `--home`"
 
 ARGUMENTS = {
     "log": ["ses_a"],

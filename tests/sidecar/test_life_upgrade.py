@@ -120,4 +120,4 @@ def test_another_opencode_in_the_same_home_is_told_by_status_and_log_and_harms_n
         after.until("acked", 1)
         versions = [entry["version"] for entry in status(home)["opencode_versions"]]
     assert versions == ["1.19.0", "1.18.3"]
-    assert "OpenCode 1.19.0 is linked; the last one was 1.18.3" in logged(home)
+    assert "OpenCode 1.19.0 is connected; the last one was 1.18.3" in logged(home)

@@ -58,7 +58,7 @@ def test_a_home_of_another_user_is_refused_in_words_and_stays_as_it_is(place: Pa
     said = refused.stdout + refused.stderr
     assert refused.returncode == 1 and "Traceback" not in said
     assert "owned by user" in said or "owned by another user" in said, said
-    assert "choose another --home" in said
+    assert "choose another home" in said
     assert sorted(home.path.iterdir()) == before
 
 

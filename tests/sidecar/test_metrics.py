@@ -149,7 +149,7 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path:
         info = running(home)
         await play(home, RECORDINGS / "chat.jsonl", nonce=system_identity().nonce)
         printed = run(home, "metrics", "--scrape-config")
-        assert printed.returncode == 0 and "[link] port" in printed.stderr
+        assert printed.returncode == 0 and "`port` in [link]" in printed.stderr
         assert f'["127.0.0.1:{info.port}"]' in printed.stdout
         (file,) = re.findall(r"credentials_file: (.*)", printed.stdout)
         credentials = Path(file[1:-1].replace('\\"', '"'))

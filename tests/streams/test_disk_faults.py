@@ -120,7 +120,7 @@ async def test_after_an_error_nothing_is_acknowledged(
         acked, error = await append_until_it_fails(log, BATCHES)
         assert failed == 1, "a failed call is not repeated"
         assert isinstance(error, StoreFailed)
-        assert os.strerror(code) in str(error) and "start again" in str(error)
+        assert os.strerror(code) in str(error) and "start the sidecar again" in str(error)
         assert (await collect(log.read_all()))[: len(acked)] == acked, "what was acknowledged stays readable"
         await log.close()
     await check_reopened(store, backend, acked, BATCHES)
@@ -176,7 +176,7 @@ async def test_files_may_not_grow(tmp_path: Path, backend: Backend) -> None:
     """``RLIMIT_FSIZE``: one write is cut short, and the next fails with EFBIG."""
     limit = 17_777 if backend == "jsonl" else 300_000
     error, acked = await fill(tmp_path, backend, {resource.RLIMIT_FSIZE: limit})
-    assert "has stopped" in error and "start again" in error and acked
+    assert "has stopped" in error and "start the sidecar again" in error and acked
     await check_reopened(tmp_path, backend, acked, MANY)
 
 
@@ -207,7 +207,7 @@ async def test_a_full_disk_and_space_again(small_disk: Path, backend: Backend) -
         try:
             log = await open_log(small_disk / "store", backend)
         except StoreUnavailable as refused:
-            assert "disk has space" in str(refused) or "disk" in str(refused)
+            assert "disk has free space" in str(refused) or "disk" in str(refused)
         else:
             assert (await collect(log.read_all()))[: len(acked)] == acked
             await log.close()

@@ -104,7 +104,7 @@ class TestFailingDisk:
             calls = disk.calls.copy()
             with pytest.raises(StoreFailed) as raised:
                 await log.append([event("late")])
-            assert os.strerror(code) in str(raised.value) and "start again" in str(raised.value)
+            assert os.strerror(code) in str(raised.value) and "start the sidecar again" in str(raised.value)
             assert disk.calls == calls, "a failed store leaves the disk alone"
             acked = [record for outcome in outcomes[:fault] for record in outcome]
             assert await collect(log.read_all()) == acked, "what was acknowledged stays readable"

@@ -63,7 +63,7 @@ def test_a_cap_is_about_the_disk() -> None:
 def test_a_cap_leaves_what_was_written_to_within_a_day_and_says_so() -> None:
     plan = make_plan(LOG, {}, PruneRequest(max_bytes=100), now_ms=NOW)
     assert names(plan.cuts) == ["ses_old", "ses_middle"]
-    assert [(item.stream_id, item.why) for item in plan.kept] == [("ses_new", "written to within a day")]
+    assert [(item.stream_id, item.why) for item in plan.kept] == [("ses_new", "its last record is less than a day old")]
 
 
 def test_what_is_needed_stays_and_says_why_whatever_is_requested() -> None:

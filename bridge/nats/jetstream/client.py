@@ -57,7 +57,7 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
         NatsUnavailable: no server answered in time.
     """
     if not options.servers:
-        raise NatsRefused("no NATS server is configured", "set servers in [nats]")
+        raise NatsRefused("no NATS server is configured", "set `servers` in [nats]")
     context = tls_context(options)
     if options.credentials is not None:
         check_credentials(options.credentials)

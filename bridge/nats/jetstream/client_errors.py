@@ -49,10 +49,11 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
             return error
         case OtherServer():
             return WrongServer(
-                f"another program answers on {where} instead of our NATS server", "nothing was sent to it"
+                f"another program answers on {where} instead of the embedded NATS server",
+                "nothing was sent to that program; stop it, or set another `port` in [nats]",
             )
         case nats.errors.SecureConnRequiredError() | nats.errors.SecureConnWantedError():
-            return TlsFailed(f"the NATS server at {where} offers no TLS", "turn on TLS on that server")
+            return TlsFailed(f"the NATS server at {where} offers no TLS", "enable TLS on that server")
         case nats.errors.MaxPayloadError():
             return MessageTooLarge()
         case nats.errors.BadSubjectError():
@@ -62,10 +63,10 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
     if any(word in text.lower() for word in ("authorization", "authentication", "user jwt")):
         return _login_refused(where)
     if "certificate" in text.lower() or "ssl" in type(error).__name__.lower():
-        return TlsFailed(f"TLS with {where} failed: {text}", "check cert_dir in [nats] and the server's certificate")
+        return TlsFailed(f"TLS with {where} failed: {text}", "check `cert_dir` in [nats] and the server's certificate")
     if isinstance(error, OSError | nats.errors.Error | TimeoutError | asyncio.TimeoutError):
         # The sidecar restarts an embedded server and reports its problems, so the user need not do anything.
-        hint = "" if options.token else "start the server, or correct servers in [nats]"
+        hint = "" if options.token else "start the server, or fix the setting `servers` in [nats]"
         return Unreachable(f"cannot reach the NATS server at {where}: {_why(error)}", hint)
     return NatsUnavailable(f"the NATS server at {where} failed: {text}")
 

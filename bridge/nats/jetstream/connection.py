@@ -145,7 +145,7 @@ class JetStream:
             answer = await self.ask(API + method, body)
         except NoStream:
             raise NatsUnavailable(
-                "JetStream does not answer", "turn JetStream on, or wait until the server has started"
+                "JetStream does not answer", "enable JetStream on the server, or wait until the server has started"
             ) from None
         return decoded(method, answer)
 
@@ -265,7 +265,7 @@ class JetStream:
             done.exception()  # mark the exception as retrieved, because asyncio would log it for an abandoned request
 
     def _end_all(self, ended: asyncio.Future[str]) -> None:
-        why = "it was abandoned" if ended.cancelled() else ended.result()
+        why = "it was cancelled" if ended.cancelled() else ended.result()
         for future in list(self._waiting.values()):
             if not future.done():
                 future.set_exception(NatsUnavailable(f"the connection to {self._options.shown} ended: {why}"))

@@ -114,7 +114,7 @@ class MessageTooLarge(NatsRefused):
     code = "nats-message-too-large"
 
     def __init__(self) -> None:
-        super().__init__("the message is larger than the NATS server accepts", "increase max_payload on the server")
+        super().__init__("the message is larger than the NATS server accepts", "increase `max_payload` on the server")
 
 
 class ServerRefused(NatsError):

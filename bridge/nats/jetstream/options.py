@@ -135,11 +135,11 @@ def _read(path: Path, what: str) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise FileRefused(
-            path, f"the {what} {path} is missing", "put the file there, or correct the path in [nats]"
+            path, f"the {what} {path} is missing", "put the file there, or change the path in [nats]"
         ) from None
     except OSError as error:
         raise FileRefused(
-            path, f"cannot read the {what} {path} ({error.strerror})", "correct its owner and permissions"
+            path, f"cannot read the {what} {path} ({error.strerror})", "fix the owner and the permissions of the file"
         ) from None
 
 

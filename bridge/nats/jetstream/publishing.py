@@ -93,7 +93,7 @@ class PublishStopped(Exception):
         self.stored, self.error = stored, error
 
     def __str__(self) -> str:
-        return f"after {len(self.stored)} messages: {self.error}"
+        return f"publishing stopped after {len(self.stored)} messages: {self.error}"
 
 
 async def publish(session: JetStream, message: Publishable, expect: Expect | None = None) -> Stored:

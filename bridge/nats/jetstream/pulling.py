@@ -127,7 +127,10 @@ async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerD
     """
     wanted = definition.config()
     request = {"stream_name": stream, "config": wanted}
-    what, remedy = f"consumer {definition.name} of {stream}", "remove the consumer; it will be recreated"
+    what, remedy = (
+        f"consumer {definition.name} of {stream}",
+        "remove the consumer from the server; the sidecar creates it again",
+    )
     try:
         answer = await session.api(f"CONSUMER.DURABLE.CREATE.{stream}.{definition.name}", request)
     except NotFound:
@@ -363,7 +366,7 @@ class PullLoop:
     async def _answer(self, delivery: Delivery, word: bytes) -> None:
         if not await self._send(delivery.reply, word):
             self.counts["unanswered"] += 1
-            log.warning("%s will be delivered again: could not send its acknowledgement", delivery.subject)
+            log.warning("%s will be delivered again, because its acknowledgement could not be sent", delivery.subject)
 
     async def _send(self, reply: str, word: bytes) -> bool:
         """Send an acknowledgement over the current connection; return whether that worked."""

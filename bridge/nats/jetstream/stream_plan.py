@@ -163,7 +163,7 @@ _COUNTS: Final = frozenset({"max_bytes", "max_msgs", "max_msgs_per_subject", "ma
 _IN_THE_WAY: Final[dict[str, str]] = {
     "mirror": "it is a mirror of another stream, to which nothing can be published",
     "sources": "it takes messages from other streams, and those messages would not be records",
-    "sealed": "it is sealed: nothing can be added",
+    "sealed": "it is sealed, so nothing can be added",
     "subject_transform": "it renames subjects, and the mirror finds records by subject",
     "allow_msg_counter": "it is a counter and takes no messages",
     "deny_purge": "it cannot be purged, so `mirror rebuild` could not work",
@@ -199,11 +199,13 @@ def plan_stream(
     changes = tuple(_changes(config, found))
     for change in changes:
         if change.setting == "storage":
-            reasons.append(f"its storage is {change.found}; it must be file, and it cannot be changed")
+            reasons.append(f"its storage is {change.found} but must be file, and this setting cannot be changed")
         if change.setting == "retention" and "workqueue" in (change.found, change.wanted):
-            reasons.append(f"its retention is {change.found}; it must be {change.wanted}, and it cannot be changed")
+            reasons.append(
+                f"its retention is {change.found} but must be {change.wanted}, and this setting cannot be changed"
+            )
     if reasons:
-        remedy = f"move its messages elsewhere and remove the stream {name}, or use another account"
+        remedy = f"move its messages elsewhere and remove the stream {name}, or use another NATS account"
         return StreamPlan(name, "refuse", changes=changes, reasons=(*reasons, remedy))
     if not changes:
         return StreamPlan(name, "keep")

@@ -124,7 +124,7 @@ class Sender:
             BusError: see ``EventBus.publish``.
         """
         if not is_checked(subject):
-            why = "`str` messages have no headers" if is_lossy(subject) else "it is neither `cmd` nor `evt`"
+            why = "`str` messages have no headers" if is_lossy(subject) else "it begins with neither `cmd` nor `evt`"
             raise SubjectError(subject, why)
         try:
             made = outgoing(

@@ -206,7 +206,8 @@ class Parts(Turns):
             self.finish(after.entry.token)
             return
         opened = [t for t in self._open.values() if t.session == after.session and t.call == after.call]
-        # If two calls share a part, the part's step belongs to the call that ends it, and that call is not known yet.
+        # If two calls share a part, its step belongs to the call that ends the part. Which call that is, is not known
+        # yet.
         part = next((one.part for one in opened if len(one.inputs) < 2), None)
         if part is None and self._is_echo(session, after.call, after.entry.item.input.get("args")):
             self.counts["duplicate:tool.execute.after"] += 1

@@ -48,7 +48,8 @@ SYSTEM = "system"
 """The code of an error of the operating system that ``_SYSTEM_CODES`` does not list."""
 
 _CLOSED = (
-    "another user owns this file, or you lack permission: choose another --home, or ask its owner to transfer it to you"
+    "another user owns this file, or you lack permission: choose another home with `--home`, or ask the file's owner "
+    "to transfer it to you"
 )
 
 _REMEDIES = {
@@ -57,8 +58,8 @@ _REMEDIES = {
     errno.ENOSPC: "free some space on that disk, then try again",
     errno.EDQUOT: "free some of your quota, then try again",
     errno.EROFS: "it is on a read-only file system: mount that file system writable, or use another path",
-    errno.EADDRINUSE: "another program is using that port: set another [link] port in config.toml, or 0 for any free "
-    "port",
+    errno.EADDRINUSE: "another program is using that port: set another `port` in [link] in config.toml, or 0 "
+    "for any free port",
 }
 
 _SYSTEM_CODES = {
@@ -203,7 +204,7 @@ def explain(error: Exception) -> str:
         return f"{where}{what}; {_REMEDIES.get(error.errno or 0, 'check that the path is right and that you own it')}"
     return (
         f"unexpected {type(error).__name__}: {error}; this is a bug in durable-stream: run the command again with "
-        "DURABLE_STREAM_DEBUG=1 to see where"
+        "`DURABLE_STREAM_DEBUG=1` to see where"
     )
 
 

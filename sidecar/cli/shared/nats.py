@@ -25,7 +25,7 @@ OFF: Final[Mapping[str, Any]] = {
 }
 """What ``status`` says about NATS when it is off."""
 
-TURN_ON = 'set mode = "embedded" or "external" in [nats] of config.toml'
+TURN_ON = 'set `mode` to "embedded" or "external" in [nats] in config.toml'
 
 
 def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessions:
@@ -40,8 +40,8 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
     if config.mode == "embedded" and home.running() is None and not waits:
         raise Failure(
             "nats-not-running",
-            f"the embedded NATS server of {home.path} runs with the sidecar, which is not running; start it: "
-            "`durable-stream serve`",
+            f"the embedded NATS server of {home.path} runs with the sidecar, which is not running; start a "
+            "sidecar with `durable-stream serve`",
         )
     try:
         from sidecar.nats.reaching import sessions_of

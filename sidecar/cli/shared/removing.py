@@ -12,7 +12,9 @@ from sidecar.cli.shared.command import note
 if TYPE_CHECKING:
     from sidecar.home import Home
 
-YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Apply the changes; without it, only a preview is printed.")]
+YesFlag = Annotated[
+    bool, typer.Option("--yes", "-y", help="Apply the changes; without this option, only a preview is printed.")
+]
 
 SHOWN_STREAMS = 20
 

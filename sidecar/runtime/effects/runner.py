@@ -63,7 +63,7 @@ class NotDone(NamedTuple):
 class Unknown(NamedTuple):
     """Result of ``reconcile``: it is unknown whether the effect took place."""
 
-    reason: str = "nothing can tell whether it happened"
+    reason: str = "it is unknown whether the effect took place"
 
 
 Reconciled = Done | NotDone | Unknown

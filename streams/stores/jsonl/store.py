@@ -89,7 +89,7 @@ class JsonlStore(KeepsHints):
             except OSError as error:
                 raise StoreUnavailable(
                     f"cannot open the log in {store}: {error.strerror or error}",
-                    "check that you own the directory and the disk has space",
+                    "check that you own the directory and that the disk has free space",
                 ) from error
 
         return await asyncio.to_thread(blocking)

@@ -128,7 +128,7 @@ class JsonlWriter:
             try:
                 self._disk.truncate(self._fd, self._durable_size)
             except OSError:
-                # The next opening finds a torn tail above head and cuts it off then.
+                # The next time the store is opened, the torn tail above head is found and cut off.
                 self._durable_size = -1
 
     # --- a copy of another backend's log ---
@@ -143,7 +143,7 @@ class JsonlWriter:
         lines: list[bytes] = []
         for record in records:
             if record.position != self.index.next_position():
-                raise ValueError(f"record {record.position} does not follow {self.index.next_position() - 1}")
+                raise ValueError(f"record {record.position} does not follow record {self.index.next_position() - 1}")
             if not lines:
                 self.roll_if_full()
             keys = parse_event_keys(record.event)

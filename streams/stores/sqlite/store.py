@@ -332,7 +332,7 @@ class SqliteStore(KeepsHints):
                 following = self._next
                 for record in records:
                     if record.position != following:
-                        raise ValueError(f"record {record.position} does not follow {following - 1}")
+                        raise ValueError(f"record {record.position} does not follow record {following - 1}")
                     following += 1
                     event = record.parse()
                     rows.append(stored_row(record, event, self._stream_id(event.stream_id)))

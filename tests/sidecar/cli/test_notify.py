@@ -41,7 +41,7 @@ def test_without_a_channel_nothing_is_proved(tmp_path: Path) -> None:
     done = run(home, "notify", "test")
     assert (done.code, done.err) == (
         1,
-        "No channel is configured: set urls, command or desktop in [notify] of config.toml.\n",
+        "No channel is configured: set `urls`, `command` or `desktop` in [notify] in config.toml.\n",
     )
     (home / "config.toml").write_text("[notify]\ndesktop = true\n")
     (config,) = (each for each in run(home, "doctor", "--json").objects() if each["name"] == "config")

@@ -196,15 +196,15 @@ class TestPrune:
 
         asyncio.run(cut_off())
         told = run(home, "status")
-        assert "a prune or forget was cut off" in told.out and "`durable-stream repair`" in told.out
+        assert "a prune or forget was interrupted" in told.out and "`durable-stream repair`" in told.out
         listed = run(home, "streams", "--json")
-        assert "a prune or forget was cut off" in listed.err
+        assert "a prune or forget was interrupted" in listed.err
         left = sum(stream["records"] for stream in listed.objects())
         held = f"{left} records ({sum(counts.values()) - left} pruned) in {counted(len(listed.objects()), 'stream')}"
         assert f" {held}" in told.out and f"1 finding in {held}" in run(home, "verify").out
         assert run(home, "repair").code == 0
         told = run(home, "status")
-        assert f" {held}" in told.out and "cut off" not in told.out and run(home, "streams").err == ""
+        assert f" {held}" in told.out and "interrupted" not in told.out and run(home, "streams").err == ""
 
     def test_a_size(self, home: Path) -> None:
         asyncio.run(append(home / "store", [[event("old", stream="ses_old")]]))
@@ -309,7 +309,10 @@ class TestForget:
             assert run_process(home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
         told = run(home, "forget", "ses_busy")
         assert told.code == 0 and "would forget the payloads of 2 records" in told.out, told
-        assert "would be refused now, while a turn is in progress in ses_busy: wait until it has ended." in told.err
+        assert (
+            "would be refused now, because a turn is in progress in ses_busy: wait until the turn has ended."
+            in told.err
+        )
         assert "Nothing was changed." in told.err and "--yes" not in told.err
         refused = run(home, "forget", "ses_busy", "--json").objects()[0]["refused"]
         assert len(refused) == 1 and "a turn is in progress in ses_busy" in refused[0]

@@ -126,7 +126,7 @@ def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(home: Path) -
     assert "waits for   an OpenCode that can run it\n" in text and [each["for"] for each in waits] == ["opencode"]
     assert shown("int_runs")[1] == [] and "waits" not in shown("int_ended1")[0]
     (home / "config.toml").write_text("[")
-    assert shown("int_queued")[1] == [] and "limits are not known" in run(home, "intents", "int_queued").err
+    assert shown("int_queued")[1] == [] and "limits could not be read" in run(home, "intents", "int_queued").err
 
 
 def test_a_pipe_gets_it_once_and_json_is_one_object(home: Path) -> None:

@@ -76,10 +76,10 @@ def test_a_home_that_a_sidecar_has_or_that_has_no_log(
 def test_where_there_is_no_server_it_is_said_what_to_do(tmp_path: Path, server: RealServer, command: list[str]) -> None:
     copy = Copy(tmp_path / "home", server).make("chat")
     for config, wanted in (
-        ("", r"NATS is off in .*; set mode = "),
+        ("", r"NATS is off in .*; set `mode` to "),
         (
             '[nats]\nmode = "embedded"\n',
-            r"runs with the sidecar, which is not running; start it: `durable-stream serve`",
+            r"runs with the sidecar, which is not running; start a sidecar with `durable-stream serve`",
         ),
         (
             '[nats]\nmode = "external"\nservers = ["nats://ada:geheim@127.0.0.1:1"]\n',

@@ -158,7 +158,7 @@ async def test_a_configured_port_that_is_taken_is_told_and_waited_for(directory:
         waiting = embedded(directory, port=port)
         server = await waiting.__aenter__()
         await problem(
-            server, f"port {port} is in use by another program; set another port in [nats], or 0 for any free port"
+            server, f"port {port} is in use by another program; set another `port` in [nats], or 0 for any free port"
         )
         assert server.state in (State.WAITING, State.STARTING)
     await (await running(server)).close()

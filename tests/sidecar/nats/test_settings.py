@@ -69,14 +69,14 @@ def test_off_by_default() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('mode = "external"', 'mode "external" needs servers'),
+        ('mode = "external"', 'mode "external" needs `servers`'),
         ('mode = "outside"', "nats.mode"),
         ('servers = "nats://h"', "must be a list"),
         ('servers = ["h:4222"]', "must be like nats://host:4222"),
         ('servers = ["http://h:4222"]', "must be like nats://host:4222"),
         ('servers = ["tls://ada:geheim@h:99999"]', "must be like nats://host:4222"),
-        ('cert_dir = "/c"', "cert_dir is set but has no effect without tls_enabled"),
-        ('tls_hostname = "h"\nservers = ["nats://h"]', "tls_hostname is set but has no effect without tls_enabled"),
+        ('cert_dir = "/c"', "`cert_dir` is set but has no effect without `tls_enabled`"),
+        ('tls_hostname = "h"\nservers = ["nats://h"]', "`tls_hostname` is set but has no effect without `tls_enabled`"),
         ('credentials = "ada.creds"', "must be absolute"),
         ('inbox_prefix = "a.>"', "nats.inbox_prefix"),
         ("port = 70000", "nats.port"),

@@ -290,5 +290,5 @@ async def test_a_program_of_the_users_takes_a_message(tmp_path: Path) -> None:
     assert taken.read_text() == "the title\nthe text"
     with pytest.raises(ChannelError, match="code 3"):
         await Channels(NotifyConfig(command=("/bin/sh", "-c", "exit 3"))).send("command", "t", "x")
-    with pytest.raises(ChannelError, match=r"\[notify\] command"):
+    with pytest.raises(ChannelError, match=r"`command` in \[notify\]"):
         await Channels(NotifyConfig(command=("/nowhere/it",))).send("command", "t", "x")

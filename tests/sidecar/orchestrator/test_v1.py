@@ -135,9 +135,9 @@ async def test_when_the_process_that_hosted_a_session_has_ended_the_newest_one_i
 
 async def test_background_work_whose_process_reconnects_is_not_taken_for_stopped() -> None:
     one = host(pid=alive(), phantom=True)
-    with pytest.raises(HostError, match="not linked"):
+    with pytest.raises(HostError, match="not connected"):
         await one.abort(SESSION, directory="/project")
-    with pytest.raises(HostError, match="not linked"):
+    with pytest.raises(HostError, match="not connected"):
         await one.status(SESSION)
 
 
