@@ -48,7 +48,7 @@ from streams.store import NOTHING
 log = logging.getLogger("sidecar")
 
 TAKE_OVER_SECONDS: Final = 30.0
-"""How long a sidecar that a shim started waits for another one that is starting or stopping."""
+"""How long a sidecar that a shim started waits for another sidecar that is starting or stopping."""
 
 KILL_SECONDS: Final = 10.0
 """How long a killed process may take to end. A process takes longer only if the system is blocking it."""
@@ -319,7 +319,9 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
 
 
 class _Consumers:
-    """A component: commands from NATS for the user's agents. The built-in agents take no commands from the server."""
+    """A component that takes commands from NATS for the user's agents. The built-in agents take no commands from the
+    server.
+    """
 
     def __init__(self, nats: NatsService, worker: Worker) -> None:
         self._nats, self._worker = nats, worker
@@ -335,7 +337,7 @@ class _Consumers:
 
 
 class _Door:
-    """A component: the listening port, and ``sidecar.json``, which says where the port is."""
+    """A component: the listening port, and ``sidecar.json``, which tells other processes the port's number."""
 
     def __init__(self, home: Home, sidecar: Sidecar, server: LinkServer) -> None:
         self._home, self._sidecar, self._server = home, sidecar, server

@@ -292,7 +292,7 @@ class WorkerConfig(_Section):
     for agents."""
 
     max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
-    """Maximum number of steps from a user's action at which a command or event still reaches agents."""
+    """A command or event that is at least this many steps away from a user's action reaches no agent."""
 
     policy: str | None = None
     """How effects are retried: an object or class with the methods of ``EffectPolicy``, in the form used for agents."""
@@ -331,7 +331,9 @@ class PhantomConfig(_Section):
     """How many minutes these agents may work, added up; 0: any number."""
 
     max_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 300
-    """How many times a background session may call the model for one prompt. More is an endless loop; 0: any number."""
+    """How many times a background session may call the model for one prompt. A session that needs more calls is in an
+    endless loop; 0: any number.
+    """
 
     silence_minutes: Annotated[float, Field(ge=0, le=1440)] = 20.0
     """A background session that does nothing and runs no tool for this long is stopped; 0: never."""
@@ -378,7 +380,7 @@ def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
     ``flags`` are sections: ``load_config(path, link={"port": 7000})``.
 
     Raises:
-        ConfigError: the file is not TOML (with its line), a key is unknown, or a value is invalid.
+        ConfigError: the file is not TOML (the error names the line), a key is unknown, or a value is invalid.
     """
     content = {} if path is None else _read(path)
 

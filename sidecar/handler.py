@@ -34,7 +34,9 @@ log = logging.getLogger("sidecar")
 _VERSION: Final = re.compile(r"\d[\w.+-]{0,49}", re.ASCII)
 
 MAX_VERSIONS: Final = 16
-"""Maximum number of OpenCode versions to remember. The version that was last seen the longest ago is dropped first."""
+"""Maximum number of OpenCode versions to remember. The version that has not been seen for the longest time is dropped
+first.
+"""
 
 
 class Sidecar:

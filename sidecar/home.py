@@ -118,7 +118,7 @@ class Home:
         return any(os.path.lexists(path) for path in (self.token_path, self.lock_path, self.config_path))
 
     def check_owner(self) -> None:
-        """Refuse another user's home before anything is written there. A home that does not exist yet passes.
+        """Refuse another user's home before anything is written there. A home that does not exist yet is accepted.
 
         Raises:
             HomeError: another user owns the home. Root is refused, too, because the owner could not write files that

@@ -66,7 +66,7 @@ AGENT_FACTS: Final = (
     Fact("durable_stream_agent_effects", ("effects",), "Effects that are not finished"),
     Fact("durable_stream_agent_effects_in_doubt", ("in_doubt",), "Effects that may or may not have happened"),
 )
-"""The metrics that are read from each agent's row of ``status``."""
+"""The metrics that are read from each agent's entry in ``status``."""
 
 MIRROR_STATE: Final = "durable_stream_mirror_state"
 
@@ -74,8 +74,8 @@ MIRROR_STATE: Final = "durable_stream_mirror_state"
 class SidecarMetrics:
     """The metrics of one sidecar; implements ``runtime.metrics.Metrics``. Call it from its event loop.
 
-    ``agents`` and ``kinds`` are the names of what is loaded: besides ``other``, no other values of these two labels
-    occur.
+    ``agents`` and ``kinds`` name the loaded agents and kinds of effects: the labels ``agent`` and ``kind`` have only
+    these values and ``other``.
     """
 
     def __init__(self, agents: Collection[str] = (), kinds: Collection[str] = ()) -> None:
@@ -193,7 +193,7 @@ class _StatusCollector(Collector):
 
 
 def _at(status: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """The value at a path, a list's length, or ``None``."""
+    """The value at a path, or the length of that value if it is a list; ``None`` if there is no value."""
     found: Any = status
     for name in path:
         if not isinstance(found, Mapping):

@@ -25,8 +25,9 @@ class NotifyConfig(BaseModel):
     quiet_hours: Annotated[
         str, Field(pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$", examples=["22:00-07:00"])
     ] = ""
-    """Quiet hours in local time, such as ``22:00-07:00``, when neither the desktop nor ``urls`` are used. Messages from
-    that time are sent afterwards."""
+    """Quiet hours in local time, such as ``22:00-07:00``, when neither the desktop nor ``urls`` are used. Messages that
+    are due in quiet hours are sent afterwards.
+    """
 
     min_seconds: Annotated[float, Field(ge=0)] = 60.0
     """Background work that took less time is reported only to the model."""

@@ -174,7 +174,7 @@ class Worker:
         return {"letter": args.letter, "outcome": "dropped"}
 
     def status(self) -> dict[str, Any]:
-        """For ``status``: every agent, including the agents that could not be loaded."""
+        """What ``status`` shows about agents: every agent, including those that could not be loaded."""
         return {"agents": self.runtime.status(), "problems": self.problems}
 
     async def agents(self, args: NoArgs) -> dict[str, Any]:

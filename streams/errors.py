@@ -65,7 +65,9 @@ class OffsetConflict(Conflict):
 
 
 class IdempotencyConflict(Conflict):
-    """``key`` is already stored, and this batch does not simply repeat the first one; ``reason`` says why."""
+    """``key`` is already stored, and this batch does not simply repeat the batch that stored it; ``reason`` says
+    why.
+    """
 
     code: ClassVar[str] = "key-conflict"
 

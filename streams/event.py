@@ -19,8 +19,9 @@ previous version."""
 
 _STREAM_PART = r"[A-Za-z0-9](\.?[A-Za-z0-9_~-])*\.?"
 STREAM_ID = re.compile(f"{_STREAM_PART}(/{_STREAM_PART})*")
-"""Stream ids appear in messages and file contents, but never in paths, subjects or SQL. A stream id contains no
-``..``."""
+"""Stream ids appear in messages and file contents, never in paths or in the text of SQL, and in subjects only in
+escaped form. A stream id contains no ``..``.
+"""
 
 EVENT_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 ULID_TEXT = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")

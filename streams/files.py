@@ -110,7 +110,8 @@ def open_or_create(path: Path) -> int:
 
 
 def make_directory(path: Path) -> None:
-    """Make a store directory durably, mode 0700 regardless of the umask; an existing one stays unchanged.
+    """Create a store's directory durably, with mode 0700 regardless of the umask. An existing directory stays
+    unchanged.
 
     Raises:
         ForeignStore: the path is a symbolic link.

@@ -6,8 +6,8 @@ There are four kinds of fault:
 * ``missing``  - records that were durable are gone.
 * ``tampered`` - a record's checksum is right, but it is not what the writer wrote there: it breaks its stream's hash
   chain, is in the wrong place, or is not in canonical form.
-* ``torn``     - data that a killed writer left above head. It was never acknowledged. The next opening cuts it off and
-  keeps a copy.
+* ``torn``     - data that a killed writer left above head. Such data was never acknowledged. The next time the log is
+  opened for writing, the data is cut off and a copy is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = Literal["corrupt", "missing", "tampered", "torn"]
 class Finding:
     """One fault. ``line`` counts from 1: a line of a file, or a row of a table. Unknown fields are ``None``.
 
-    Never holds a payload.
+    A finding never holds a payload.
     """
 
     kind: Kind

@@ -138,7 +138,7 @@ class Encoded(NamedTuple):
 
 
 def encode(event: StreamEvent) -> Encoded:
-    """Canonical bytes and digests of ``event``; never refuses a payload (see ``normalise``)."""
+    """Return the canonical bytes and digests of ``event``. Every payload is accepted (see ``normalise``)."""
     try:
         encoded = _encode(event, event.fields(), None)
     except (TypeError, RecursionError):  # orjson refuses lone surrogates, big integers, deep nesting and other non-JSON

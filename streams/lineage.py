@@ -147,7 +147,9 @@ class Lineage:
         return [s for s in self.sessions.values() if self.root(s.id) == s.id]
 
     def streams_of(self, session_id: str) -> list[str]:
-        """Every stream that holds records of this session's whole family, the root's stream first."""
+        """Every stream that holds records of this session, its root session or any of the root's descendants; the
+        root's stream comes first.
+        """
         streams: dict[str, None] = {}
         family = [self.root(session_id)]
         seen = set(family)
@@ -160,7 +162,7 @@ class Lineage:
         return list(streams)
 
     def state(self) -> dict[str, Any]:
-        """The tree as JSON, sessions by id."""
+        """The tree as JSON: the sessions by id."""
         return {
             "sessions": {
                 s.id: {

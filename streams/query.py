@@ -27,9 +27,9 @@ class Filter:
     """All given conditions must hold; a filter without conditions matches everything.
 
     ``types`` match exactly, or as a prefix if they end in ``.*`` (``agent.*``).
-    ``since_ms`` is inclusive, ``until_ms`` exclusive, both against ``ts``.
-    ``trace_id`` is the trace id in the event's ``traceparent``.
-    ``text`` is found in any string or number of the payload, case-insensitively; never in a field's name.
+    ``since_ms`` is inclusive and ``until_ms`` exclusive; both are compared with the event's ``ts``. ``trace_id`` is the
+    trace id in the event's ``traceparent``. ``text`` is found in any string or number of the payload,
+    case-insensitively; never in a field's name.
     """
 
     types: Sequence[str] = ()
@@ -64,7 +64,7 @@ class Filter:
 
 
 def type_matches(actual: str, wanted: str) -> bool:
-    """True if a type is ``wanted``, or has its prefix if ``wanted`` ends in ``.*``."""
+    """True if the type ``actual`` equals ``wanted`` or, if ``wanted`` ends in ``.*``, begins with its prefix."""
     return actual.startswith(wanted[:-1]) if wanted.endswith(".*") else actual == wanted
 
 

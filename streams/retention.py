@@ -6,8 +6,8 @@
 What the log keeps of removed records: the ranges of their positions; for each stream
 its ``Base`` (first kept offset, hash of the last removed record), from which its
 chain continues; and for each record an ``Entry``, which identifies a late resend
-as a duplicate. For forgotten records: the streams, and up to which offset.
-Positions and offsets are never reused.
+as a duplicate. For forgotten records, the log keeps the streams, and up to which offset each was forgotten. Positions
+and offsets are never reused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tally:
 
 
 class Pruned(NamedTuple):
-    """What a prune removed; ``bytes`` as in ``StreamSize``."""
+    """What a prune removed; ``bytes`` is counted as in ``StreamSize``."""
 
     records: int = 0
     bytes: int = 0
@@ -111,7 +111,7 @@ class Base(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where (exclusive) a stream's forgotten part ends, and when it was forgotten."""
+    """The offset after the forgotten part of a stream, and when that part was forgotten."""
 
     offset: int
     at_ms: int
@@ -238,7 +238,9 @@ class Removal:
     singles: Ranges = field(default_factory=Ranges)
     """Positions of records that were forgotten one by one, in streams that were not forgotten."""
     singles_in: Mapping[str, Mark] = field(default_factory=dict)
-    """By stream, the offset after the last record that was forgotten singly, and when that record was forgotten."""
+    """Maps a stream to the offset after the last record that was forgotten singly, and the time when that record was
+    forgotten.
+    """
     pending: bool = False
 
     def __bool__(self) -> bool:
@@ -253,8 +255,8 @@ class Removal:
         return replace(self, marks={**self.marks, **marks}, pending=True)
 
     def forgot_singly(self, positions: Iterable[int], marks: Mapping[str, Mark]) -> Removal:
-        """A copy of this removal with single forgotten records added. ``marks``: by stream, the offset after the last
-        of these records, and when they were forgotten.
+        """A copy of this removal with single forgotten records added. ``marks`` maps a stream to the offset after the
+        last of these records, and the time when they were forgotten.
         """
         singles = self.singles.including(sorted(positions))
         last = {name: max(mark, self.singles_in.get(name, mark)) for name, mark in marks.items()}

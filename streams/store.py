@@ -9,7 +9,8 @@ Both numbers are assigned without gaps. Pruning leaves gaps and never renumbers,
 subtract them.
 
 ``StreamReader`` is the interface for readers, even in a process next to a
-running sidecar; ``StreamStore`` adds the one write and the live tail.
+running sidecar; ``StreamStore`` adds ``append``, the only way to write events, and ``subscribe``, which follows the
+log.
 
 Backends: memory, jsonl, sqlite. Each backend passes ``tests/streams/store_contract.py``. This module does no I/O.
 
@@ -75,7 +76,7 @@ class StreamReader(Protocol):
         ...
 
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        """Replay one stream from ``from_offset`` (inclusive) to the tail seen at call time.
+        """Replay one stream from ``from_offset`` (inclusive) up to the head at the time of the call.
 
         An unknown stream yields nothing, which is not an error, because a session's
         first hook can arrive after its first reader.
@@ -86,7 +87,9 @@ class StreamReader(Protocol):
         ...
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """Yield the records with a position above ``after``, in position order, to the head at call time."""
+        """Yield the records with a position above ``after``, in position order, up to the head at the time of the
+        call.
+        """
         ...
 
     def query(self, wanted: Filter) -> AsyncIterator[Record]:
@@ -137,7 +140,7 @@ class StreamStore(StreamReader, Protocol):
         ...
 
     def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """Yield every record after ``after``, then each new one once it is durable, without end.
+        """Yield every record after position ``after``, then each new record once it is durable, without end.
 
         Skips nothing. Buffers only a bounded amount, because a slow subscriber reads from the log at its own pace. Ends
         when the store closes; safe to cancel.
@@ -157,11 +160,13 @@ class StreamStore(StreamReader, Protocol):
         ...
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """A projection's last snapshot of this version, not beyond head. If ``None``, fold from the beginning."""
+        """A projection's last snapshot of this version that is not beyond head. If it is ``None``, fold from the
+        beginning.
+        """
         ...
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        """Keep a projection's state, replacing the previous one. A hint, like a cursor."""
+        """Store a projection's state in place of its previous state. A snapshot is only a hint, like a cursor."""
         ...
 
     async def sizes(self) -> list[StreamSize]:
@@ -180,18 +185,19 @@ class RetentionStore(StreamStore, Protocol):
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
         """Remove the records of each named stream below an offset, durably; ``at_ms`` is the time, in ms UTC.
 
-        An offset at or beyond the stream's end removes all records; unknown streams and offsets already gone are not
-        errors. Removed records are never read again, not even by ``find``, but their keys stay known, so an event that
-        is sent again is answered as a duplicate, with the event as it was sent. Positions and offsets are not reused.
-        Snapshots are dropped, cursors stay.
+        An offset at or beyond the stream's end removes all records; unknown streams, and offsets that are already gone,
+        are not errors. Removed records are never read again, not even by ``find``, but their keys stay known, so an
+        event that is sent again is answered as a duplicate, with the event as it was sent. Positions and offsets are
+        not reused. Snapshots are dropped, cursors stay.
 
         Appends, reads and subscriptions continue in the meantime; a reader that has not yet read a removed record skips
-        it. Cancelling ends only the wait. Once the removal has been durably noted, the next opening after a crash
-        finishes it.
+        it. Cancelling ends only the wait. Once the removal has been durably noted, a crash cannot stop it: the removal
+        is finished the next time the store is opened.
 
         Raises:
             CorruptLog: a record to remove is damaged; nothing was removed.
-            StoreUnavailable: the disk failed or is full; the next call or opening finishes what was begun.
+            StoreUnavailable: the disk failed or is full. What was begun is finished by the next call, or when the store
+                is next opened.
         """
         ...
 
@@ -203,7 +209,7 @@ class RetentionStore(StreamStore, Protocol):
 
         The records and their hashes stay, so the chain still passes verification. Later appends are kept. When this
         returns, no file of the store holds the payloads: not the log, its write-ahead file, the search index,
-        snapshots, or what recovery set aside. A resend of the event is still a duplicate. Unknown streams are not
-        errors. In all other respects, ``forget`` works like ``prune``.
+        snapshots, or what recovery set aside. If a forgotten event is sent again, it still counts as a duplicate.
+        Unknown streams are not errors. In all other respects, ``forget`` works like ``prune``.
         """
         ...

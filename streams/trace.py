@@ -16,7 +16,9 @@ from typing import Final
 from streams.lineage import span_id, trace_id
 
 MAX_TRACESTATE: Final = 512
-"""Characters that every system must forward (W3C, 3.3.1.5); longer values are dropped, as the standard allows."""
+"""How many characters of a ``tracestate`` every system must forward (W3C, 3.3.1.5); longer values are dropped, as the
+standard allows.
+"""
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[\x21-\x7e]*)?")
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
@@ -40,7 +42,7 @@ class TraceContext:
         """The child span for ``name``, in the same trace and with the same flags.
 
         The same name below the same span gives the same child, so a resent call
-        has one span. Names are ids: of a call, a command, a session.
+        has one span. A name is the id of a call, a command or a session.
         """
         return TraceContext(self.trace_id, span_id(f"{self.trace_id}:{self.span_id}:{name}"), self.flags)
 

@@ -29,7 +29,7 @@ KEPT: Final = ("id", "ts", "type", "stream_id", "idempotency_key", "causation_id
 def upcast(fields: dict[str, Any], table: Mapping[int, Upcaster]) -> dict[str, Any]:
     """Return the fields of the newest version that ``table`` leads to; without an entry, ``fields`` itself.
 
-    ``fields`` becomes the function's own. If the payload was forgotten, only the version rises.
+    The function takes ownership of ``fields``. If the payload was forgotten, only the version number changes.
     """
     if fields["schema_version"] not in table:
         return fields

@@ -1,8 +1,7 @@
-"""Fills in missing message headers and checks the given ones. Pure.
+"""Fills in the message headers that the sender left out, and checks the headers that the sender set. Pure.
 
-No foreign text can end a header or begin another: header names consist of
-letters, digits and ``-_``, values of printable ASCII, and free text is encoded
-by ``header_text``.
+No foreign text can end a header or begin another: header names consist of letters, digits and ``-_``, header values
+consist of printable ASCII, and ``header_text`` encodes free text.
 
 Times in headers are decimal milliseconds since 1970, UTC, as everywhere else.
 
@@ -42,7 +41,7 @@ POSITION: Final = "DS-Position"
 OFFSET: Final = "DS-Offset"
 HASH: Final = "DS-Hash"
 FORM: Final = "DS-Form"
-"""The form of the body of a record's message: see ``bridge/nats/mirror/messages.py``."""
+"""The header that says in which form the body holds the record: see ``bridge/nats/mirror/messages.py``."""
 
 RESERVED: Final = "CG-"
 MAX_DEPTH_DIGITS: Final = 6
@@ -131,7 +130,7 @@ def header_text(text: str) -> str:
 
 
 class Filled(NamedTuple):
-    """Complete headers, with notes on the changes they needed, for counting.
+    """Complete headers. The notes name the changes that were necessary, for counting.
 
     Notes: ``trace_made`` (no trace was given), ``trace_invalid`` (an invalid trace was replaced),
     ``tracestate_dropped``, ``reserved_keys`` (``CG-*`` in the payload).
@@ -216,8 +215,9 @@ def read_depth(headers: Mapping[str, str]) -> int:
 
 
 def depth_header(depth: int) -> dict[str, str]:
-    """The header for a depth, to merge into the others. Raises ``ProtocolViolation`` if the depth is negative or
-    huge."""
+    """The header that carries a depth, to be merged into a message's other headers. Raises ``ProtocolViolation`` if the
+    depth is negative or huge.
+    """
     headers = {RECURSION_DEPTH: str(depth)}
     read_depth(headers)
     return headers
@@ -238,7 +238,7 @@ def reserved_keys(payload: Mapping[str, Any]) -> tuple[str, ...]:
 def message_id(event_id: str, *, rebuild: int = 0, part: str = "") -> str:
     """The ``Nats-Msg-Id`` of a message made from an event.
 
-    The record itself has the event's id, its L0 message has ``{event}:l0``, and a second L0 message has
+    The record's own message has the event's id, its L0 message has ``{event}:l0``, and a second L0 message has
     ``{event}:l0:{part}``. A rebuild appends its number, ``{event}:{rebuild}``, because after a purge the server still
     treats the old ids as duplicates.
     """

@@ -84,8 +84,8 @@ def unescape(token: str) -> str:
     """Restore the name that ``escape`` encoded as ``token``.
 
     Raises:
-        SubjectError: the token was shortened, or ``escape`` would write it
-            differently (so that the name would have two spellings).
+        SubjectError: the token was shortened, or ``escape`` would write the name differently (so that the name would
+            have two spellings).
     """
     if token == _EMPTY:
         return ""
@@ -109,7 +109,7 @@ def unescape(token: str) -> str:
 
 @lru_cache(maxsize=1024)
 def escape_dotted(name: str) -> str:
-    """Encode ``name`` but keep its dots: one token per part, including empty parts."""
+    """Encode ``name`` but keep its dots: each part between two dots becomes one token, even if the part is empty."""
     return ".".join([escape(part) for part in name.split(".")])
 
 
@@ -201,8 +201,8 @@ def consumer_name(agent: str) -> str:
 class L0Subject:
     """``cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}``.
 
-    ``suffix`` names the operation or the event. The dots of a suffix stay dots, for families such as
-    ``cmd.sys.pmo.internal.*``, so a subject has at least eight tokens.
+    ``suffix`` names the operation or the event. The dots of a suffix stay dots, as in ``cmd.sys.pmo.internal.*``, so a
+    subject may have more than eight tokens.
     """
 
     project: str
@@ -293,7 +293,7 @@ def _pattern_of(dotted: str) -> str:
 
 
 def _split(subject: str, parts: int, form: str) -> list[str]:
-    """Split into ``parts`` pieces; the last one keeps the remaining dots."""
+    """Split a subject at its dots into ``parts`` pieces; the last piece keeps the remaining dots."""
     tokens = check_subject(subject).split(".", parts - 1)
     if len(tokens) < parts:
         raise SubjectError(subject, f"too few tokens for {form}")

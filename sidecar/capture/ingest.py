@@ -52,7 +52,7 @@ class Ingest:
     """Each sidecar has one ``Ingest``. Call all methods from its event loop.
 
     ``failed`` is set when the log can no longer be written. After that nothing is acknowledged, and the owner
-    must stop. ``committed`` gets the seconds and the events of each append.
+    must stop. ``committed`` gets the duration of each append in seconds and its number of events.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class Ingest:
     # --- turns of dead processes ---
 
     def dead(self) -> dict[str, bool]:
-        """Return the boots of open turns that have no link, with whether their OpenCode process is gone."""
+        """Return the boots of open turns that have no link, each with whether its OpenCode process is gone."""
         linked = {origin.boot_id for origin in self._links}
         return {
             turn.boot: not still_runs(turn.pid, turn.started_ms)

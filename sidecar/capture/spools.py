@@ -1,4 +1,4 @@
-"""Record spools: the files to which shims write while no sidecar is running.
+"""Records the spools, which are the files to which shims write while no sidecar is running.
 
 A running shim empties its spool itself, over its link. A spool whose process is dead, or that its shim has left behind
 (which its name shows), is recorded here and then deleted. If the shim had already sent part of the spool, the events'

@@ -23,7 +23,7 @@ died."""
 
 
 class SpoolWatch:
-    """A component that looks at start-up, after each closed link, and periodically."""
+    """A component that looks for dead OpenCode processes at start-up, after each closed link, and periodically."""
 
     def __init__(self, directory: Path, ingest: Ingest) -> None:
         self._directory, self._ingest = directory, ingest
@@ -40,7 +40,7 @@ class SpoolWatch:
         return self._taking.locked()
 
     def wake(self) -> None:
-        """Look now, because a link closed."""
+        """Look for dead processes now, because a link closed."""
         self._scan.set()
 
     async def take(self) -> int:

@@ -29,7 +29,7 @@ class NotAsked(SidecarSilent):
 
 
 async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict[str, Any]:
-    """Send one request to the running sidecar and return its answer. ``nonce`` is the method of an identity.
+    """Send one request to the running sidecar and return its answer. ``nonce`` is an identity's method of that name.
 
     Raises:
         SidecarSilent: the link failed, no answer came in time, or the sidecar refused.

@@ -96,7 +96,7 @@ def _check_version(name: str, numbers: re.Match[str], where: str) -> Check:
 
 
 def check_services(scene: Scene) -> list[Check]:
-    """Whether the sidecar reads the OpenCode 2 services whose plugin is linked."""
+    """Whether the sidecar reads the logs of the OpenCode 2 services whose plugin is linked."""
     checks = []
     for service in (scene.answer or {}).get("services") or []:
         version, state, place = (str(service.get(name) or "") for name in ("version", "state", "registration"))
@@ -185,7 +185,7 @@ def missing_files(plugin: Plugin) -> list[Check]:
 
 
 def check_copies(scene: Scene) -> list[Check]:
-    """Whether OpenCode loads more than one copy of the plugin here, with their versions."""
+    """Whether OpenCode loads more than one copy of the plugin here, and the versions of the copies."""
     if len(scene.plugins) < 2:
         return []
     copies = " and ".join(f"{p.target.plugin} ({shim_version(p) or 'unknown version'})" for p in scene.plugins)

@@ -62,7 +62,9 @@ def _with_kept(home: Home, hint: str) -> str:
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
-    """Check the end of the log; returns the fault, and the fault that the next start repairs, or ``None`` for each."""
+    """Check the end of the log. Returns the fault, and a fault that the next start repairs; each is ``None`` if there
+    is no such fault.
+    """
     from streams.log.verify import Verification
 
     found = [finding async for finding in Verification(home.store_path, quick=True).run()]
@@ -108,7 +110,7 @@ def check_start(scene: Scene) -> list[Check]:
 
 
 def check_links(scene: Scene) -> list[Check]:
-    """Whether an OpenCode has ever linked. A plugin file alone records nothing."""
+    """Whether the plugin in any OpenCode has ever connected to the sidecar. A plugin file alone records nothing."""
     answer = scene.answer or {}
     linked = {link["pid"] for link in answer.get("links") or []}
     if linked:

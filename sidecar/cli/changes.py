@@ -78,7 +78,8 @@ async def _records(
     reader: LogReader, catalog: Catalog, stream: str | None, wanted: Filter, chosen: set[str] | None
 ) -> AsyncIterator[Record]:
     """Yield the records to fold: the records of ``stream``, or of all ``chosen`` streams with records in the wanted
-    time."""
+    period.
+    """
     from sidecar.views.changes import TYPES
     from sidecar.views.select import family_of, find_session, records_of
     from streams.query import Filter

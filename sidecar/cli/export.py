@@ -1,4 +1,4 @@
-"""``export``: one family of streams as a file that another home can read."""
+"""``export``: writes a stream, and the streams joined to it, to a file that another home can read."""
 
 from __future__ import annotations
 

@@ -201,8 +201,9 @@ def _warn_of_two(target: Target) -> None:
 
 
 def _other_copy(target: Target) -> Target | None:
-    """The plugin's other possible place (global, or the project of this directory) if there is a copy of our plugin,
-    too."""
+    """The other place where the plugin may be installed (global, or the project of this directory), if our plugin is
+    there, too.
+    """
     from sidecar.install.plugin import Target, is_ours
 
     other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streams.store import Record
 
 FOLLOWED_LAST = 10
-"""With how many records ``log --follow`` begins if no stream is named."""
+"""How many of the existing records ``log --follow`` prints first if no stream is named."""
 
 
 async def log(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sidecar.home import Home
 
 PHASES = {phase: phase.ljust(9) for phase in ("opening", "copying", "verifying", "switching", "done")}
-"""All phases have the same width, so that the bar does not move."""
+"""The names of the phases, padded to the same width so that the bar does not move."""
 
 
 async def migrate(

@@ -22,7 +22,7 @@ SHOWN = 20
 """Maximum number of differences of one kind printed one by one; --json prints all."""
 
 BAR_RECORDS = 20_000
-"""A log of at least this size takes long enough to compare for a progress bar."""
+"""Minimum number of records for which a comparison shows a progress bar."""
 
 WORDS = {
     "missing": "missing",
@@ -122,7 +122,7 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
 
 
 def _at_rest(home: Home, config: Config) -> dict[str, Any]:
-    """The state without a sidecar: the mirror's last saved position, compared with the log."""
+    """The state to show if no sidecar is running: the mirror's last saved position, compared with the log."""
     from sidecar.cli.shared.nats import at_rest
 
     found = at_rest(home, config.nats)

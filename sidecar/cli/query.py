@@ -1,4 +1,4 @@
-"""``query``: the events of all streams that match."""
+"""``query``: finds the matching events in all streams."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _trace_id(given: str) -> str:
     """The trace id in ``given``, which is a trace id or a traceparent.
 
     Raises:
-        BadParameter: the text is neither.
+        BadParameter: ``given`` is neither a trace id nor a traceparent.
     """
     from streams.trace import parse_traceparent
 

@@ -1,4 +1,4 @@
-"""``replay``: run an agent again over its recorded inputs, and compare."""
+"""``replay``: run an agent again on its recorded inputs, and compare the results with the log."""
 
 from __future__ import annotations
 

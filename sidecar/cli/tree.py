@@ -73,8 +73,8 @@ async def _whole_tree(out: Output, reader: LogReader, limit: int | None, chosen:
 
     ``chosen`` are the streams to print; ``None`` for all.
 
-    If the log has an index of a stream's records, one family is read and printed after another, so
-    that the first family appears at once and even a long log needs little memory.
+    If the log has an index of a stream's records, sessions are read and printed one family (a root session with its
+    descendants) at a time. So the first family appears at once, and even a long log needs little memory.
     """
     from sidecar.views.select import catalog_of
     from streams.query import Filter

@@ -90,7 +90,7 @@ def _upward(directory: Path) -> Iterator[Path]:
 
 
 def waits(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """True if OpenCode with a plugin and without a network waits for npm because of this directory."""
+    """True if this directory makes OpenCode wait for npm when it has a plugin but no network."""
     if not _is_writable(directory):
         return False  # OpenCode skips a directory that it cannot write to
     if os.path.lexists(directory / MODULES) and _needed(directory) <= _locked(directory):

@@ -30,7 +30,9 @@ RESTART: Final = "restart OpenCode (OpenCode 2: `opencode service restart`)"
 terminal is closed."""
 
 CONFIG, PLUGIN = ".", "plugin"
-"""More kinds, besides those in ``npm.py``: the config directory itself, and its plugin directory."""
+"""Two more kinds of what ``install`` makes, besides those in ``npm.py``: the config directory itself, and its plugin
+directory.
+"""
 
 _KINDS: Final = frozenset({CONFIG, PLUGIN, npm.LOCK, npm.MODULES, npm.RC, npm.RC_LINES})
 

@@ -176,6 +176,8 @@ def launchd_job(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _quoted(word: str) -> str:
-    """A word of a unit's command line; systemd expands ``%`` within quotes, too."""
+    """A word, quoted for the command line in a unit. ``%`` is escaped, because systemd expands it within quotes,
+    too.
+    """
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

@@ -1,1 +1,1 @@
-"""Keeping the log: background upkeep, and pruning and forgetting with capture's state."""
+"""Keeps the log in order: background upkeep, pruning, forgetting, and the files of ``export``."""

@@ -123,7 +123,9 @@ class Upkeep:
         await self._advance_index()
 
     async def keep_snapshot(self, records: int = 1) -> None:
-        """Write a snapshot of the capture state, if the log grew by ``records`` since the last one and is quiet."""
+        """Write a snapshot of the capture state, if the log has grown by ``records`` since the last snapshot and is
+        quiet.
+        """
         if self._store.head - self._kept < records or not self._is_quiet():
             return
         position = self._store.head
@@ -131,7 +133,9 @@ class Upkeep:
         self._kept = position
 
     async def keep_catalog(self, records: int) -> None:
-        """Update the catalog to the head, and write its snapshot if the log grew by ``records`` since the last one."""
+        """Update the catalog to the head, and write its snapshot if the log has grown by ``records`` since the last
+        snapshot.
+        """
         catalog = await self._resumed_catalog()
         async for record in self._store.read_all(after=catalog.position):
             catalog.apply(record)

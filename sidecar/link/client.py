@@ -60,7 +60,7 @@ CLOSE_SECONDS: Final = 2.0
 """How long the sidecar may take to answer a closing handshake."""
 
 OnCall = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Called to run one method with its args. The function raises ``CallError`` to answer with an error."""
+"""A function that runs one method with its args. To answer with an error, the function raises ``CallError``."""
 
 
 class ClientError(Exception):

@@ -34,7 +34,9 @@ MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
 """How many bytes of hooks may wait for a link's handler before the sidecar stops reading the link's socket."""
 
 MAX_REMEMBERED: Final = 4096
-"""How many shim instances' acked seqs are remembered across reconnects; a forgotten instance safely starts at 0."""
+"""For how many shim instances the acked seq is remembered across reconnects. A forgotten instance safely starts at
+0.
+"""
 
 INTERNAL_ERROR: Final = 1011
 """Close code of a link whose handler failed."""
@@ -111,9 +113,9 @@ class Handler(Protocol):
         ...
 
     async def request(self, method: str, args: dict[str, Any]) -> Any:
-        """Answer a request from the command line with a JSON value. Cancelled when the client disconnects.
+        """Answer a request from the command line with a JSON value. The call is cancelled when the client disconnects.
 
-        Must not await ``LinkServer.drain``, because that waits for this method.
+        This method must not await ``LinkServer.drain``, because ``drain`` waits for this method.
 
         Raises:
             RequestError: the error is sent to the caller with its code and message.

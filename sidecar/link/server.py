@@ -1,12 +1,12 @@
-"""The listening side of the link: takes websockets, and calls a ``Handler``.
+"""The listening side of the link: accepts websockets, and calls a ``Handler``.
 
 Only this file and ``connection.py`` import the websockets package, whose errors never leave these two files. The
 protocol itself is ``bridge/opencode/link/link.py``; this file handles sockets, tasks, limits and time.
 
-No action of a peer may stop the server or another link. Connections are limited. Before the proof, their number, their
-time and the size of their frames are limited; after the proof, the size of frames, the bytes waiting for the handler,
-and the frames waiting for the peer. Proved and unproved connections have separate limits, so unproved connections never
-take the place of authenticated ones.
+No action of a peer may stop the server or another link. Connections are limited. Before the proof, the limits are on
+the number of connections, their time and the size of their frames. After the proof, the limits are on the size of
+frames, the bytes that wait for the handler, and the frames that wait for the peer. Proved and unproved connections have
+separate limits, so unproved connections never take the place of authenticated ones.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ FLOOD_LOG_SECONDS: Final = 60.0
 """How often the log mentions unproved connections that were closed to make room."""
 
 MAX_REQUESTS: Final = 32
-"""Maximum number of one control connection's requests that run at a time."""
+"""Maximum number of requests from one control connection that run at the same time."""
 
 WAITING_CONNECTIONS: Final = 1024
 """How many connections the system may queue before the sidecar accepts them. Further connections wait in the system,
@@ -324,7 +324,9 @@ class LinkServer:
             self._handler_failed("refused", error)
 
     def _proof_failed(self) -> bool:
-        """Count a wrong proof; return true if there were so many recently that this one gets no answer."""
+        """Count a wrong proof; return true if there were so many wrong proofs recently that this proof gets no
+        answer.
+        """
         self.counters.failed_proofs += 1
         now = asyncio.get_running_loop().time()
         often = len(self._failures) == FAILED_PROOFS and now - self._failures[0] < FAILED_PROOF_SECONDS

@@ -2,8 +2,8 @@
 cannot be handled.
 
 A command is acknowledged once its results are durable in the log. A command that can never be handled becomes a dead
-letter: first a record in the log, then a copy in ``MESHFORGE_DLQ``, then the message is ended with ``term``. Each step
-has a key, so nothing is repeated if the process is killed between two steps.
+letter: it is recorded in the log, then copied to ``MESHFORGE_DLQ``, and then the message is ended with ``term``. Each
+step has a key, so nothing is repeated if the process is killed between two steps.
 
 An agent's failure counts as an attempt; after the last attempt, the command becomes a dead letter. While the log cannot
 be written, a command waits and its deadline is extended, because an outage must not turn commands into dead letters.
@@ -63,7 +63,7 @@ UNDECODABLE: Final = "command.undecodable"
 """The type of a dead letter that is not a command."""
 
 DEAD_LETTER: Final = "DS-Dead-Letter"
-"""The header, in the copy of a dead letter, with the id of the dead letter's record in the log."""
+"""The header of a dead letter's copy that holds the id of the dead letter's record in the log."""
 
 _UNLIMITED: Final = 2**31
 

@@ -40,7 +40,7 @@ DRAIN_SECONDS: Final = 2.0
 
 
 def missing() -> str:
-    """What is missing without the NATS library, and the command that installs it."""
+    """A text that says that the NATS library is missing, with the command that installs the library."""
     return f"the library nats-py is missing; run `{extra_command('nats')}`"
 
 
@@ -175,9 +175,9 @@ class NatsService:
             await self._server.stop()
 
     def status(self) -> dict[str, Any]:
-        """For ``status``: ``mode``, ``connected``, ``servers`` (host and port without secrets, or null), ``version``,
-        ``problem``; ``server`` and ``mirror`` (the status of the embedded server and of the mirror, or null);
-        ``deltas`` (counts); ``commands`` (each agent's consumer).
+        """What ``status`` shows about NATS: ``mode``, ``connected``, ``servers`` (host and port without secrets, or
+        null), ``version``, ``problem``; ``server`` and ``mirror`` (the status of the embedded server and of the mirror,
+        or null); ``deltas`` (counts); ``commands`` (each agent's consumer).
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None
@@ -202,8 +202,9 @@ class NatsService:
         return f"127.0.0.1:{server['port']}" if server is not None and server["port"] is not None else None
 
     def mirror_status(self) -> dict[str, Any]:
-        """For ``mirror status``: the same as ``status``, plus the mirror's own status; ``problem`` is from either of
-        the two."""
+        """What ``mirror status`` shows: the same as ``status``, and the mirror's own status. ``problem`` is a problem
+        of either of the two.
+        """
         whole = self.status()
         at_rest = {"state": "off" if self._config.mode == "off" else "waiting"}
         found = whole["mirror"] or {**at_rest, "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}

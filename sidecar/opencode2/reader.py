@@ -67,8 +67,9 @@ class Reader:
     ) -> None:
         self.caught_up = asyncio.Event()
         self.taken = 0
-        """How many rows of the live stream have been handled, which includes recording the rows that must be
-        recorded."""
+        """How many events of the live stream have been handled. An event that must be recorded counts once it is
+        recorded.
+        """
         self._client, self._service, self._translator, self._write = client, service, translator, write
         self._state = translator.state
         self._since_ms, self._began_ms = since_ms, began_ms
@@ -161,8 +162,8 @@ class Reader:
         """Read what is new in every session, then the open asks. Record the end of deleted sessions, and of turns that
         no process is running.
 
-        With ``newest``, read only the newest sessions and some of the others, namely the sessions whose last reading is
-        the longest ago.
+        With ``newest``, read only the newest sessions and some of the others, namely the sessions that have not been
+        read for the longest time.
         """
         infos = await self._listed(all_of_them=not newest)
         for session_id, info in infos.items():
@@ -258,10 +259,10 @@ class Reader:
         """Record the end of turns that no process is running: the service that ran them was killed, and this service
         does not continue them.
 
-        The service commits a turn's end before it stops counting it as active, so a turn that is not active, and whose
-        end is not in the log when it is read afterwards, has no end. If a turn has had new events since this reader
-        began, another server on the same database is running it; while such a server is linked, it may be running any
-        turn.
+        The service commits the end of a turn before it stops counting the turn as active. So a turn has no end if it is
+        not active and its end is not in the session's log when this log is read afterwards. If a turn has had new
+        events since this reader began, another server on the same database is running it; while such a server is
+        linked, it may be running any turn.
         """
         if self._has_others():
             return

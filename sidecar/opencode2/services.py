@@ -30,7 +30,7 @@ LOOK_SECONDS: Final = 0.5
 RETRY_MAX_SECONDS: Final = 10.0
 
 RETURN_MS: Final = 10_000
-"""By this time after the sidecar's start, every plugin that is still running has linked again."""
+"""How many ms after the sidecar's start every plugin that is still running has linked again."""
 
 _ULID: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 

@@ -163,8 +163,8 @@ class SessionLogs:
             self._reading.discard(session_id)
 
     async def _has_log(self, session_id: str) -> bool:
-        """True if the service has counted events of a session; for an imported session, if the service has these
-        events.
+        """True if the service has counted events of a session. While old sessions are being imported, true only if the
+        service also returns such events.
         """
         async with aclosing(self._client.stream(_log_path(session_id))) as rows:
             async for row in rows:

@@ -45,7 +45,7 @@ MOST_JOINED: Final = 20
 """Maximum number of alerts in one message."""
 
 MAX_LINE: Final = 120
-"""Maximum length of one alert in a message about several, in characters."""
+"""Maximum length of one alert in a message about several alerts, in characters."""
 
 ALERT: Final[dict[str, dict[str, str]]] = {
     "raised": {"alert.toasting": "toasting", "alert.sending": "sending", "alert.seen": "seen"},
@@ -322,7 +322,7 @@ class AlertAgent:
         return [*outputs, self._staged(alert, "alert.reached" if reached else "alert.failed", reached, about)]
 
     def _staged(self, alert: Alert, type_: str, reached: bool, about: dict[str, Any]) -> Output:
-        """End the current stage. The next stage begins later if this one reached somebody, otherwise at once."""
+        """End the current stage. The next stage begins later if this stage reached somebody, otherwise at once."""
         due = about["ts"] + self._escalate_ms * reached
         return Output(type_, {**about, "due": due if len(alert.stages) > 1 else None})
 
@@ -380,7 +380,9 @@ def _message(alerts: Sequence[Alert]) -> dict[str, Any]:
 
 
 def _glance(given: dict[str, Any], how: str) -> list[Output]:
-    """A toast for anybody looking at the parent right now, about background work that a person's session started."""
+    """A toast about background work that a person's session started, for anybody who is looking at that session right
+    now.
+    """
     if given.get("child") or not isinstance(given.get("parent"), str) or not given.get("title"):
         return []
     text = f"{given['title']}: {how}"[:MAX_TEXT]

@@ -4,8 +4,8 @@ A link contains its checkpoint, the second at which the link expires, and a sign
 is derived from the home's token; the token cannot be computed from the key. A checkpoint takes only one answer, so a
 link works only once.
 
-Only a ``POST`` request answers. Programs that preview or prefetch links send only ``GET`` requests, so they cannot
-answer a checkpoint.
+Only a ``POST`` request answers a checkpoint. Programs that preview or prefetch links send only ``GET`` requests, so
+such programs cannot give an answer.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Board:
             self._doing[session] = (event.ts, str(describe(event)))
 
     def state(self, now_ms: int) -> dict[str, Any]:
-        """Everything that is shown, as JSON values. Times are ms UTC, spans ms.
+        """Everything that is shown, as JSON values. Times are in ms UTC, and durations in ms.
 
         ``agents``: background work that has not ended, and what ended in the last hour, oldest first. ``roots``: what
         each session that started several agents has used. ``waiting``: what is waiting for a person's answer.

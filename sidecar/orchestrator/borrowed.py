@@ -41,8 +41,8 @@ class Borrowed:
         """See ``Headless``. Does nothing, because the user started the process."""
 
     async def link(self, directory: str, pid: int | None) -> Any:
-        """The link to an OpenCode for a directory: if possible, the link of process ``pid``; or else, the newest one
-        for the directory, or for any.
+        """The link to an OpenCode for a directory: the link of process ``pid`` if possible, else the newest link for
+        the directory, else the newest link for any directory.
 
         Raises:
             HostAbsent: no OpenCode 1 is open.

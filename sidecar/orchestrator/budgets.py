@@ -93,10 +93,10 @@ def warnings(state: State, limits: Limits) -> list[Output]:
 
 
 def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
-    """Why an intent must stop: the intent that started it was stopped, it is in an endless loop, or it or its root has
-    spent too much.
+    """Why an intent must stop: the intent that started it was stopped, the intent is in an endless loop, or the intent
+    or its root has spent too much.
 
-    ``None`` if it may continue.
+    ``None`` if the intent may continue.
     """
     if intent.state in ENDED or intent.state in ("cancelling", "finishing"):
         return None

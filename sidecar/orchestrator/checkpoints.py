@@ -103,7 +103,7 @@ class State:
 
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     phantoms: dict[str, tuple[str, str | None]] = field(default_factory=dict)
-    """By session of background work: its intent, and the user's session above it."""
+    """Maps a session of background work to its intent and to the user's session above it."""
 
 
 _STATE: Final = TypeAdapter(State)
@@ -194,8 +194,9 @@ class CheckpointAgent:
         return []
 
     def _ask(self, given: dict[str, Any], ts: int) -> list[Output]:
-        """Handle a question of the tool. If the same question of the session is still open, the call joins that
-        checkpoint."""
+        """Handle a call of the tool ``checkpoint_ask``. If the session's question already has a checkpoint, the call
+        joins that checkpoint.
+        """
         known = self.data.checkpoints.get(given["checkpoint"])
         if known is not None:
             return [Output("checkpoint.waiting", {"checkpoint": known.id})]
@@ -306,7 +307,7 @@ class CheckpointAgent:
         return [Output("checkpoint.left", {"checkpoint": known.id}), *self._message(known, known.answer, left=True)]
 
     def _kept(self, event: StreamEvent, *, is_lost: bool) -> list[Output]:
-        """Handle that OpenCode has saved the result of a tool call, or lost the result because the call failed."""
+        """React when OpenCode has saved the result of a tool call, or has lost the result because the call failed."""
         session, call = str(event.payload.get("session")), str(event.payload["call"])
         mine = [c for c in self.data.checkpoints.values() if c.session == session and c.returned == call and not c.told]
         if is_lost:

@@ -1,8 +1,8 @@
 """The effects of the orchestration. Each effect is one act on a host, and has a reconciler that asks the host what has
 already happened.
 
-Every message carries the key of its effect, and every session the id of its intent. So a host does nothing when the
-same request is repeated after a crash or a lost answer.
+Every message carries the key of its effect, and every session carries the id of its intent. So a host does nothing when
+the same request is repeated after a crash or a lost answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ KEPT_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, *(0.5 for _ in range(18)))
 
 LATE_LOOKS: Final = 10
 LATE_SECONDS: Final = 0.3
-"""How many times, and at which interval in seconds, a session is checked whose prompt was accepted a moment ago."""
+"""A session whose prompt was accepted a moment ago is checked ``LATE_LOOKS`` times, at intervals of
+``LATE_SECONDS``.
+"""
 
 
 class _Kind:

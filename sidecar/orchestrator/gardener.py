@@ -30,7 +30,7 @@ TURNS: Final = 5
 """How many of a session's last turns count."""
 
 KEPT: Final = 200
-"""How many sessions the gardener remembers, and how many of its own agents and of their sessions."""
+"""How many sessions the gardener remembers. The same limit applies to its own agents and their sessions."""
 
 ROOT: Final = "gardener"
 """The gardener's agents share a separate budget, as if one session had started them."""
@@ -45,7 +45,7 @@ Change no files."""
 @dataclass(slots=True)
 class Watched:
     """One session: its last turns, each ``[steps, failed]``, what failed in the open turn, and whether an agent was
-    started since it last worked well.
+    started since the session last worked well.
     """
 
     directory: str

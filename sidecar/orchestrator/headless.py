@@ -2,8 +2,8 @@
 
 This OpenCode is started when it is first needed, and it outlives the sidecar: its plugin links back, and the next
 sidecar finds it through ``headless.json``. The headless OpenCode gets the environment of the OpenCode that asked for
-the work, or else of the OpenCode that linked last. If neither environment can be read, as on macOS, it gets the
-environment of the sidecar. The headless OpenCode is stopped when no intent is left.
+the work, or else of the OpenCode that linked last. If neither environment can be read, as on macOS, the headless
+OpenCode gets the environment of the sidecar. The headless OpenCode is stopped when no intent is left.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Known(NamedTuple):
 
 
 class Headless:
-    """One process for all directories. ``links`` returns the open links; ``executable`` names the program to use.
-
-    ``has_plugin`` says whether an OpenCode loads the plugin in a directory, with an environment.
+    """The headless OpenCode: one process, which serves all directories. ``links`` returns the open links;
+    ``executable`` names the program to use. ``has_plugin`` says whether an OpenCode loads the plugin if it starts in a
+    given directory with a given environment.
     """
 
     def __init__(

@@ -16,7 +16,9 @@ KEPT_ENDED: Final = 200
 
 
 KEPT_ROOTS: Final = 1000
-"""How many roots stay in the state, with what they have spent, after their intents were dropped from it."""
+"""How many roots stay in the state, with the sums that they have used, after the intents of these roots were
+dropped.
+"""
 
 LONGEST_MS: Final = 120_000
 """Running intents are checked more often than this, so a longer gap means that the machine was asleep."""
@@ -44,7 +46,7 @@ class Limits:
     """How many intents a root may start in all."""
     tokens: int = 0
     cost: float = 0.0
-    """In the currency of OpenCode's prices, US dollars."""
+    """How much the intents of a root may cost in total, in US dollars (the currency of OpenCode's prices)."""
     ran_ms: int = 0
     """How long the intents of a root may work in total."""
     steps: int = 0
@@ -145,7 +147,9 @@ class Intent:
     """``worktree``: the intent edits its own git worktree; ``shared``: the intent edits ``directory``; ``auto``: a
     worktree if there is a git repository and the agent may write files, otherwise shared."""
     worktree: dict[str, str] = field(default_factory=dict)
-    """The intent's worktree: ``directory`` of the session, ``root``, and ``base``, the commit that it began with."""
+    """The intent's worktree: the session's ``directory``, the worktree's ``root``, and ``base``, the commit from which
+    the worktree began.
+    """
     ending: dict[str, Any] = field(default_factory=dict)
     """How the intent will end once its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
@@ -157,7 +161,7 @@ class Intent:
     edited: list[str] = field(default_factory=list)
     """The user's files that the intent edited, at most ``MOST_EDITED``; empty if the intent has a worktree."""
     overlaps: dict[str, str] = field(default_factory=dict)
-    """By edited file that another agent also changed in the meantime: that agent's intent or session."""
+    """Maps each edited file that another agent also changed in the meantime to that agent's intent or session."""
 
     @property
     def place(self) -> str:

@@ -232,7 +232,7 @@ class IntentAgent:
         return self._stop(intent, event.ts, Doom("intent.cancelled", reason, "cancelled"))
 
     def _applied(self, event: StreamEvent) -> list[Output]:
-        """Handle that a person applied the changes in an intent's worktree."""
+        """React when a person has applied the changes in an intent's worktree."""
         intent = self.data.intents.get(event.payload.get("intent", ""))
         if intent is None or intent.applied is not None:
             return []
@@ -362,8 +362,8 @@ class IntentAgent:
         return self._end(intent, "intent.failed", event.ts, reason=reason, code=code)
 
     def _prompt_refused(self, event: StreamEvent) -> list[Output]:
-        """Handle that OpenCode accepted a prompt and then refused it, for example for an unknown model, so that no turn
-        follows.
+        """React when OpenCode has accepted a prompt and then refused it, for example because the model is unknown, so
+        that no turn follows.
 
         OpenCode reports the error twice. The second report may come after the next model was prompted.
         """

@@ -16,7 +16,7 @@ UNSEEN_MS: Final = 60_000
 again."""
 
 AGAIN_MS: Final = 60_000
-"""How long, in ms, after a failed attempt a message is sent again. The pause doubles with each further failure."""
+"""How many ms after a failed attempt the message is sent again. The pause doubles with each further failure."""
 
 LONGEST_AGAIN_MS: Final = 3_600_000
 
@@ -67,7 +67,7 @@ def to_deliver(state: State, said: list[Output]) -> list[str]:
 
 
 def turn_ended(state: State, session: str) -> list[Output]:
-    """Handle that a user's session became idle."""
+    """React when a user's session has become idle."""
     waiting = [n for n in state.notices.values() if n.session == session and n.state in ("queued", "sending")]
     if any(n.state == "sending" for n in waiting):
         return [Output("notice.nudged", {"session": session})]
@@ -106,7 +106,7 @@ def returned(state: State, event: StreamEvent) -> list[Output]:
 
 
 def kept(state: State, event: StreamEvent) -> list[Output]:
-    """Handle that OpenCode has saved or lost the result of a tool call, which may be the content of a notice."""
+    """React when OpenCode has saved or lost the result of a tool call, which may be the content of a notice."""
     session, call = str(event.payload.get("session")), event.payload.get("call")
     found = [n for n in _returned(state, session) if n.call == call]
     if loses_result(event):
@@ -139,7 +139,7 @@ def unseen(state: State, now: int) -> list[Output]:
 
 
 def again(state: State, now: int) -> list[Output]:
-    """Send messages again whose last attempt failed some time ago."""
+    """Resend the messages whose last attempt failed some time ago."""
     due = {n.session for n in state.notices.values() if n.state == "queued" and n.due is not None and n.due <= now}
     return [output for session in sorted(due) for output in deliver(state, session)]
 

@@ -92,7 +92,7 @@ class IntentArgs(Args):
 
 
 def write_tools(home: Home, wanted: bool) -> None:
-    """Write the file that tells plugins, from their next load on, which tools to register.
+    """Write the file that tells plugins which tools to register the next time they are loaded.
 
     If the file cannot be written, only the tools are missing.
     """

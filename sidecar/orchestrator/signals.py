@@ -19,10 +19,10 @@ from streams.event import StreamEvent
 
 NAME: Final = "signals"
 SIGNAL: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-"""The names that a signal may have."""
+"""The pattern that the name of a signal must match."""
 
 KEPT: Final = 500
-"""How many signals are remembered, only the latest of each name; the log has all signals."""
+"""How many signals are remembered (only the latest one with each name). The log has all signals."""
 
 MAX_PAYLOAD: Final = 4000
 """Maximum length, in characters, of a payload in the form in which a model reads it."""
@@ -44,7 +44,7 @@ class State:
 
     signals: dict[str, Signal] = field(default_factory=dict)
     awaited: dict[str, list[str]] = field(default_factory=dict)
-    """By signal name, the sessions that get the next signal with this name as a message."""
+    """Maps a signal's name to the sessions that get the next signal with this name as a message."""
 
 
 _STATE: Final = TypeAdapter(State)
@@ -63,7 +63,7 @@ class SignalAgent:
 
     @property
     def events(self) -> tuple[str, ...]:
-        """See ``Agent``. Empty, because this agent receives only commands."""
+        """See ``Agent``. The list is empty, because this agent receives only commands."""
         return ()
 
     @property

@@ -35,7 +35,9 @@ KNOWN_SECONDS: Final = 15.0
 
 
 class _Call(NamedTuple):
-    """A call of a tool: OpenCode's id of it, the session, and the user message that the session was answering."""
+    """A call of a tool: the id that OpenCode gave the call, the session, and the user message that the session was
+    answering.
+    """
 
     id: str
     session: str

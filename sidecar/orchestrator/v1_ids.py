@@ -19,8 +19,8 @@ _OF_SESSION: Final = re.compile(r"ses_([0-9a-f]{12})")
 
 
 def message_id(session: str, messages: Iterable[str], key: str) -> str | None:
-    """The id for the message that carries a key. If that message is already one of ``messages``, its id; otherwise, the
-    next id after all of them.
+    """The id for the message that carries a key. If that message is already one of ``messages``, the result is its id;
+    otherwise, the result is the next id after the ids of all ``messages``.
 
     So the id stays the same until the session gets another new message. ``None`` if the ids do not have OpenCode's
     form.

@@ -306,7 +306,7 @@ class V2Host:
 
 
 async def _get(client: ServiceClient, path: str) -> Any:
-    """The answer; ``None`` if the service answers 404."""
+    """The answer to a ``GET``; ``None`` if the service answers 404."""
     try:
         return await client.get(path)
     except ServiceError as error:

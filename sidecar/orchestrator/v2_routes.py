@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class Route(NamedTuple):
-    """A method, and a path below a session's. ``{}`` stands for the id that the request is about."""
+    """A method, and a path below the path of a session. ``{}`` stands for the id that the request is about."""
 
     method: str
     path: str

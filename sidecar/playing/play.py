@@ -29,9 +29,9 @@ GIVE_UP_SECONDS: Final = 60.0
 _MAX_PAUSE_SECONDS: Final = 1.0
 
 MAX_EXPLAINED: Final = 2
-"""Play gives up after this many sidecars exit with a reason and without an ack between
-them, because the second one probably met the same problem as the first, such as a full
-disk."""
+"""Play gives up after this many sidecars in a row have exited with a reason and without an ack. The second sidecar has
+probably met the same problem as the first, such as a full disk.
+"""
 
 _END_SECONDS: Final = 5.0
 """How long a sidecar that closed its link may take to give a reason and exit."""
@@ -67,13 +67,14 @@ async def play(
 
     ``speed`` multiplies the recorded pace; ``None`` means as fast as acks allow. ``instance`` is the plugin instance
     that the items come from. If the sidecar dies, play restarts it and resends what was not acknowledged; play gives up
-    once nothing has been acknowledged for ``give_up_seconds``. ``nonce`` is the method of an identity. The sidecar's
-    calls are answered with ``unavailable``. Cancelling leaves the first part recorded; playing again completes it.
+    once nothing has been acknowledged for ``give_up_seconds``. ``nonce`` is an identity's method of that name. The
+    sidecar's calls are answered with ``unavailable``. Cancelling leaves the first part recorded; playing again
+    completes it.
 
     Raises:
         RecordingError, OSError: the file cannot be used; nothing was sent.
-        LinkUnavailable, HomeError: no sidecar could be reached or accepted anything, or another process is playing
-            the same recording.
+        LinkUnavailable, HomeError: no sidecar could be reached, the sidecars that were reached accepted nothing, or
+            another process is playing the same recording.
     """
     progress = Progress(0)
     pace = Pace(speed, lambda: on_progress(progress) if on_progress is not None else None)

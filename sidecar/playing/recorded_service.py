@@ -44,7 +44,7 @@ class ServiceRecording:
     skipped: int
 
     def is_in_order(self, place: int) -> bool:
-        """Whether a reader must have read everything up to this row before the next one happens.
+        """Whether a reader must have read everything up to and including this row before the next row is played.
 
         True for an ask, because asks are in no log, so only its place in the stream shows when it happened; and for the
         row before a deletion, because a deleted session can no longer be read.
@@ -106,7 +106,7 @@ class RecordedService:
         self.recording = recording
         self._login = "Basic " + b64encode(f"opencode:{password}".encode()).decode()
         self.shown = 0
-        """How many rows of the recording have happened so far."""
+        """How many rows of the recording have been played so far."""
         self._news, self._is_closed = threading.Condition(), False
         self._reached: dict[str, int] = {}
         begun = {
@@ -137,7 +137,7 @@ class RecordedService:
         return int(self._server.server_address[1])
 
     def show(self, count: int) -> None:
-        """Let the events up to row ``count`` happen."""
+        """Play the rows up to number ``count``: from now on, readers can see these events."""
         with self._news:
             for _, event in self.recording.rows[self.shown : count]:
                 session = event.session or ""

@@ -1,4 +1,6 @@
-"""Plays a recording of OpenCode 2: serves it and announces the service, as the plugin does. The sidecar reads it."""
+"""Plays a recording of OpenCode 2: serves the recording, and announces the service, as the plugin does. The sidecar
+then reads the recording from this service.
+"""
 
 from __future__ import annotations
 

@@ -55,8 +55,9 @@ class Agent(Protocol):
 
     @property
     def events(self) -> Sequence[str]:
-        """The types of events in the log that the agent receives: exact, or a prefix such as ``execution.*``. Commands
-        need no entry."""
+        """The types of events in the log that the agent receives. Each is an exact type, or a prefix such as
+        ``execution.*``. Commands need no entry.
+        """
         ...
 
     @property

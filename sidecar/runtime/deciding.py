@@ -133,7 +133,7 @@ class Decider:
         return "done", events
 
     async def _visit(self, key_of: Callable[[int], str], taken: set[str]) -> int:
-        """The number of the next visit. Needs few lookups even in a long loop."""
+        """The number of the next visit (see ``Effect``). Needs few lookups even in a long loop."""
 
         async def is_known(visit: int) -> bool:
             key = key_of(visit)
@@ -149,7 +149,7 @@ class Decider:
         return high
 
     async def is_known(self, key: str) -> bool:
-        """Whether an event with this key was recorded, even if it was pruned since."""
+        """Whether an event with this key was recorded, even if the event has been pruned since."""
         return key in self._removed or await self._store.find(key) is not None
 
     async def note_removed(self, error: Conflict) -> None:

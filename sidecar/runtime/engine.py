@@ -131,7 +131,7 @@ class Engine:
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._is_at_rest = False
-        """Whether every input was answered, so that the state is the one in the log."""
+        """Whether every input has been answered, so that the agent's state equals the state in the log."""
 
     # --- start and stop ---
 
@@ -220,7 +220,7 @@ class Engine:
 
         Raises:
             InputRefused: the input can never be handled.
-            AgentFailed: the agent could not handle it now.
+            AgentFailed: the agent could not handle the command now.
             StreamError: the log cannot be written; nothing was recorded.
         """
         if command.type.startswith(RESERVED):
@@ -269,7 +269,7 @@ class Engine:
         return await asyncio.shield(await self._enqueue(replace(given, position=None)))
 
     async def bury(self, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
-        """Record a command as a dead letter; durable on return.
+        """Record a command as a dead letter. The record is durable when this method returns.
 
         ``key`` identifies the message, so that each message makes only one letter.
 

@@ -123,7 +123,7 @@ def depth_of(event: StreamEvent) -> int:
 
 
 def command_input(agent: str, command: Command, identity: Identity, clean: Callable[[Any], Any]) -> Input:
-    """A command as an input. The payload is redacted first, because ``receive`` must see what the log keeps.
+    """Convert a command to an input. The payload is redacted first, because ``receive`` must see what the log keeps.
 
     Raises:
         InvalidEvent: the command does not match the envelope.
@@ -151,8 +151,9 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
 
 
 def log_input(agent: str, event: StreamEvent, position: int, identity: Identity, *, key: str | None = None) -> Input:
-    """An event of the log as an input; the agent's stream only points to this event. ``key`` replaces the event's
-    id."""
+    """Convert an event of the log to an input; the agent's stream only points to this event. ``key`` is used in place
+    of the event's id.
+    """
     key = scoped("inbox", agent, key or event.id)
 
     def record() -> StreamEvent:

@@ -36,7 +36,7 @@ class Metrics(Protocol):
         ...
 
     def dead(self, agent: str) -> None:
-        """The input was given up and recorded as a dead letter."""
+        """The input will not be tried again, and was recorded as a dead letter."""
         ...
 
     def retried(self, kind: str) -> None:

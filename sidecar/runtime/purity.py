@@ -84,7 +84,7 @@ def check_agent(
     spec: str = "agent",
     wrap: Callable[[str, Callable[[], Any]], Agent] = UserAgent,
 ) -> list[Finding]:
-    """Check an agent with some events; each is a ``StreamEvent``, or a dictionary with ``type`` and ``payload``.
+    """Check an agent with some events. Each event is a ``StreamEvent``, or a dictionary with ``type`` and ``payload``.
 
     ``wrap`` turns what ``make`` returns into an ``Agent``.
 
@@ -110,7 +110,7 @@ def check_agent(
 
 
 class _Run:
-    """One agent that gets events under guard."""
+    """One agent that gets events while a guard is active."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._identity = agent, seeded_identity(1)
@@ -207,7 +207,7 @@ def _guarded(where: str, findings: list[Finding]) -> Iterator[None]:
 
 
 def check_source(agent: type) -> list[Finding]:
-    """The forbidden names in an agent's class and in the functions of its module that it calls."""
+    """The forbidden names in an agent's class, and in those functions of its module that the class uses."""
     findings: list[Finding] = []
     waiting = [
         function

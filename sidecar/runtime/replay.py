@@ -173,7 +173,7 @@ class _Replay:
         return None if _is_forgotten(event) else plain
 
     async def snapshot_at(self, group: _Group) -> Difference | None:
-        """Compare the stored snapshot if the replay has just reached the snapshot's offset."""
+        """Compare the replayed state with the stored snapshot if the replay has just reached the snapshot's offset."""
         if self._kept == "unread":
             self._kept = await self._read_snapshot()
         if self._kept is None or self._kept[0] != group.last.offset + 1:

@@ -1,4 +1,4 @@
-"""The runtime's open obligations, as a fold over the whole log: open effects, dead letters, and the depths of chains.
+"""What the runtime still has to do, computed from the whole log: open effects, dead letters, and the depths of chains.
 Pure.
 """
 
@@ -56,7 +56,7 @@ class RuntimeView:
     """The open effects, by the id of the request."""
     dead: dict[str, DeadLetter] = field(default_factory=dict)
     depths: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """By correlation id, the depth of the commands that an agent sent or received."""
+    """Maps a correlation id to the depth of the commands that an agent sent or received."""
 
     def apply(self, record: Record) -> None:
         """Apply one record. Records that were applied before change nothing."""

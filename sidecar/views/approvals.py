@@ -18,7 +18,7 @@ from streams.store import Record
 
 LEAST_PERSON_MS = 100
 """A person needs at least this many ms to read and reject an ask. An ask that was rejected faster was rejected by
-``opencode run``; OpenCode reports both in the same way."""
+``opencode run``; OpenCode reports both rejections in the same way."""
 
 AskState = Literal["waiting", "replied", "rejected", "over"]
 """``over``: the turn or the process ended before anybody answered."""
@@ -140,7 +140,7 @@ class Approval:
 
 
 class Approvals:
-    """Fold of ``workflow.checkpoint`` records, in position order; records of other types change nothing."""
+    """A fold over ``workflow.checkpoint`` records, in position order; records of other types change nothing."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[str, str], Approval] = {}

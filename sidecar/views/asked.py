@@ -16,7 +16,7 @@ CHECKPOINT = "workflow.checkpoint"
 def what_is_asked(payload: dict[str, Any]) -> str:
     """What an ask is about, on one line: the command, or else the patterns; for a question, its text.
 
-    The patterns of a command are its parts, so only the command itself shows how they are joined.
+    The patterns of a command are its parts, so only the command itself shows how these parts are joined.
     """
     if questions := as_list(payload.get("questions")):
         return one_line("; ".join(as_text(each.get("question")) for each in questions if isinstance(each, dict)))

@@ -83,7 +83,7 @@ class StreamView(msgspec.Struct):
 
 
 class Catalog:
-    """A fold over a whole log, or over one family of streams. Apply records in position order."""
+    """A fold over a whole log, or over the streams of one root session. Apply records in position order."""
 
     def __init__(self) -> None:
         self.lineage = Lineage()
@@ -141,7 +141,7 @@ class Catalog:
         self._session(record, stream, session)
 
     def state(self) -> dict[str, Any]:
-        """The streams' figures and the family tree, as JSON."""
+        """The streams' figures and the tree of sessions, as JSON."""
         return {
             "streams": [self.stream_json(stream_id) for stream_id in self.streams],
             "lineage": self.lineage.state(),
@@ -189,7 +189,7 @@ class Catalog:
             session.asks.pop(request, None)
 
     def end_dead(self, still_runs: Callable[[int, int], bool]) -> None:
-        """Close the open turns, with their asks, whose OpenCode process has ended.
+        """Close the open turns whose OpenCode process has ended, and the asks of these turns.
 
         The sidecar will record the end of these turns. Until then, or while no sidecar is running, readers must not
         show these turns as active.
@@ -225,7 +225,7 @@ class Catalog:
         return self.sessions[stream.sessions[0]] if stream is not None and stream.sessions else None
 
     def root_stream(self, stream_id: str) -> str:
-        """The stream of the family's root session; the stream itself if no parent is known."""
+        """The stream of the root session to which a stream belongs; the stream itself if no parent is known."""
         session = self.own_session(stream_id)
         if session is None:
             return stream_id

@@ -1,5 +1,6 @@
-"""Folds the records of one family into a conversation: sessions, and the child sessions below the calls that started
-them. Pure."""
+"""Folds the records of a root session and its descendants into a conversation: sessions, and the child sessions below
+the calls that started them. Pure.
+"""
 
 from __future__ import annotations
 

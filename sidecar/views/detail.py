@@ -1,4 +1,4 @@
-"""One event in full, for people: first the content, then the facts, ids last, and nothing twice. Pure.
+"""One event in full, for people: first the content, then the facts, and last the ids. Nothing is shown twice. Pure.
 
 Payloads come from other programs, so any field may be missing or have another type.
 """

@@ -64,7 +64,7 @@ def diff_stat(diff: str) -> tuple[int, int]:
 
 
 def new_file_diff(file: str, content: str) -> str:
-    """The unified diff that makes ``file`` with ``content``."""
+    """The unified diff that creates ``file`` with ``content``."""
     lines = content.split("\n")
     ended = not lines[-1]
     whole = [f"{line}\n" for line in (lines[:-1] if ended else lines)]

@@ -1,4 +1,4 @@
-"""A projection with every turn of a log, or of one family in a log, for ``tree``. Pure."""
+"""A projection with every turn of a log, or of one root session and its descendants, for ``tree``. Pure."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ class Project:
 
 
 def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str | None:
-    """The stream to which a record was added last, preferably a stream with a session. If ``streams`` are given, only
-    one of these.
+    """The stream to which a record was added last, preferably a stream with a session. If ``streams`` are given, the
+    result is one of these.
 
-    Never the stream of an agent.
+    The result is never the stream of an agent.
     """
     found = [stream for stream in catalog.streams.values() if streams is None or stream.id in streams]
     found = [stream for stream in found if not is_agents(stream.id)]

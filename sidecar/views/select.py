@@ -72,7 +72,9 @@ class AllPruned(SelectError):
 
 
 SHORT_STREAM: Final = 10
-"""How many of a stream or session id's last characters a narrow terminal shows: enough to name it."""
+"""How many of the last characters of a stream's or session's id a narrow terminal shows: enough to name the stream or
+session.
+"""
 
 SHORT_EVENT: Final = 6
 """How many of an event id's last characters a terminal shows."""
@@ -257,8 +259,8 @@ class Family:
         return self._session is None or self._session in self._above(record)
 
     def place(self, record: Record) -> str:
-        """The path of child sessions to which a record belongs: ``2.1`` is the first child of the
-        second; empty for a root.
+        """The place of a record's session in its family: ``2.1`` is the first child of the root's second child; empty
+        for the root.
 
         Children are numbered in the order in which they first appeared.
         """

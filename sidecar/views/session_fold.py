@@ -38,7 +38,7 @@ class SessionFold:
     """The user message that each assistant message answers."""
     approvals: Approvals = field(default_factory=Approvals)
     running: dict[tuple[str, str], Call] = field(default_factory=dict)
-    """By turn and call id: the ``task`` calls whose child session was announced."""
+    """The ``task`` calls whose child session was announced, by turn and call id."""
 
     def apply(self, record: Record) -> None:
         """Apply one record of the session."""

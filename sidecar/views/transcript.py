@@ -158,7 +158,9 @@ def asks_below(turns: list[Turn]) -> list[Ask]:
 
 
 def branches_below(turns: list[Turn]) -> list[Branch]:
-    """Every child session below ``turns``, in order. A session that was continued later appears once for each part."""
+    """Every child session below ``turns``, in order. A session that a later call continued appears once for each
+    call.
+    """
     found: list[Branch] = []
     for turn in turns:
         for item in turn.items:

@@ -3,15 +3,14 @@
 What every bus does (``tests/streams/bus_contract.py``):
 
 * A message is stored before ``publish`` returns; a message id is stored only once.
-* The first token of a subject is its mode. ``cmd`` is a work queue: the patterns of two durables must not overlap,
+* The first token of a subject is its mode. ``cmd`` is a work queue: the patterns of two durable names must not overlap,
   ``start`` is ignored, and a handled message is removed. ``str`` messages are never stored; a bus on a server refuses
   them. All other messages are stored.
-* Subscribers with different durables each get every message (multicast). Subscribers
-  that share a durable compete: each message goes to one of them. A durable keeps its
-  place while it has no subscriber.
+* Subscribers with different durable names each get every message (multicast). Subscribers that share a durable name
+  compete: each message goes to one of them. The bus remembers how far a durable name has come, even while it has no
+  subscriber.
 * The bus awaits the handler: a subscription handles one message at a time, and a
-  message is done when its handler returns. For each durable, first attempts begin
-  in publishing order.
+  message is done when its handler returns. For each durable name, first attempts begin in publishing order.
 * A handler that raises gets the message again after its back-off, without holding
   up others; after the last attempt the message becomes a dead letter.
 
@@ -36,7 +35,9 @@ DEAD_ATTEMPTS: Final = "DS-Dead-Attempts"
 DEAD_REASON: Final = "DS-Dead-Reason"
 
 Start = Literal["new", "all"]
-"""Where a new durable begins: with the next message published, or with the oldest one kept."""
+"""Where a new durable name begins: with the next message that is published, or with the oldest message that is
+stored.
+"""
 
 
 class BusError(Exception):
@@ -45,7 +46,7 @@ class BusError(Exception):
     BusError
     ├── BusClosed         the owner closed the bus
     ├── BusUnavailable    the message may not be stored; publish it again with the same message id
-    └── DurableConflict   the durable has another pattern or redelivery, or another durable handles these commands
+    └── DurableConflict   the durable name has another pattern or redelivery, or another name handles these commands
     """
 
 
@@ -61,7 +62,9 @@ class BusUnavailable(BusError):
 
 
 class DurableConflict(BusError):
-    """``durable`` already exists with other settings, or another durable already handles the same commands."""
+    """The durable name ``durable`` already exists with other settings, or another durable name already handles the same
+    commands.
+    """
 
     def __init__(self, durable: str, reason: str) -> None:
         super().__init__(durable, reason)
@@ -98,7 +101,7 @@ class Poison(Exception):
 class Redelivery:
     """How many times to try a failing message, and the seconds before each further attempt.
 
-    The last back-off repeats; without any it is 0.
+    The last back-off in the list repeats. If the list is empty, there is no back-off.
     """
 
     max_deliver: int = 5
@@ -111,7 +114,9 @@ class Redelivery:
             )
 
     def delay(self, attempt: int) -> float | None:
-        """Seconds between the failed ``attempt`` (from 1) and the next; ``None`` if it was the last."""
+        """Seconds between the failed ``attempt`` (counted from 1) and the next one; ``None`` if it was the last
+        attempt.
+        """
         if attempt >= self.max_deliver:
             return None
         return self.backoff_s[min(attempt, len(self.backoff_s)) - 1] if self.backoff_s else 0.0
@@ -159,8 +164,8 @@ class Subscription(Protocol):
     async def cancel(self) -> None:
         """Take no more messages. Returns when the running handler has ended, or at once if the handler itself calls it.
 
-        Idempotent. A durable keeps its place: unhandled messages go to its
-        other subscriptions, or wait for the next one.
+        Idempotent. A durable name keeps its place: unhandled messages go to its other subscriptions, or wait for its
+        next one.
         """
         ...
 
@@ -179,7 +184,7 @@ class EventBus(Protocol):
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> Published:
-        """Keep a message and deliver it, whether or not anybody is listening.
+        """Publish a message: store it, whether or not anybody is listening, and deliver it.
 
         After a cancellation, the message may or may not be published. To be sure, publish it again with the same
         ``message_id``.
@@ -201,15 +206,16 @@ class EventBus(Protocol):
         start: Start = "new",
         redelivery: Redelivery | None = None,
     ) -> Subscription:
-        """Once this call has returned, await ``handler`` for every message that matches ``pattern``.
+        """Subscribe ``handler`` to ``pattern``: as soon as this call has returned, the bus awaits ``handler`` for every
+        matching message.
 
         A subscription without a ``durable`` is forgotten when it ends. Without a ``durable``, a message that fails its
-        last attempt is counted but does not become a dead letter. ``start`` applies only to a new durable.
+        last attempt is counted but does not become a dead letter. ``start`` applies only to a new durable name.
 
         Raises:
             SubjectError: ``pattern`` is not a pattern, or ``durable`` is not a single token.
-            DurableConflict: the durable has another pattern or redelivery, or ``pattern`` covers commands
-                that another subscription handles.
+            DurableConflict: the durable name has another pattern or redelivery, or ``pattern`` covers commands that
+                another subscription handles.
             BusClosed: the bus is closed.
         """
         ...
@@ -234,10 +240,10 @@ def check_subscription(pattern: str, durable: str | None) -> str:
 
 
 def check_shared(durable: str, *, current: object, pattern: str, is_same_redelivery: bool) -> None:
-    """Check that a subscription may join an existing durable, whose pattern is ``current``.
+    """Check that a subscription may use an existing durable name, whose pattern is ``current``.
 
     Raises:
-        DurableConflict: the durable has another pattern or other redelivery settings.
+        DurableConflict: the durable name has another pattern or other redelivery settings.
     """
     if current != pattern:
         raise DurableConflict(durable, f"it already exists with the pattern {current}, not {pattern}")
@@ -254,7 +260,8 @@ def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | N
 
 
 def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dict[str, str]]:
-    """(subject, headers) of the dead letter for a message on which ``durable`` gives up; the body stays the same.
+    """(subject, headers) of the dead letter for a message that the durable name ``durable`` gives up on; the body stays
+    the same.
 
     The dead letter keeps the headers, except for the message id, which identifies only the original message. The reason
     is percent-encoded.

@@ -44,7 +44,9 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Group:
-    """The subscriptions that share one durable's messages, or a single subscription without a durable."""
+    """The subscriptions that share the messages of one durable name, or a single subscription without a durable
+    name.
+    """
 
     durable: str | None
     pattern: str
@@ -73,8 +75,8 @@ class MemoryEventBus:
     returns at once, as it does on a server. The oldest messages and message ids beyond ``keep`` are forgotten, handled
     or not. ``sleep`` waits for a back-off.
 
-    ``counts``: published, duplicates, handled, failed, dead, given_up (without a durable, so without a dead letter),
-    forgotten.
+    ``counts``: published, duplicates, handled, failed, dead, given_up (there is no durable name, so there is no dead
+    letter), forgotten.
     """
 
     def __init__(
@@ -219,7 +221,7 @@ class MemoryEventBus:
         return Delivery(message.subject, message.body, message.headers, message.sequence, attempt, delay)
 
     def failed(self, group: _Group, delivery: Delivery, error: BaseException) -> None:
-        """A handler raised: retry after its back-off, or give up."""
+        """Handle the failure of a handler: retry the message after its back-off, or give up."""
         self.counts["failed"] += 1
         reason, delay = failure_of(delivery, error)
         if delay is None:
@@ -231,7 +233,7 @@ class MemoryEventBus:
         timer.add_done_callback(self._timers.discard)
 
     def handled(self, delivery: Delivery) -> None:
-        """A handler returned."""
+        """Handle the success of a handler: the message is done."""
         self.counts["handled"] += 1
         self._done(delivery)
 
@@ -289,7 +291,7 @@ class MemorySubscription:
         return self.group.durable
 
     def stop(self) -> None:
-        """Take no more messages. Do not wait."""
+        """Take no more messages. Returns at once."""
         self._stopped = True
         self.group.work.set()
 

@@ -19,10 +19,10 @@ MAX_SUBJECT: Final = 3000
 bytes."""
 
 ONE: Final = "*"
-"""Any one token of a pattern."""
+"""In a pattern, stands for any one token."""
 
 REST: Final = ">"
-"""One or more tokens, at the end of a pattern."""
+"""At the end of a pattern, stands for one or more tokens."""
 
 DEAD_LETTERS: Final = "dlq"
 """The first token of every dead letter's subject."""

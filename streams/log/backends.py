@@ -36,7 +36,7 @@ async def open_backend(
 
 
 def unavailable(store: Path, error: OSError) -> StoreUnavailable:
-    """Explain an operating system's error while opening."""
+    """Explain an error of the operating system that occurred while a store was being opened."""
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = (
             "another user owns this file, or you lack permission: choose another home, or ask the file's owner to "

@@ -54,8 +54,8 @@ def is_newer(path: Path) -> bool:
 
 
 def lost_findings(store: Path, last: int) -> list[Finding]:
-    """Findings for records that cursors and snapshots refer to but the log no longer holds, for example after a deleted
-    WAL.
+    """Findings for records that cursors and snapshots refer to but the log no longer holds, for example because its
+    write-ahead file (WAL) was deleted.
 
     A hint beyond ``last``, the last record of the log, was made when the log had more records. The same is true of a
     hint that was set aside when the log was opened.

@@ -45,7 +45,9 @@ from streams.stores.sqlite.store import SqliteStore
 
 SLOWED_SECONDS: Final = 0.002
 MOST_SLOWED_SECONDS: Final = 0.05
-"""The initial and the maximum pause between two appends while a migration falls behind."""
+"""``SLOWED_SECONDS`` and ``MOST_SLOWED_SECONDS`` are the first and the longest pause between two appends while a
+migration falls behind.
+"""
 
 Result = TypeVar("Result")
 
@@ -152,7 +154,9 @@ class Log(KeepsHints):
 
     @property
     def head_warning(self) -> str | None:
-        """The warning to print if ``head_lost``. Before the next opening, ``verify`` prints the same warning."""
+        """The warning to print if ``head_lost``. Until the log is opened for writing, ``verify`` reports the same
+        fault.
+        """
         if not self.head_lost:
             return None
         file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
@@ -232,7 +236,7 @@ class Log(KeepsHints):
         return await self._backend.removed()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
-        """See ``StreamStore.prune``. First migrates a jsonl log to sqlite, and deletes the old store of a migration.
+        """See ``RetentionStore.prune``. First migrates a jsonl log to sqlite, and deletes the old store of a migration.
 
         Raises:
             StoreUnavailable: also during a migration.
@@ -240,7 +244,8 @@ class Log(KeepsHints):
         return await self._to_its_end(self._prune(cuts, at_ms))
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
-        """See ``StreamStore.forget``. First migrates a jsonl log to sqlite, and deletes the old store of a migration.
+        """See ``RetentionStore.forget``. First migrates a jsonl log to sqlite, and deletes the old store of a
+        migration.
 
         Raises:
             StoreUnavailable: also during a migration.
@@ -284,7 +289,9 @@ class Log(KeepsHints):
             )
 
     async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
-        """Cancelling ends the wait, not the removal, because no migration may begin before the removal ends."""
+        """Wait for a removal to end. Cancelling ends the wait, not the removal, because no migration may begin before
+        the removal ends.
+        """
         task = asyncio.ensure_future(removal)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -350,7 +357,7 @@ class Log(KeepsHints):
 
     @asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """Wait for any running prune or forget to end, and let no other one begin during a migration."""
+        """Wait for any running prune or forget to end, and let none begin during a migration."""
         self._moving += 1
         try:
             await self._still.wait()
@@ -375,7 +382,7 @@ class Log(KeepsHints):
         self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
 
     def full_speed(self) -> None:
-        """Let appends pass as they arrive, after those already waiting."""
+        """Let appends pass as they arrive, after the appends that are already waiting."""
         self._pace = 0.0
 
     def reread_manifest(self) -> None:

@@ -39,10 +39,10 @@ from streams.threads import in_thread
 
 CHUNK: Final = 512
 CLOSE_ENOUGH: Final = 1024
-"""Maximum number of records left to copy when appends are held."""
+"""Appends are held when at most this many records are left to copy."""
 
 Tails = dict[str, tuple[int, bytes]]
-"""By stream: the next offset and the last hash."""
+"""Maps a stream to its next offset and its last hash."""
 
 Phase = Literal["opening", "copying", "verifying", "switching", "done"]
 
@@ -79,7 +79,7 @@ class Progress:
     """Records in the copy."""
     head: int = NOTHING
     streams: int = 0
-    """Streams that hold records; known at the end."""
+    """How many streams hold records; known only at the end."""
     held_ms: float = 0.0
     """How long appends were held for the switch."""
 
@@ -207,7 +207,8 @@ class Migration:
             await self._copy_to(copy)
 
     async def _open_copy(self) -> DiskStore:
-        """Open the copy that an interrupted run left in the other backend, if it is usable, or else a new one.
+        """Open the copy that an interrupted run left in the other backend, if that copy is usable, or else open a new
+        copy.
 
         A store that once held the log is deleted instead of continued, because that store may have been damaged since.
         """
@@ -242,7 +243,7 @@ class Migration:
                 await in_thread(self._check, records)
 
     def _check(self, records: list[Stored]) -> None:
-        """Check records of the copy, and compute its tails from its own bytes."""
+        """Check records of the copy, and compute the copy's tails from the bytes of these records."""
         for record in records:
             try:
                 stream = parse_event_keys(record.event).stream_id

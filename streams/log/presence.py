@@ -29,7 +29,7 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
     Raises:
         ForeignStore: see ``read_manifest``.
         MissingLog: records exist without a ``store.json``, or ``store.json`` names a missing store.
-        CorruptLog: a sqlite log has fewer records than its head file says. A jsonl log is checked on reading.
+        CorruptLog: a sqlite log has fewer records than its head file says. A jsonl log is checked when it is read.
         StoreLocked: another program holds the database.
     """
     manifest = read_manifest(store)

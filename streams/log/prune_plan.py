@@ -16,7 +16,7 @@ from streams.retention import StreamSize
 
 HOUR_MS: Final = 3_600_000
 RECENT_MS: Final = 24 * HOUR_MS
-"""A size cap spares streams written to within this time, because they may still be in use."""
+"""A size cap spares streams whose last record is newer than this, because they may still be in use."""
 
 CAP_SHARE: Final = 0.9
 """A log over its cap is pruned to this share of the cap. Otherwise, every check might prune a little."""
@@ -62,7 +62,7 @@ class PrunePlan:
     kept: list[Item] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     offsets: dict[str, int] = field(default_factory=dict)
-    """For ``StreamStore.prune``: stream id to the first offset that stays."""
+    """The argument for ``RetentionStore.prune``: maps a stream id to the first offset that stays."""
 
     @property
     def records(self) -> int:

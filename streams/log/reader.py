@@ -93,7 +93,8 @@ class LogReader:
     async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
         """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can find them.
 
-        Also ``None`` if one of these records is damaged, because a full read reports the damage at the right position.
+        The result is also ``None`` if one of these records is damaged, because a full read reports the damage at the
+        right position.
         """
         backend = self._backend()
         if not isinstance(backend, SqliteReader):
@@ -108,7 +109,7 @@ class LogReader:
             return None
 
     async def find_event(self, event_id: str) -> Record | None:
-        """The record with an event id, or ``None``."""
+        """The record with the given event id, or ``None``."""
         return await ask_wherever(self._backend, lambda backend: backend.find_event(event_id))
 
     async def glance(self) -> None:

@@ -1,7 +1,7 @@
 """Defines what ``repair`` does about each fault of a store, and what it leaves alone.
 
 ``repair`` does only what is provably safe: it removes nothing that was acknowledged, and keeps everything that it
-removes: a torn tail in ``torn/``, as at every opening, and everything else in ``repaired/``.
+removes: a torn tail in ``torn/``, as whenever a log is opened for writing, and everything else in ``repaired/``.
 
 =============================================  ======================================================================
 found                                          done, because

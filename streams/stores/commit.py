@@ -93,9 +93,9 @@ class GroupCommit:
 
     ``commit(pendings)`` runs on the writer thread or on the loop, never on both at once. ``commit`` sets every
     ``outcome`` (records, or the ``StreamError`` that refuses that append). When all records are durable, it returns the
-    seconds that the disk took. An ``OSError`` from it stops the writer. ``settled`` runs on the loop after the callers
-    have their answers. While ``may_stall`` is true, commits run on the thread, because the next one may take long,
-    however fast the disk is.
+    seconds that the disk took. An ``OSError`` raised by ``commit`` stops the writer. ``settled`` runs on the loop after
+    the callers have their answers. While ``may_stall`` is true, commits run on the thread, because the next one may
+    take long, however fast the disk is.
     """
 
     def __init__(
@@ -114,12 +114,14 @@ class GroupCommit:
         self._queue: deque[Pending] = deque()
         self._waiting_bytes = 0
         self._unwritten = 0
-        """Appends submitted but not yet decided, with or without a waiting caller."""
+        """How many appends were submitted but are not decided yet, with or without a waiting caller."""
         self._drained: list[asyncio.Future[None]] = []
         self._lock = Lock()
         self._wake = Condition(self._lock)
         self._committing = Lock()
-        """Held from taking a group until it is written, so that writes keep the order of submission."""
+        """Held from the moment when a group is taken until the group is written, so that writes keep the order of
+        submission.
+        """
         self._turnstile = Lock()
         """Held while waiting for ``_committing`` between two commits. Otherwise, the next commit might always get
         ``_committing`` first."""

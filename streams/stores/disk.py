@@ -25,11 +25,11 @@ class Disk:
             os.fdatasync(fd)
 
     def rewrite(self, fd: int, data: bytes) -> None:
-        """Replace the beginning of ``fd`` in place; not synced."""
+        """Replace the beginning of ``fd`` in place, without a sync."""
         os.pwrite(fd, data, 0)
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut ``fd`` to ``size`` bytes; not synced."""
+        """Cut ``fd`` to ``size`` bytes, without a sync."""
         os.ftruncate(fd, size)
 
     def create(self, path: Path) -> int:
@@ -44,7 +44,7 @@ class Disk:
         return fd
 
     def open(self, path: Path) -> int:
-        """Open an existing file for appending. Raises ``ForeignStore`` as ``check_file``."""
+        """Open an existing file for appending. Raises ``ForeignStore`` as ``check_file`` does."""
         return checked(path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC))
 
     def unlink(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """The head file: a separate file that names a log's last durable record. Both backends keep a head file.
 
-Every record up to that one must exist and be complete. The file is rewritten in place after each commit, before the
-ack, without a separate sync.
+Every record up to the named record must exist and be complete. The file is rewritten in place after each commit, before
+the ack, without a separate sync.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Lost(NamedTuple):
 
 
 class Hints:
-    """The hints of the log in ``store``. Blocking; one writer."""
+    """The hints of the log in ``store``. The methods block, and only one writer may use them."""
 
     def __init__(self, store: Path) -> None:
         self._directory = store / "hints"

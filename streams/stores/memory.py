@@ -54,7 +54,7 @@ def _forgotten(placed: Placed) -> Placed:
 
 
 class MemoryStore:
-    """``StreamStore`` in lists and dictionaries. One event loop."""
+    """``StreamStore`` in lists and dictionaries. Bound to one event loop."""
 
     def __init__(self) -> None:
         self._records: list[Placed | None] = []
@@ -99,7 +99,7 @@ class MemoryStore:
         expected: Mapping[str, int] | None = None,
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
-        """See ``StreamStore.append``; durable only while the process lives."""
+        """See ``StreamStore.append``. The records are lost when the process ends."""
         self._check_open()
         decided = plan(Request(encode_batch(events), expected or {}, on_known), self)
         for placed in decided.new:
@@ -149,7 +149,7 @@ class MemoryStore:
         return tally.sizes()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
-        """See ``StreamStore.prune``."""
+        """See ``RetentionStore.prune``."""
         self._check_open()
         gone: list[Placed] = []
         bases: dict[str, Base] = {}
@@ -174,7 +174,7 @@ class MemoryStore:
         return Pruned(len(gone), sum(len(placed.encoded.canonical) for placed in gone), len(bases))
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
-        """See ``StreamStore.forget``."""
+        """See ``RetentionStore.forget``."""
         self._check_open()
         marks: dict[str, Mark] = {}
         records = saved = 0

@@ -63,11 +63,11 @@ class Known(Protocol):
     """The record of a known key."""
 
     def equals(self, encoded: Encoded) -> bool:
-        """True if an event with the same key has the stored one's type, stream, actor and payload."""
+        """True if an event with the same key has the stored event's type, stream, actor and payload."""
         ...
 
     def first(self, encoded: Encoded) -> Placed | Record:
-        """The stored record; for a pruned record, its numbers with the given event."""
+        """The stored record. If it was pruned: a record with the pruned record's numbers and the given event."""
         ...
 
 

@@ -23,7 +23,7 @@ class Stored(NamedTuple):
     event: bytes
 
     def begun(self) -> int:
-        """The position of its batch's first record, which identifies the batch."""
+        """The position of the first record in this record's batch, which identifies the batch."""
         return self.position - self.batch_index
 
     def parse(self) -> StreamEvent:
@@ -44,8 +44,8 @@ class Copyable(Protocol):
         ...
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        """Yield the records after a position up to the head at call time: lists of whole batches, about ``most``
-        records in each.
+        """Yield the records from after a position up to the head at the time of the call, in lists of about ``most``
+        records; a batch is never split between lists.
 
         Raises:
             CorruptLog: a record is damaged.
@@ -53,9 +53,9 @@ class Copyable(Protocol):
         ...
 
     async def copy_in(self, records: Sequence[Stored]) -> None:
-        """Write whole batches that follow the head, unchanged; durable on return.
+        """Write whole batches that follow the head, unchanged. The records are durable when this method returns.
 
-        Only for a store without appends.
+        Use this only for a store to which nobody is appending.
 
         Raises:
             ValueError: the records do not follow the head.

@@ -1,8 +1,8 @@
-"""The event bus on JetStream: durable across processes and machines.
+"""The event bus on JetStream. It connects processes and machines, and its messages are durable.
 
-The stream definitions say which stream stores a subject. Each durable is a durable pull consumer: subscriptions with
-the same durable compete for messages, and each durable receives every message. The server stores the subscribed pattern
-with the consumer.
+The stream definitions say which stream stores a subject. For each durable name there is one durable pull consumer:
+subscriptions with the same durable name compete for messages, and each durable name receives every message. The server
+stores the subscribed pattern with the consumer.
 
 Source: seed 002, 6; seed 003, "Bus Specification"; the contract is ``streams/bus/contract.py``.
 """
@@ -47,7 +47,7 @@ from streams.bus.subjects import DEAD_LETTERS, SubjectError, check_subject, cove
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
-"""After this many idle seconds, the server removes the consumer of a dead process that had no durable."""
+"""After this many idle seconds, the server removes a consumer without a durable name, whose process has died."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _REDELIVERY: Final = "ds-redelivery"
@@ -62,7 +62,7 @@ class JetStreamEventBus:
     are requested, except that a subscription always handles one message at a time.
 
     ``counts``: published, duplicates, handled, failed, dead, and given_up (failed messages that do not become dead
-    letters, because they already are dead letters or because their subscription has no durable).
+    letters, because they already are dead letters or because their subscription has no durable name).
     """
 
     def __init__(
@@ -307,5 +307,5 @@ class JetStreamSubscription:
 
 
 def _consumer_name(durable: str) -> str:
-    """The server's name for a durable. A name that is unsafe as a file name is replaced by its digest."""
+    """The consumer's name on the server. A durable name that is unsafe as a file name is replaced by its digest."""
     return durable if _PLAIN.fullmatch(durable) else f"d-{sha256(durable.encode()).hexdigest()[:32]}"

@@ -29,7 +29,7 @@ log = logging.getLogger("sidecar.nats")
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """False for asyncio's warning about each TLS connection that a stream reader closes, which needs no action."""
+    """False for a warning that needs no action: asyncio logs it for each TLS connection that a stream reader closes."""
     return "eof_received()" not in record.getMessage()
 
 
@@ -41,8 +41,8 @@ CLOSE_SECONDS: Final = 2.0
 """How many seconds closing a connection waits until the last messages are sent."""
 
 FLUSH_SECONDS: Final = 10.0
-"""How many seconds a sender waits for the socket. The sender then continues, because its wait for the answer is
-limited, too.
+"""How many seconds a sender waits for the socket. After that time the sender continues, because there is also a limit
+on how long it waits for the answer.
 """
 
 _CONNECTS: Final = 2

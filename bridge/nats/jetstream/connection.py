@@ -134,7 +134,8 @@ class JetStream:
         return answer
 
     async def api(self, method: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Call the JetStream API, for example ``STREAM.INFO.EVENTS``; return its JSON, with times in nanoseconds.
+        """Call the JetStream API, for example ``STREAM.INFO.EVENTS``; return the answer's JSON, with times in
+        nanoseconds.
 
         Raises:
             ServerRefused: the server refused the request.
@@ -152,11 +153,11 @@ class JetStream:
     # --- publishing and subscriptions ---
 
     async def send_all(self, messages: Sequence[tuple[str, Mapping[str, str], str, bytes]]) -> None:
-        """Publish many messages without waiting for answers. Each message is (subject, headers, ``more`` header text,
-        body).
+        """Publish many messages without waiting for answers. Each message is a tuple (subject, headers, more, body).
 
-        ``more`` holds lines of ``Name: value``, each ending in CR LF. ``send_all`` takes a sixth of the time of single
-        ``send`` calls, in which the library formats every header again and wakes its writer for each message.
+        ``more`` is the text of further headers: lines of ``Name: value``, each ending in CR LF. ``send_all`` takes a
+        sixth of the time of single ``send`` calls, in which the library formats every header again and wakes its writer
+        for each message.
 
         Raises:
             NatsError: sending failed for some of the messages.
@@ -206,7 +207,8 @@ class JetStream:
 
     @asynccontextmanager
     async def hearing(self, pattern: str, on_message: Callable[[Received], None]) -> AsyncIterator[None]:
-        """Subscribe to ``pattern`` for the duration of the block; ``on_message`` is called in order and must not block.
+        """Subscribe to ``pattern`` for the duration of the block; ``on_message`` gets each message in order and must
+        not block.
 
         Messages that the server sent before it saw the unsubscribe are still delivered before the block ends.
 

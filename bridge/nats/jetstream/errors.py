@@ -171,8 +171,8 @@ _TEMPORARY = frozenset({10002, 10008, 10023, 10047, 10077})
 
 
 def refusal(what: str, error: dict[str, Any]) -> NatsError:
-    """The exception for a server's error reply ``{"code", "err_code", "description"}``; ``what`` is the request that it
-    answers.
+    """The exception for a server's error reply ``{"code", "err_code", "description"}``; ``what`` is the request that
+    the server refused.
     """
     number = error.get("err_code")
     code = number if isinstance(number, int) else 0

@@ -19,7 +19,9 @@ CA: Final = "ca.pem"
 
 CERTIFICATE: Final = "cert.pem"
 KEY: Final = "key.pem"
-"""In the same directory, both or neither: the client's own certificate and its key, for servers that require them."""
+"""In the same directory: the client's own certificate and its key, for servers that require them. Both files must be
+there, or neither.
+"""
 
 _SEED_MARK: Final = "BEGIN USER NKEY SEED"
 _JWT_MARK: Final = "BEGIN NATS USER JWT"

@@ -1,4 +1,4 @@
-"""Publishes one message, many in a window, or an atomic batch.
+"""Publishes one message, many messages with a limited number in flight (a window), or an atomic batch.
 
 When a function returns, the messages are stored; otherwise the function raises an error.
 
@@ -47,7 +47,7 @@ class Publishable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """The state in which a stream must be to accept a message; ``None`` fields are not checked.
+    """The state that a stream must have to accept a message; ``None`` fields are not checked.
 
     ``sequence`` is the sequence of the stream's last message, ``subject_sequence`` is the sequence of the last message
     on the same subject (0: none), and ``id`` is the last message's ``Nats-Msg-Id``.
@@ -100,7 +100,7 @@ async def publish(session: JetStream, message: Publishable, expect: Expect | Non
     """Publish one message and wait until its stream has stored it.
 
     Raises:
-        WrongExpectation: the stream is in another state.
+        WrongExpectation: the stream is not in the state that ``expect`` describes.
         NoStream: no stream stores the subject.
         NatsUnavailable: no answer came; the message may be stored.
     """

@@ -114,7 +114,7 @@ class Poison:
 Outcome = Done | Again | Poison
 Handler = Callable[[Delivery], Awaitable[Outcome]]
 Bury = Callable[[Delivery, str], Awaitable[None]]
-"""Stores a poison message with its reason; durable on return."""
+"""A function that stores a poison message with the reason. When the function returns, the message is durable."""
 
 
 async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerDefinition) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class PullLoop:
         self.is_ready = False
         """Whether stream and consumer exist, so that a message sent now will arrive."""
         self.pending = 0
-        """How many messages were still undelivered when the server delivered the last one."""
+        """How many messages were still undelivered when the server delivered its latest message."""
         self._sessions, self._stream, self._consumer = sessions, stream, consumer
         self._handle, self._bury = handle, bury
         self._settings = settings or PullSettings()
@@ -202,7 +202,7 @@ class PullLoop:
         self._pulling: asyncio.Task[None] | None = None
         self._finishing = False
         self.counts: Counter[str] = Counter()
-        """``delivered``, ``done``, ``again``, ``poison``, ``unanswered``, ``renewed``."""
+        """Counts by name: ``delivered``, ``done``, ``again``, ``poison``, ``unanswered`` and ``renewed``."""
 
     @property
     def working(self) -> int:

@@ -2,8 +2,8 @@
 
 ``wanted`` lists the required streams. ``plan`` compares them with the server's
 answer (its JSON, times in nanoseconds) and decides for each: create, update,
-keep, or refuse, with reasons. Only settings named here are compared; an update
-keeps all other settings of an administrator.
+keep, or refuse, with reasons. Only settings named here are compared; an update keeps all other settings as the
+administrator made them.
 
 Source: seed 000, "Streams"; seed 002, 2.1; DESIGN 9; corrections in FEATURES.
 """
@@ -73,8 +73,9 @@ class StreamDefinition:
 
 
 _NEWER: Final[dict[str, tuple[tuple[int, int], str]]] = {"allow_atomic": ((2, 12), "atomic")}
-"""Settings of newer servers: the first version that has the setting, and its field. The values are read back from the
-server, never assumed."""
+"""Settings that older servers lack: for each setting, the first version that has it, and its field in
+``StreamDefinition``. The values are read back from the server, never assumed.
+"""
 
 
 def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
@@ -155,7 +156,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "description": "",
     "subjects": (),
 }
-"""The server's value of a setting that it omits."""
+"""The value of each setting that the server leaves out of its answer."""
 
 _COUNTS: Final = frozenset({"max_bytes", "max_msgs", "max_msgs_per_subject", "max_msg_size"})
 """Settings where both 0 and -1 mean unlimited."""
@@ -223,7 +224,7 @@ def plan(
 def server_version(text: str) -> tuple[int, int]:
     """(major, minor) of a server version such as ``2.10.29`` or ``v2.15.0-beta.1``; (0, 0) if it is unreadable.
 
-    (0, 0) is older than any version, so such a server gets no settings of newer ones.
+    (0, 0) is older than any version, so such a server gets no settings that need a newer server.
     """
     numbers = re.match(r"v?(\d{1,6})\.(\d{1,6})", text)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)

@@ -32,7 +32,7 @@ _CREATE_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """A stream as the server describes it, configuration and state in its own JSON (times in nanoseconds)."""
+    """A stream as the server describes it: configuration and state are the server's JSON (times in nanoseconds)."""
 
     name: str
     config: Mapping[str, Any] = field(repr=False)
@@ -92,8 +92,8 @@ async def all_facts(session: JetStream) -> list[StreamFacts]:
 
 
 async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinition]) -> dict[str, StreamFacts]:
-    """Create missing streams and update streams that differ; return the facts of all, read back from the server, by
-    name.
+    """Create missing streams and update streams that differ; return the facts of all these streams, by name, as read
+    back from the server.
 
     If one stream is refused, no stream is changed. Idempotent. Settings that a server's version does not know are left
     out, so rely on the returned facts, not on the definitions.
@@ -215,7 +215,7 @@ async def delete_messages(session: JetStream, stream: str, sequences: Sequence[i
     """Delete messages by sequence; return how many existed. ``erase`` overwrites their bytes on the server's disk.
 
     Raises:
-        NatsError: it is possible that some messages were not deleted; it is safe to call this again.
+        NatsError: perhaps some messages were not deleted. It is safe to call this again.
     """
     deleted = 0
     for first in range(0, len(sequences), _DELETIONS):
@@ -240,13 +240,13 @@ async def read_back(
 ) -> AsyncIterator[StreamMessage]:
     """Read a stream in order, from ``from_sequence`` to the message that was the last one when this was called.
 
-    ``subject``, a subject or pattern, filters. Reading changes nothing on the server,
-    and any number of readers can run at a time.
+    Only messages on ``subject``, a subject or pattern, are read. Reading changes nothing on the server, and any number
+    of readers can run at a time.
 
     Raises:
         NotFound: there is no such stream.
-        NatsUnavailable: the connection ended, or nothing arrived for ``silence_seconds``. To continue, read on after
-            the last message.
+        NatsUnavailable: the connection ended, or nothing arrived for ``silence_seconds``. To continue, call this again
+            with the sequence after the last message.
     """
     last = (await facts(session, stream)).last_sequence
     config: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The payloads of the L0 protocol, one model per family. Pure.
+"""The payloads of the L0 protocol, with one model for each kind of message. Pure.
 
 Seed 002, 5.1 to 5.11, defines the required and optional fields. An absent
 optional field stays absent. Unknown fields survive a round trip, so payloads of
@@ -175,7 +175,7 @@ class ToolResult(L0Payload):
 
 
 class Stop(L0Payload):
-    """5.3: cancels a turn, written into the agent's inbox; a wakeup follows."""
+    """5.3: a request to cancel a turn, written into the agent's inbox; a wakeup follows."""
 
     agent_id: Id
     agent_turn_id: Id
@@ -184,7 +184,7 @@ class Stop(L0Payload):
 
 
 class ToolCommand(L0Payload):
-    """5.4 and 5.5: runs a tool, either a service's or a built-in one. A card contains the arguments."""
+    """5.4 and 5.5: a command to run a tool, either a service's or a built-in one. A card contains the arguments."""
 
     FORBIDDEN: ClassVar[dict[str, str]] = {"args": "put them into a card and send `tool_call_card_id`"}
 
@@ -222,7 +222,7 @@ class Task(L0Payload):
 
 
 class Chunk(L0Payload):
-    """5.8: a piece of an unfinished answer. Lossy, so nothing may depend on it."""
+    """5.8: a piece of an unfinished answer. The message may be lost, so nothing may depend on it."""
 
     agent_turn_id: Id
     step_id: Id
@@ -233,7 +233,7 @@ class Chunk(L0Payload):
 
 
 class State(L0Payload):
-    """5.9: an agent's state changed. The message is only a signal, because the log is authoritative."""
+    """5.9: an agent's state changed. The message is only a notification, because the log is authoritative."""
 
     agent_id: Id
     agent_turn_id: Id
@@ -245,7 +245,9 @@ class State(L0Payload):
 
 
 class UiAction(L0Payload):
-    """5.10: a person acted in a user interface. The tool must allow such actions; by default no tool does."""
+    """5.10: a person acted in a user interface. Such actions are possible only with a tool that explicitly allows them;
+    by default, no tool does.
+    """
 
     action_id: Id
     agent_id: Id

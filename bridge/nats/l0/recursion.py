@@ -60,7 +60,8 @@ MODES: Final = frozenset({"call"})
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Verdict on a message. ``depth`` is the depth to record for its chain; ``None`` unless accepted.
+    """The verdict on a message. ``depth`` is the depth to record for the message's chain; ``None`` unless the message
+    was accepted.
 
     If the publisher refuses a message, it does not send the message; if the consumer refuses, it starts no work. In
     both cases the chain ends, and ``failed_task`` reports the failure.

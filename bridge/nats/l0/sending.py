@@ -116,7 +116,8 @@ class Sender:
         headers: Mapping[str, str] | None = None,
         correlation_id: str | None = None,
     ) -> Published:
-        """Publish a payload with complete headers. A ``message_id`` is stored only once, and always has the same trace.
+        """Publish a payload with complete headers. Messages with the same ``message_id`` are stored only once and have
+        the same trace.
 
         Raises:
             SubjectError: the subject is not a command or event subject.

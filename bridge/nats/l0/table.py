@@ -1,4 +1,4 @@
-"""The table of the L0 protocol's message families: which subject carries which payload.
+"""The table of the L0 protocol's messages: which subject carries which payload. Each row is called a family.
 
 Publishers and consumers look payloads up in this table, and ``docs/subjects.md`` is generated from it, so code and
 documentation cannot disagree.
@@ -33,7 +33,9 @@ Carried = Literal["cmd", "evt", "str", "inbox"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One row. ``target`` and ``suffix`` are literal texts, or ``*`` for any; a suffix may also end in ``*``."""
+    """One row of the table: the messages with the same kind of subject and the same payload model. ``target`` and
+    ``suffix`` are literal texts, or ``*`` for any; a suffix may also end in ``*``.
+    """
 
     section: str
     category: Carried
@@ -163,11 +165,11 @@ FAMILIES: Final[tuple[Family, ...]] = (
 PAYLOADS: Final[dict[tuple[Carried, Component, str], type[L0Payload]]] = {
     (family.category, family.component, family.suffix): family.model for family in FAMILIES
 }
-"""(category, component, suffix) → model; a suffix may be ``*`` or end in it."""
+"""Maps (category, component, suffix) to the payload's model; a suffix may be ``*`` or end in ``*``."""
 
 
 def family_of(subject: L0Subject) -> Family | None:
-    """The row of a subject, or ``None`` if the protocol has no payload for it."""
+    """The table's row for a subject, or ``None`` if the protocol has no payload for the subject."""
     for family in FAMILIES:
         if (
             family.category == subject.category
@@ -191,7 +193,7 @@ def decode(subject: str, body: bytes) -> tuple[L0Subject, L0Payload]:
     """Decode a message of the L0 protocol.
 
     Raises:
-        SubjectError: the subject does not belong to the protocol, or to no known family.
+        SubjectError: the subject does not belong to the protocol, or the table has no row for it.
         PayloadError: the body does not match the subject.
     """
     parsed = L0Subject.parse(subject)

@@ -24,8 +24,8 @@ MAX_STEPS: Final = 4096
 
 
 class Delta(NamedTuple):
-    """A piece of text as OpenCode sends it. ``turn`` is the turn's user message, ``kind`` the field or part that the
-    text belongs to.
+    """A piece of text as OpenCode sends it. ``turn`` is the turn's user message, and ``kind`` is the field or part that
+    the text belongs to.
     """
 
     session: str

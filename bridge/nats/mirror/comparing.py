@@ -5,8 +5,8 @@ reports the differences:
 
 ===============  ===============================================================================
 ``missing``      the stream lacks a message that it must have
-``extra``        the stream has a message that it must not have: a second one of a record, or one of a
-                 record that the log never had
+``extra``        the stream has a message that it must not have: a record's second message, or a message of
+                 a record that the log never had
 ``changed``      subject, headers or body differ from what ``messages.mirrored`` returns for the record
 ``order``        a message comes after a message of a later record
 ``unforgotten``  a message still holds a payload that the log has forgotten
@@ -18,10 +18,9 @@ The following are not differences:
 * *Expired*: messages that the stream's limits removed. Limits remove only the
   oldest messages of a stream. So a message has expired only if all of this holds,
   and is missing otherwise: the stream has a limit; the record comes before the
-  first one of this log that the stream still keeps; no message was removed between
-  the stream's first message and that one (``front_is_whole``); and the record is
-  older than the maximum age, or the stream is full. The mirror publishes no L0
-  message for a record of that age, so for L0 messages the age alone decides.
+  first record of this log that the stream still keeps; no message was removed between the stream's first message and
+  the message of that first record (``front_is_whole``); and the record is older than the maximum age, or the stream is
+  full. The mirror publishes no L0 message for a record of that age, so for L0 messages the age alone decides.
 * *Pruned*: messages of records that the log itself has pruned.
 * A pointer or a stub where the record itself would fit, or the reverse: the
   server's size limit was different when the message was published.
@@ -63,7 +62,9 @@ _ID: Final = re.compile(r"([^:]{1,128})((?::[a-z][a-z0-9_]*)*)(?::([1-9][0-9]{0,
 _POSITION: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 _THERE, _OLD, _FORGOTTEN = 0x80, 0x40, 0x20
 _PARTS: Final = ("", "l0", "l0:state")
-"""Suffixes of message ids; the index is the bit in ``_wanted`` and ``_seen``. A test compares them with the table."""
+"""Suffixes of message ids. The index of a suffix is the number of its bit in ``_wanted`` and ``_seen``. A test compares
+them with the table.
+"""
 
 
 class KeptMessage(Protocol):
@@ -149,7 +150,7 @@ class Comparison:
 
 
 class _Held(NamedTuple):
-    """A record, and those of its expected messages that have not arrived yet, by part."""
+    """A record, and those of its expected messages that have not arrived yet, by the suffix of their ids."""
 
     record: Record
     context: RecordContext
@@ -330,7 +331,7 @@ class Comparer:
             self.result.first_position, self.result.first_sequence = position, message.sequence
 
     def _known(self, position: int) -> _Held | None:
-        """The record at a position; ``None`` once the record was dropped."""
+        """The record at a position; ``None`` once the record has been dropped."""
         current = self._current
         return current if current is not None and current.record.position == position else self._held.get(position)
 
@@ -448,12 +449,16 @@ class Comparer:
 
 
 def _is_ours(name: str) -> bool:
-    """True if a header is the publisher's and describes the record, not its transport to the server."""
+    """True if the publisher set this header, and the header describes the record, not the record's transport to the
+    server.
+    """
     return not name.startswith("Nats-")
 
 
 def _split_id(text: str) -> tuple[str, str, int]:
-    """Event id, part and rebuild number of a message id; ``""``, ``"?"`` and 0 for an id that no mirror made."""
+    """The event id, the suffix (see ``_PARTS``) and the rebuild number in a message id; ``""``, ``"?"`` and 0 for an id
+    that no mirror made.
+    """
     found = _ID.fullmatch(text)
     if found is None:
         return "", "?", 0

@@ -64,7 +64,9 @@ DEFAULT_MAX_PAYLOAD: Final = 1024 * 1024
 """A server's default limit in bytes, for headers and body together."""
 
 UNSENT: Final = "cmd_unsent"
-"""The beginning of the note about a command that is not sent: ``:forgotten``, ``:invalid``, ``:large`` or ``:old``."""
+"""The note about a command that is not sent begins with this word; ``:forgotten``, ``:invalid``, ``:large`` or ``:old``
+follows and says why.
+"""
 
 WAKEUP: Final = "wakeup"
 """The suffix of the L0 message that announces a command."""
@@ -172,7 +174,9 @@ def _command_headers(record: Record, mirror: Mirror, message_type: str, part: st
 
 
 def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:
-    """A piece of an answer on ``str.agent.{session}.chunk``: no headers, no id, may be lost."""
+    """A message with a piece of an answer, on ``str.agent.{session}.chunk``. The message has no headers and no id, and
+    may be lost.
+    """
     return Message(_subject(session, "chunk", project, mirror.channel, mirror.version, "str"), {}, chunk.encode())
 
 
@@ -272,7 +276,7 @@ def _l0_message(record: Record, meaning: L0Message, context: RecordContext, mirr
 
 
 def _depth(context: RecordContext) -> dict[str, str]:
-    """The depth header of a captured session; empty while its depth is unknown."""
+    """The depth header of a captured session; empty while the session's depth is unknown."""
     return dict(_depth_header(context.depth)) if context.depth is not None else {}
 
 
@@ -336,7 +340,7 @@ def _noted(notes: tuple[str, ...], found: tuple[str, ...]) -> tuple[tuple[str, .
 
 @lru_cache(maxsize=1024)
 def _trace_of(stream: str, traceparent: str | None) -> tuple[TraceContext, tuple[str, ...]]:
-    """The trace of an event. If the trace was generated here, also returns the note that says why."""
+    """The trace of an event, and the notes about it. If the trace was generated here, a note says why."""
     trace = parse_traceparent(traceparent) if traceparent is not None else None
     if trace is not None:
         return trace, ()

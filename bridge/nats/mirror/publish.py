@@ -188,7 +188,7 @@ async def publish_records(
 async def publish_run(
     session: JetStream, streams: Mapping[str, StreamFacts], run: Run, log_id: str, *, known: KnownL0 | None = None
 ) -> RunStored:
-    """Publish a run; when this returns, all of it is stored.
+    """Publish a run. When this function returns, the whole run is stored.
 
     Raises:
         Vanished: the server confirms messages that it no longer has.
@@ -199,7 +199,8 @@ async def publish_run(
 
 @dataclass(frozen=True, slots=True)
 class BegunRun:
-    """A run that is mostly sent. Nothing of the run is stored before ``finish_run``, so the run may be dropped.
+    """A run whose messages have mostly been sent. Nothing of the run is stored before ``finish_run``, so the run may be
+    dropped.
 
     Sending ahead lets the server receive one run while it is still storing the previous run.
     """
@@ -212,7 +213,7 @@ class BegunRun:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Messages published together; ``staged`` if the server already has all of them except the last."""
+    """Messages that are published together. ``staged`` is set if the server already has all of them except the last."""
 
     messages: Sequence[Message]
     staged: StagedBatch | None

@@ -17,7 +17,7 @@ from bridge.nats.mirror.state import MirrorState
 from streams.store import NOTHING, Record
 
 FULL_FROM: Final = 0.5
-"""From this share of a size or count limit on, the limit may have removed messages."""
+"""If a stream has reached this share of its size or count limit, the limit may have removed messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _restart(rebuild: int, why: str, note: str) -> Resume:
 
 
 def _wrong(last: MirroredRecord, stream: StreamSurvey, log: LogSurvey) -> tuple[str, str] | None:
-    """Why the mirror cannot resume after ``last``: text and note; ``None`` if it can."""
+    """Why the mirror cannot resume after ``last``, as a text and a note; ``None`` if it can."""
     first = stream.first
     assert first is not None
     if NOTHING in (first.position, last.position):
@@ -119,7 +119,7 @@ def _wrong(last: MirroredRecord, stream: StreamSurvey, log: LogSurvey) -> tuple[
 
 
 def may_have_removed(config: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-    """Whether a stream's limits may have removed its oldest messages; both arguments in the server's JSON."""
+    """Whether a stream's limits may have removed its oldest messages. Both arguments are the server's JSON."""
     if (config.get("max_age") or 0) > 0:
         return True
     pairs = (("max_bytes", "bytes"), ("max_msgs", "messages"))

@@ -2,7 +2,7 @@
 
 The log stores this state as the snapshot ``MIRROR`` and, more often, stores only the position as the cursor of that
 name. If the state is lost or old, the stream shows how far the mirror has come (``bridge/nats/mirror/resuming.py``),
-and the rest is folded from the log.
+and the rest is computed from the log.
 """
 
 from __future__ import annotations

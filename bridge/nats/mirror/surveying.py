@@ -27,7 +27,7 @@ from streams.store import NOTHING
 
 TRIES: Final = 20
 AGAIN_SECONDS: Final = 0.05
-"""Pause between two surveys, while messages that were already sent still arrive."""
+"""How many seconds to wait before the next attempt, if messages that were already sent arrived during a survey."""
 
 
 async def survey(session: JetStream, log_id: str) -> StreamSurvey:

@@ -45,8 +45,9 @@ class Token:
 
 @dataclass(slots=True)
 class Drained:
-    """What the caller must do: append ``events`` in order, then finish the items in ``done``; ask OpenCode about
-    ``asks``."""
+    """What the caller must do: append ``events`` in order, then finish the items in ``done``; ask OpenCode about the
+    sessions in ``asks``.
+    """
 
     events: list[StreamEvent] = field(default_factory=list)
     done: list[Token] = field(default_factory=list)
@@ -108,11 +109,11 @@ class Emitter:
         self._out.asks.append((session_id, origin))
 
     def late(self, entry: Entry) -> Late:
-        """Hold an item until at most ``hold_s`` from now."""
+        """Hold an item for at most ``hold_s`` seconds."""
         return Late(entry, self.now + self.hold_s)
 
     def own_key(self, entry: Entry) -> str:
-        """The last part of the key for a hook without an id."""
+        """The last part of the idempotency key of an event that is made from a hook without an id."""
         origin = entry.token.origin
         return f"{origin.boot_id}:{origin.instance}:{entry.token.seq}"
 

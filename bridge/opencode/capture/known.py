@@ -193,7 +193,7 @@ OUTPUTS: Final[dict[str, Shape]] = {
     },
     "tool.execute.after": {"title?": str, "metadata?": dict},
 }
-"""Shapes of the outputs of hooks that have one."""
+"""Shapes of the outputs of hooks, for the hooks that have an output."""
 
 _PROPERTIES: Final = {source: _check_of(shape) for source, shape in PROPERTIES.items()}
 _OUTPUTS: Final = {source: _check_of(shape) for source, shape in OUTPUTS.items()}

@@ -68,7 +68,7 @@ def properties_of(item: HookItem) -> dict[str, Any]:
 
 
 def whole(item: HookItem, type_: str) -> dict[str, Any]:
-    """The whole content of an item: the properties of a bus event without other fields, otherwise input and output."""
+    """The whole content of an item: the properties of a bus event, or the input and output of any other hook."""
     event = bus_event(item)
     usual = {"event": {"id": bus_id(item), "type": type_, "properties": event.get("properties")}}
     if item.output is None and item.input in (usual, {"event": present(**usual["event"])}):

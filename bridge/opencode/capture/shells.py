@@ -55,7 +55,9 @@ class Shells(Emitter):
         return True
 
     def shell_answer(self, entry: Entry, session: SessionState, user: str) -> bool | None:
-        """Hold the first update of a command's answer, and skip later ones; ``None`` for other answers."""
+        """Hold the first update of a command's answer, and skip its later updates. Returns ``None`` for other
+        answers.
+        """
         waiting = self._shells.get(session.id)
         if waiting is None or waiting.user != user:
             self.settle_shell(session.id)

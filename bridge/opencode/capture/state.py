@@ -1,4 +1,4 @@
-"""The translator's memory of each session, folded from its own events.
+"""The translator's memory of each session, computed from the events that the translator has produced.
 
 A replay of the log rebuilds all of this memory, so the successor of a killed sidecar continues as if nothing had
 happened. Updates that are not final cannot be rebuilt; the translator keeps them elsewhere, and they may be lost.
@@ -48,7 +48,7 @@ UNDONE = "opencode.message.removed"
 RENAMED = "opencode.session.renamed"
 
 REMEMBERED_AT_REST = 4
-"""How many entries of each kind a session remembers that is not among the ``BUSY_SESSIONS``."""
+"""How many entries of each kind are remembered for a session that is not among the ``BUSY_SESSIONS``."""
 
 
 # Equal states must dump to equal bytes. Sets have no order and the log reorders a payload's fields, so both are sorted.
@@ -86,7 +86,7 @@ class Turn:
 
 @dataclass(slots=True)
 class SessionState:
-    """One session: the stream of its records, and the events that may be the cause of the next one."""
+    """One session: the stream of its records, and the events that may be the cause of its next event."""
 
     id: str
     stream: str
@@ -112,7 +112,7 @@ class SessionState:
     """The number of the event that began or ended the session's latest turn. Later events are read again after a
     restart."""
     host: str = ""
-    """The service of OpenCode 2 that has the session, by a short name."""
+    """A short name for the OpenCode 2 service that has the session."""
     title: str | None = None
     agent: str = ""
     """The OpenCode agent that answered last."""
@@ -213,7 +213,7 @@ class CaptureState:
             self.busy.pop(session_id, None)
 
     def apply(self, event: StreamEvent) -> None:
-        """Apply one event; event types that capture does not make change nothing."""
+        """Apply one event. An event of a type that capture does not make changes nothing."""
         payload = event.payload
         bus_id = event.metadata.get("event")
         if event.type in ("agent.error", "lifecycle.session.compacted") and isinstance(bus_id, str):

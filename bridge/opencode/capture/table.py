@@ -16,7 +16,7 @@ Kind = Literal["event", "state", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row: a hook or bus event, what it is recorded as, and the key that prevents duplicates.
+    """One row of the table: a hook or bus event, what it is recorded as, and the key that prevents duplicates.
 
     ``handle`` names the translator's method. ``makes`` lists the event types that the hook can lead to, and ``key``
     describes the last part of their keys, ``{type}:{session}:{id}``.
@@ -231,7 +231,8 @@ UNKNOWN = Rule(
 
 
 def rule_for(source: str) -> Rule | None:
-    """The row of a hook name or bus event type; ``None`` if it is dropped, ``UNKNOWN`` for a new type.
+    """The table's row for a hook name or bus event type; ``None`` if such hooks are dropped, ``UNKNOWN`` for a new
+    type.
 
     An item without the shape in ``known.py`` is treated as ``UNKNOWN``.
     """

@@ -39,7 +39,8 @@ _SEEN_EVENTS = 50_000
 
 @dataclass(slots=True)
 class _Waiting:
-    """A session that cannot be placed yet. Holds the session's hooks in order until its parent or its call is known.
+    """A session that cannot be placed in a stream yet. Holds the session's hooks in order until the session's parent,
+    or the call that started the session, is known.
 
     ``first`` is the hook that caused the wait. ``entries`` is empty if that hook
     belongs to a child of this session.

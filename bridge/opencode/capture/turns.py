@@ -248,7 +248,7 @@ class Turns(Shells):
     def end_turn(
         self, entry: Entry | None, session: SessionState, outcome: str | None, at_ms: int | None = None
     ) -> None:
-        """Write ``turn.ended`` for the session's open turn. Without ``outcome``, judge it from the turn."""
+        """Write ``turn.ended`` for the session's open turn. If ``outcome`` is not given, the turn determines it."""
         turn = session.turn
         if turn is None:
             return
@@ -355,7 +355,9 @@ class Turns(Shells):
         return False
 
     def _turn_at(self, session: SessionState | None, t: int) -> Turn | None:
-        """The turn that was open at the time of a hook, because an old hook may be resent much later."""
+        """The turn that was open at the time ``t`` of a hook. The current turn may be another one, because an old hook
+        may be resent much later.
+        """
         turns = (session.turn, session.last_turn) if session is not None else ()
         return next((turn for turn in turns if turn is not None and t >= turn.started_ms), None)
 

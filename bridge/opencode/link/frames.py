@@ -3,8 +3,8 @@
 One frame is one JSON object in one websocket text message; ``type`` names its
 kind. ``decode`` reads a message, ``encode`` writes one; both are pure.
 
-Hook items are the hot path: thousands per second. The fields ``input`` and ``output`` hold the user's data and are
-never inspected. Only the shape around these fields is checked.
+Hook items are the most frequent data: thousands may arrive per second. The fields ``input`` and ``output`` hold the
+user's data and are never inspected. Only the shape around these fields is checked.
 
 JavaScript may legally write values that JSON readers refuse. A frame with such values must not be rejected, because the
 shim would resend it forever. So the frame is repaired, and the repairs are counted in ``Hooks.repaired``: see
@@ -302,7 +302,7 @@ class Tool(_Frame, frozen=True, tag="tool"):
 
 
 class Context(_Frame, frozen=True, tag="context"):
-    """Replaces the shim's local copy of the data from which mutating hooks answer."""
+    """Replaces the shim's local copy of the context, which tells the shim, for example, whether to send lossy items."""
 
     type: ClassVar[str] = "context"
 

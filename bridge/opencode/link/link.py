@@ -421,12 +421,12 @@ class ClientLink(_Link):
         self._send(Lossy(list(items)))
 
     def request(self, request_id: str, method: str, args: Mapping[str, Any]) -> None:
-        """Ask the sidecar. The answer is a ``ResultReceived`` with this id."""
+        """Send a request to the sidecar. The answer is a ``ResultReceived`` with this id."""
         self._need(State.OPEN_CONTROL)
         self._send(Request(id=request_id, method=method, args=dict(args)))
 
     def tool(self, tool_id: str, name: str, args: Mapping[str, Any], context: Mapping[str, Any]) -> None:
-        """Ask the sidecar as a plugin's tool. The answer is a ``ResultReceived`` with this id."""
+        """Send a call of a plugin's tool to the sidecar. The answer is a ``ResultReceived`` with this id."""
         self._need(State.OPEN_SHIM)
         self._send(Tool(id=tool_id, name=name, args=dict(args), context=dict(context)))
 

@@ -7,7 +7,7 @@ The states of a link (``SIDECAR`` and ``CLIENT`` below)::
     client                          AWAIT_CHALLENGE --challenge--> AWAIT_WELCOME --welcome--> OPEN_*
     both     any --bye, or a broken rule--> CLOSED
 
-A frame without an entry in the state's row violates the protocol.
+A frame for which the table has no entry in the present state violates the protocol.
 
 ::
 

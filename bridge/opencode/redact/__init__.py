@@ -56,11 +56,12 @@ _KEY_ENDS: Final = (
     *("secondary", "admin", "access", *"0123456789"),
 )
 """Every secret key name has one of these endings, in lower case. Other names with such an ending pass this first test
-but then fail the exact one."""
+but then fail the exact test.
+"""
 
 _PAIR_NAMES: Final = ("name", "key", "Name", "Key")
 _PAIR_VALUES: Final = ("value", "Value", "val")
-"""Keys of objects that contain a name and its value, such as ``{"name": "DB_PASSWORD", "value": "..."}``."""
+"""Keys of the value in objects that hold a name and its value, such as ``{"name": "DB_PASSWORD", "value": "..."}``."""
 
 _KINDS: Final = frozenset(["basic", "bearer", "digest", "none", "oauth", "oauth2", "api", "key", "true", "false"])
 """Values that name a kind of secret instead of being a secret."""
@@ -139,7 +140,7 @@ class Redactor:
         return not self._enabled or not self._scanner.finds(text, self._is_secret_key)
 
     def _is_secret_key(self, text: bytes, at: int, end: int) -> bool:
-        """True if the key name before the ``":"`` that ends at ``end`` of compact JSON text is secret."""
+        """True if a key name in compact JSON text is secret: the name before the ``":"`` that ends at ``end``."""
         key = text[text.rfind(b'"', 0, at) + 1 : end - len(_VALUE_BEGINS[0])]
         name = key.decode("utf-8", "replace")
         return name in _PAIR_VALUES or self._is_secret(name)

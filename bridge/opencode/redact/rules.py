@@ -1,8 +1,8 @@
 """The rules that describe secrets: read from ``rules.toml``, compiled when first needed. Pure.
 
 A rule is tried only where one of its keywords occurs. All patterns work on bytes. Patterns also match text in JSON
-strings nested in JSON strings, because a tool's output often has this form: in a pattern, ``{Q}`` is a quote and
-``{S}`` spaces at any depth of escaping; ``{IS}`` is the text between a name and its value.
+strings nested in JSON strings, because a tool's output often has this form: in a pattern, ``{Q}`` stands for a quote
+and ``{S}`` for spaces, at any depth of escaping; ``{IS}`` stands for the text between a name and its value.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Rule:
 
     Every match begins with one of the ``keywords``, or with text that the pattern ``before`` matches, followed by a
     keyword. Keywords in lower case match both upper and lower case. A secret without a fixed word has a ``shape``
-    instead: a pattern for a part of it, which must begin with a literal, for speed. ``regex`` matches from the
-    beginning of the secret; its only matched group, or else the whole match, is replaced. ``word`` requires that the
-    match begins a word, ``base64 = false`` requires that the match is not inside base64 text, and ``entropy`` requires
-    that the secret has at least that many bits per byte.
+    instead: a pattern for a part of the secret. For speed, this pattern must begin with a literal. ``regex`` matches
+    from the beginning of the secret; its only matched group, or else the whole match, is replaced. ``word`` requires
+    that the match begins a word, ``base64 = false`` requires that the match is not inside base64 text, and ``entropy``
+    requires that the secret has at least that many bits per byte.
     """
 
     id: str
@@ -146,7 +146,7 @@ def entropy(data: bytes) -> float:
 
 @cache
 def built_in() -> tuple[Rule, ...]:
-    """All rules of ``rules.toml``. If two match at the same place, the earlier one names the secret."""
+    """All rules of ``rules.toml``. If two rules match at the same place, the secret is named after the earlier rule."""
     table = tomllib.loads(files(__package__).joinpath("rules.toml").read_text(encoding="utf-8"))
     return tuple(_rules(table["rule"]))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
 
 BAR_BYTES = 8 * 1024 * 1024
-"""A log of at least this size takes long enough to verify for a progress bar."""
+"""Minimum size of a log, in bytes, for which verifying shows a progress bar."""
 
 
 class Bar:

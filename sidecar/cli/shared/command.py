@@ -1,7 +1,7 @@
 """Shared by every command: registering it, finding its home, and reporting its errors.
 
-Users see no traceback: an error that this program raises becomes one line on stderr, and the exit code is 1. Ctrl-C
-exits with 130, a closed pipe with 141, both without output, as a shell expects.
+Users see no traceback: an error that this program raises becomes one line on stderr, and the exit code is 1. As a shell
+expects, Ctrl-C ends the command with the code 130 and a closed pipe with 141, without any output.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def events(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def types(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Recently recorded event types, and their groups: ``agent.*``."""
+    """Recently recorded event types, and the groups of these types, such as ``agent.*``."""
     found = {event.type for event in _read(ctx)[1]}
     groups = {f"{name.rpartition('.')[0]}.*" for name in found if "." in name}
     return _fitting(_plain(found | groups), incomplete)
@@ -95,8 +95,8 @@ def _stream_titles(catalog: Catalog) -> dict[str, str]:
 
 
 def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
-    """The streams and sessions, and the newest events, oldest first. If the log has a fault, only what was read before
-    the fault.
+    """The streams and sessions, and the newest events, oldest first. If the log has a fault, the result has only what
+    was read before the fault.
 
     The catalog covers the records that the snapshot covers, and the newest of the later records.
     """

@@ -1,4 +1,4 @@
-"""For commands that change the log: asks the sidecar, and starts one if needed.
+"""For commands that change the log: sends requests to the sidecar, and starts a sidecar if none is running.
 
 This module also has the messages for a sidecar that ends before it answers, and for Ctrl-C.
 """

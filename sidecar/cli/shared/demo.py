@@ -86,7 +86,7 @@ class _Watcher:
                 self._kill()
 
     async def caught_up(self, head: int) -> None:
-        """Wait until everything up to position ``head`` was printed."""
+        """Wait until everything up to position ``head`` has been printed."""
         while self._seen <= head:
             self._progress.clear()
             await self._progress.wait()

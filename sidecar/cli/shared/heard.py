@@ -1,4 +1,4 @@
-"""A message received from NATS: as one line for people, and as JSON for programs. Pure.
+"""Describes a message received from NATS: as one line for people, and as JSON for programs. Pure.
 
 Messages come from anybody who may publish on the server, so every part may be missing, malformed, or crafted to control
 a terminal.
@@ -194,7 +194,7 @@ def _place(subject: str) -> tuple[str, str]:
 
 
 def _said(body: bytes) -> str:
-    """A payload on one line: a piece of an answer is unchanged; of any other payload, the fields are shown."""
+    """A payload on one line. A piece of an answer is shown unchanged; for any other payload, the fields are shown."""
     text = body[: 4 * LONGEST].decode("utf-8", "replace")
     if len(body) <= 64 * 1024:
         try:

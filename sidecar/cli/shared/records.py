@@ -89,8 +89,9 @@ class Lines:
                     self.learn(answer)
 
     async def _learn_all(self, reader: LogReader) -> None:
-        """Read the log once for all turns and checkpoints, because without an index, reading one of them costs as
-        much."""
+        """Read the whole log once for all turns and checkpoints. Without an index, looking up a single one would cost
+        as much.
+        """
         if self._has_all:
             return
         self._has_all = True

@@ -21,7 +21,7 @@ from sidecar.views.markdown import MARKDOWN, is_whole
 from sidecar.views.wording import printable
 
 Row = list[tuple[str, str]]
-"""One line: texts with rich's names of their styles."""
+"""One line: pieces of text, each with rich's name for its style."""
 
 MOST_COLOURED = 20_000
 """Maximum length of code that is coloured, in characters, because some of pygments' lexers are slow on long lines."""
@@ -132,6 +132,6 @@ def _style(style: Style | None) -> str:
 
 
 def _trimmed(lines: list[list[Segment]]) -> list[list[Segment]]:
-    """The lines without empty ones at the beginning and end."""
+    """The lines without the empty lines at the beginning and at the end."""
     filled = [number for number, line in enumerate(lines) if any(part.text.strip() for part in line)]
     return lines[filled[0] : filled[-1] + 1] if filled else []

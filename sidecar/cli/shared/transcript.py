@@ -39,7 +39,7 @@ def is_ending(output: Path) -> bool:
 
 
 async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Session], CorruptLog | None]:
-    """The top-level sessions of a family, and the fault that ended the log early, if any."""
+    """The top-level sessions of the streams in ``family``, and the fault that ended reading early, if any."""
     from sidecar.views.conversation import Conversation
     from sidecar.views.select import records_of
     from streams.errors import CorruptLog

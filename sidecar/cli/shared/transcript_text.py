@@ -232,7 +232,9 @@ def _filled(console: Console, line: str, width: int) -> list[str]:
 
 
 def _chopped(line: str, width: int) -> list[str]:
-    """A line of output on as many rows as it needs. Spaces are kept, because they may have a meaning."""
+    """A line of output, split into as many lines of the terminal as it needs. Spaces are kept, because they may have a
+    meaning.
+    """
     width = max(width, NARROWEST)
     return [line] if len(line) <= width and cell_len(line) <= width else chop_cells(line, width)
 

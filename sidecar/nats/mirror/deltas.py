@@ -25,7 +25,7 @@ from bridge.opencode.link.frames import HookItem
 log = logging.getLogger("sidecar.nats")
 
 MAX_WAITING: Final = 256
-"""Maximum number of chunks in the queue: a few seconds of several agents."""
+"""Maximum number of chunks in the queue: what several agents produce in a few seconds."""
 
 HOLD_S: Final = 3.0
 """How long the last word of a text waits for more text, because no event marks the end of a text."""

@@ -136,7 +136,7 @@ class MirrorTask:
         return self._progress.state.contexts.project_of(session)
 
     def status(self) -> dict[str, Any]:
-        """For ``status``.
+        """What ``status`` shows about the mirror.
 
         ``position`` (last mirrored), ``head`` (of the log), ``lag`` (records in between), ``published`` and
         ``duplicates`` (messages, in the life of this object), ``rebuild`` (its number), ``state`` (``waiting``,
@@ -199,7 +199,7 @@ class MirrorTask:
             await asyncio.sleep(pause)
 
     def _is_ending(self) -> bool:
-        """Whether this task must end, also because of a cancellation that the client library swallowed."""
+        """Whether this task must end. The reason may be a cancellation that the client library swallowed."""
         task = asyncio.current_task()
         return self._ending or (task is not None and task.cancelling() > 0)
 

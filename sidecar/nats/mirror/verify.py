@@ -28,7 +28,7 @@ from streams.retention import Gone
 from streams.store import NOTHING, Record
 
 TRIES: Final = 3
-"""Maximum number of retries after interruptions without progress."""
+"""Maximum number of attempts in a row that are interrupted before any message arrives."""
 
 NAMED: Final = 500
 """Maximum number of event ids in one difference."""
@@ -83,7 +83,7 @@ class MirrorCheck:
     counts.
 
     ``progress`` is called with the position reached so far. With ``with_ids``, each difference names up to ``NAMED``
-    missing records by their event ids; without, only the first.
+    missing records by their event ids; without ``with_ids``, only the first one.
     """
 
     def __init__(

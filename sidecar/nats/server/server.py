@@ -100,7 +100,9 @@ class EmbeddedServer:
             await self._changed.wait()
 
     def status(self) -> dict[str, Any]:
-        """For ``status``. ``pid``, ``port`` and ``version`` are null while the server is not running."""
+        """What ``status`` shows about the server. ``pid``, ``port`` and ``version`` are null while the server is not
+        running.
+        """
         facts, options = self._facts, self._options
         return {
             "state": self.state.value,

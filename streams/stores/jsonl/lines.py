@@ -81,7 +81,7 @@ def parse_stored(line: bytes) -> Stored:
 
 
 def parse_keys(line: bytes) -> LineKeys:
-    """The line's place and keys. Verifies the checksum. Raises ``BadLine``."""
+    """The place and the keys of a line's record. Verifies the checksum. Raises ``BadLine``."""
     check_crc(line)
     try:
         return _keys_decoder.decode(line)

@@ -96,7 +96,7 @@ class JsonlReader:
         return None
 
     async def find_event(self, event_id: str) -> Record | None:
-        """The record with an event id, or ``None``. Scans the log."""
+        """The record with the given event id, or ``None``. Scans the log."""
         async for record in self._scan(NOTHING, _quoted(event_id)):
             if record.event.id == event_id:
                 return record
@@ -161,7 +161,9 @@ class JsonlReader:
             yield records
 
     async def _scan(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
-        """Yield the records after ``after``, up to the head at call time, whose lines contain ``needle``."""
+        """Yield the records whose lines contain ``needle``, from after position ``after`` up to the head at the time of
+        the call.
+        """
         async for place in self._places(after):
             if needle is None or needle in place.line:
                 yield _checked(parse_record, place)
@@ -170,7 +172,7 @@ class JsonlReader:
                 _check_line(place)
 
     async def _places(self, after: int) -> AsyncIterator[_Place]:
-        """Yield the unparsed lines after ``after`` to the head at call time."""
+        """Yield the unparsed lines from after position ``after`` up to the head at the time of the call."""
         head = self.head_record().position
         after = max(after, NOTHING)
         if after >= head:
@@ -274,7 +276,9 @@ class _Mark(NamedTuple):
         return cls(_file_of(segment), segment.first, expected, start, number)
 
     def continues(self, after: int, segments: Sequence[Segment]) -> bool:
-        """True if reading after ``after`` can begin here, because the file is still the one read before."""
+        """True if reading after position ``after`` can begin here, because the file is still the file that was read
+        before.
+        """
         if after + 1 != self.expected:
             return False
         # If another segment begins at the next position, the next line is there, and the marked segment is complete.
@@ -329,7 +333,7 @@ def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
 
 
 def _last_whole(segment: Segment) -> Head:
-    """The last record of the last whole batch in a segment. The head file would name this record."""
+    """The last record of the last whole batch in a segment. An intact head file would name this record."""
     head = Head(segment.first - 1, "")
     for _, line in split_lines(read_file(segment.path)):
         try:

@@ -36,7 +36,9 @@ class StreamTail:
 
 @dataclass(slots=True)
 class Index:
-    """Where every record is. Rebuilt from the log at each opening; never authoritative."""
+    """Where every record is. The index is rebuilt from the log each time the log is opened, and is never
+    authoritative.
+    """
 
     segments: list[Segment] = field(default_factory=list)
     starts: array[int] = field(default_factory=lambda: array("Q"))
@@ -94,7 +96,8 @@ def recover(log: Path, head: Head | None) -> Recovered:
     line followed by whole records counts as damage, not as a torn tail.
 
     Raises:
-        CorruptLog: file, line and position of the first fault below head.
+        CorruptLog: a record at or below head is damaged or missing; the error names the file, line and position of the
+            first fault.
         ForeignStore: a segment is a symbolic link.
     """
     segments = list_segments(log)
@@ -166,7 +169,9 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
 
 
 def _continues(cursor: _Cursor, begun: int, count: int, position: int) -> bool:
-    """True if a record of the batch of ``count`` that began at ``begun`` may come here."""
+    """True if the record at ``position`` may come next. The record belongs to the batch of ``count`` records that began
+    at ``begun``.
+    """
     if not cursor.batch:
         return begun == position
     first = cursor.batch[0][1]

@@ -59,7 +59,7 @@ class JsonlStore(KeepsHints):
         self._reader = JsonlReader(store)
         self._writer = JsonlWriter(store, disk, segment_bytes)
         self.torn = self._writer.torn
-        """Where this opening put an incomplete tail; ``None`` if there was none."""
+        """Where the incomplete tail was put when the log was opened; ``None`` if there was none."""
         self.head_lost = self._writer.head_lost
         """True if the head file was missing or damaged, so records lost at the log's end would go unnoticed."""
         self._index = self._writer.index
@@ -134,7 +134,7 @@ class JsonlStore(KeepsHints):
         return self._by_place(after) if passed_over > self.head - after else self._reader.read_all(after=after)
 
     async def _by_place(self, after: int) -> AsyncIterator[Record]:
-        """Yield the last segment's records, found through the index."""
+        """Yield the records after position ``after``, found through the index."""
         async for record in self._lookup.read(range(after + 1, self._writer.head + 1)):
             yield record
 

@@ -168,7 +168,7 @@ class JsonlVerification:
         return False
 
     def _check_position(self, place: _Place, line: _Line) -> bool:
-        """True if records are lost before this line, because positions are dense."""
+        """True if records are lost before this line. Positions are dense, so a skipped position shows a loss."""
         between = line.position - self._last - 1
         if between > self._unread:
             first = self._next_expected()

@@ -29,8 +29,8 @@ from streams.stores.stored import Stored
 class JsonlWriter:
     """The part of ``JsonlStore`` that writes the log's last segment and its head file, and keeps the index.
 
-    Blocking; one thread at a time. ``index`` has the records that are written or about to be written, ``head`` the
-    last durable position. ``torn`` and ``head_lost`` say what opening found.
+    The methods block; use them from one thread at a time. ``index`` has the records that are written or about to be
+    written, and ``head`` is the last durable position. ``torn`` and ``head_lost`` say what opening found.
     """
 
     def __init__(self, store: Path, disk: Disk, segment_bytes: int) -> None:
@@ -134,7 +134,8 @@ class JsonlWriter:
     # --- a copy of another backend's log ---
 
     def copy(self, records: Sequence[Stored]) -> None:
-        """Write another backend's stored records, which must follow the last record of this log; durable on return.
+        """Write another backend's stored records, which must follow the last record of this log. The records are
+        durable when this method returns.
 
         Raises:
             ValueError: a record does not follow the one before it.

@@ -83,8 +83,9 @@ SCHEMA: Final = """
     """
 
 STEPS: Final[tuple[str, ...]] = (SCHEMA,)
-"""Numbered schema steps, forward only. A released step never changes. ``PRAGMA user_version`` counts the completed
-steps."""
+"""Numbered schema steps, which only go forward. A released step never changes. ``PRAGMA user_version`` counts the
+completed steps.
+"""
 
 SEARCH_STEPS: Final[tuple[str, ...]] = (
     """
@@ -230,9 +231,9 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bo
     errors as ``connect_to_write``.
 
     A caller that keeps the connection must ask it whether each read was valid: see ``at_rest.py``. ``alone``: the
-    caller holds the store's lock and does not have it open for writing. If SQLite cannot create its shared memory file,
-    as on a read-only file system or a full disk, nobody else can write either. Then a log with an empty WAL is read as
-    it is.
+    caller holds the store's lock and does not have the file open for writing. If SQLite cannot create its shared memory
+    file, as on a read-only file system or a full disk, nobody else can write either. Then a log with an empty WAL is
+    read as it is.
     """
     _check_files(path)
     if not path.exists():
@@ -271,7 +272,9 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bo
 
 
 def _is_half_made(error: BaseException | None) -> bool:
-    """True if a rollback journal is left. Only creating a log leaves one, and the next writer finishes it."""
+    """True if there is a leftover rollback journal. Only an interrupted creation of a log leaves one, and the next
+    writer finishes the creation.
+    """
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
@@ -301,7 +304,8 @@ def _wal_bytes(path: Path) -> int:
 
 
 def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool:
-    """True if the file holds a log, or with ``records`` a record. An unreadable file counts as holding both.
+    """True if the file holds a log or, with ``records``, at least one record. An unreadable file counts as holding
+    both.
 
     ``alone``: see ``connect_to_read``.
 
@@ -373,7 +377,7 @@ def _is_named(path: Path) -> bool:
 
 
 def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
-    """Run the missing steps, each in a transaction together with its number."""
+    """Run the schema steps that are missing. One transaction completes each step and stores its number."""
     taken = connection.execute("PRAGMA user_version").fetchone()[0]
     for number, step in enumerate(steps[taken:], taken + 1):
         connection.executescript(

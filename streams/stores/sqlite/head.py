@@ -4,10 +4,10 @@ SQLite treats a deleted, cut or damaged WAL like a WAL that ends earlier, so the
 detect that, ``sqlite-head`` also holds the last record's position and hash, in the same format as the jsonl head file.
 ``sqlite-head`` is written after a commit is durable and before the commit is acknowledged, in place and without a sync:
 
-- *below the log's end*: a kill or a power loss left the head file there, and the next opening moves it forward. Neither
-  of these can leave the head file *beyond the end*: the system keeps a killed process's writes in order, and the
-  records that the file names were synced before a power loss. So a head file beyond the end means that records are
-  lost, and the log is refused.
+- *below the log's end*: a kill or a power loss left the head file there, and it is moved forward the next time the log
+  is opened for writing. Neither of these can leave the head file *beyond the end*: the system keeps a killed process's
+  writes in order, and the records that the file names were synced before a power loss. So a head file beyond the end
+  means that records are lost, and the log is refused.
 - *missing* next to a log that holds records: it was lost, and ``verify`` says so, because the head file is created
   durably before the log.
 
@@ -46,7 +46,7 @@ class HeadFault(NamedTuple):
 
 
 class HeadFile:
-    """The head file of a log open for writing. Blocking; one writer."""
+    """The head file of a log that is open for writing. The methods block, and only one writer may use them."""
 
     def __init__(self, store: Path, connection: sqlite3.Connection) -> None:
         """Open the head file and move it forward to the log's last record.

@@ -1,4 +1,4 @@
-"""Idempotency keys of a sqlite log, in a table filled many records at a time.
+"""Idempotency keys of a sqlite log, in a table that is updated in bulk, for many records at once.
 
 A digest may fall anywhere in an index, so writing each digest together with its record would change one page of the
 index for every record of a commit. Instead, the writer remembers the digests of its last records, up to ``FOLDED`` of
@@ -79,7 +79,9 @@ class Keys:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._remembered: dict[bytes, int] = dict(connection.execute(_NOT_FOLDED).fetchall())
-        """Some of these records may have been pruned since; callers read the record anyway."""
+        """Maps the digests that are not in the table yet to the positions of their records. Some of these records may
+        have been pruned since; callers read the record anyway.
+        """
 
     def positions(self, digests: Sequence[bytes]) -> dict[bytes, int]:
         """Where the records of these digests are. Digests that are not stored are left out.

@@ -2,7 +2,7 @@
 
 A reader cannot write and never repairs anything. A reader sees committed records, which with ``synchronous=FULL`` are
 durable. Reading fetches a few rows at a time, and each fetch is a separate query that continues after the last
-position. So no read transaction stays open between fetches, so the writer's checkpoints never wait for a reader.
+position. So no read transaction stays open between fetches, and the writer's checkpoints never wait for a reader.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class SqliteReader:
         return record_of(row, str(self._path)) if row is not None else None
 
     async def find_event(self, event_id: str) -> Record | None:
-        """The record with an event id, or ``None``."""
+        """The record with the given event id, or ``None``."""
         rows = await self._fetch(f"{SELECT} WHERE event_id = ?", [event_id]) if bindable(event_id) else []
         return record_of(rows[0], str(self._path)) if rows else None
 
@@ -296,7 +296,7 @@ class SqliteReader:
         return await self._head_now() if found is None else found - 1
 
     async def _matching(self, where: str, values: list[Any], after: int) -> AsyncIterator[Record]:
-        """Yield records that match a condition, after ``after`` up to the head at the first fetch.
+        """Yield the records that match a condition, from after position ``after`` up to the head at the first fetch.
 
         With a condition, this method reads one range of positions at a time, and the range grows while few records
         match: SQLite may have to sort the whole range, regardless of the limit.
@@ -401,7 +401,7 @@ class SqliteReader:
         return self._connection
 
     def _search_rows(self, grams: str, after: int, until: int) -> list[int] | None:
-        """The index's next positions for ``grams``; ``None`` if it was deleted in the meantime."""
+        """The index's next positions for ``grams``; ``None`` if the index was deleted in the meantime."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
         with self._lock, translated(self._store / SEARCH_FILE, "searching"):
             if self._search is None or not self._search.can_go_on(self._store / SEARCH_FILE):

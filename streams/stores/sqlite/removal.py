@@ -1,7 +1,8 @@
 """Prune and forget in a sqlite log, in chunks between other commits.
 
-A removal first notes its work in a separate transaction; after a ``kill -9``, the next opening does the remaining work.
-At the end it empties the write-ahead file, which still holds the old pages, and returns free pages to the file system.
+A removal first notes its work in a separate transaction. If a ``kill -9`` interrupts the removal, the remaining work is
+done when the log is next opened for writing. At the end, a removal empties the write-ahead file, which still holds
+the old pages, and returns free pages to the file system.
 
 A removal needs some space before it frees any. On a full disk it fails with an error, and is finished once there is
 space.
@@ -39,8 +40,8 @@ class Exclusive(Protocol):
 
 
 class SqliteRemover:
-    """The part of ``SqliteStore`` that removes records and payloads. Blocking; ``InTurn`` lets one operation run at a
-    time.
+    """The part of ``SqliteStore`` that removes records and payloads. The methods block; ``InTurn`` lets only one
+    operation run at a time.
 
     ``changed`` is called after each transaction, while no commit is running.
     """
@@ -50,7 +51,7 @@ class SqliteRemover:
         self._connection, self._turns, self._changed = connection, turns, changed
 
     def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive) -> Pruned:
-        """See ``StreamStore.prune``."""
+        """See ``RetentionStore.prune``."""
         with self._told("pruned"):
             self.resume(exclusively)
             with translated(self._path, "reading"):
@@ -66,7 +67,7 @@ class SqliteRemover:
     def forget(
         self, streams: Collection[str], positions: Collection[int], at_ms: int, exclusively: Exclusive
     ) -> Forgotten:
-        """See ``StreamStore.forget``."""
+        """See ``RetentionStore.forget``."""
         with self._told("forgotten"):
             self.resume(exclusively)
             wanted = exclusively(lambda: self._to_forget(streams))

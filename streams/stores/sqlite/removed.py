@@ -25,7 +25,9 @@ CHUNK: Final = 256
 """Maximum number of records removed or forgotten in one transaction, so that appends never wait long."""
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Maximum bytes of events in one such transaction, which always takes at least one record."""
+"""Maximum number of bytes of events that are removed or forgotten in one transaction. A transaction always takes at
+least one record.
+"""
 
 HEAD: Final = (
     "WITH kept (last) AS (SELECT coalesce(max(position), -1) FROM records)"
@@ -34,7 +36,7 @@ HEAD: Final = (
 """The log's last position: the position of its last record, or of the last pruned record that follows without a gap."""
 
 SINGLES: Final = "single"
-"""In ``pending``: forget the records in ``singles``."""
+"""The value in ``pending`` that stands for the work of forgetting the records in ``singles``."""
 
 _INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
 
@@ -72,8 +74,9 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def load(connection: sqlite3.Connection) -> Removal:
-    """Everything that was removed, without the entries. Call this within a transaction, so that it sees one state of
-    the file."""
+    """Everything that was removed, without the entries. Call this within a transaction, so that all queries see the
+    same state of the file.
+    """
     found = connection.execute("SELECT first, end FROM removed_ranges")
     ranges = Ranges(_as_written("removed_ranges", row, int, int) for row in found)
     found = connection.execute("SELECT stream, offset, hash, at_ms FROM bases")
@@ -97,7 +100,7 @@ def find(connection: sqlite3.Connection, key: bytes) -> Entry | None:
 
 
 def base_of(connection: sqlite3.Connection, stream_id: str) -> tuple[int, bytes] | None:
-    """(first kept offset, hash before it) of a pruned stream."""
+    """(first kept offset, hash of the record before that offset) of a pruned stream."""
     row = connection.execute("SELECT offset, hash FROM bases WHERE stream = ?", [stream_id]).fetchone()
     if row is None:
         return None

@@ -57,7 +57,9 @@ def copy_rows(store: Path, target: Path) -> None:
 
 
 def _take_in_wal(path: Path) -> None:
-    """Checkpoint the WAL, which must not stay next to the database's replacement."""
+    """Move the write-ahead file (WAL) into the database, because the WAL must not stay next to the database's
+    replacement.
+    """
     connection = connect_to_write(path, STEPS)
     try:
         with translated(path, "copying"):
@@ -68,7 +70,7 @@ def _take_in_wal(path: Path) -> None:
 
 
 def search_fault(store: Path, head: int) -> SearchFault | None:
-    """The search index's fault: SQLite finds damage, or it has indexed more than the log holds."""
+    """The search index's fault: SQLite finds damage, or the index covers more records than the log holds."""
     path = store / SEARCH_FILE
     if not path.exists():
         return None

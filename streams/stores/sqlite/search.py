@@ -28,7 +28,7 @@ _SIZES: Final = ("", "-wal", "-shm")
 
 
 class SearchIndex:
-    """The one writer of ``search.db``. Blocking; use it from one thread at a time.
+    """The one writer of ``search.db``. The methods block; use them from one thread at a time.
 
     Raises:
         StreamError, OSError: a file cannot be opened, read or written.
@@ -92,7 +92,7 @@ class SearchIndex:
 
 
 def remove_search(store: Path) -> None:
-    """Delete the index, to be rebuilt, so that a search cannot find forgotten text."""
+    """Delete the index, which will be rebuilt, so that a search cannot find forgotten text."""
     for suffix in _SIZES:
         with suppress(FileNotFoundError):
             (store / (SEARCH_FILE + suffix)).unlink()

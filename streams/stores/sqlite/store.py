@@ -1,8 +1,9 @@
 """The sqlite backend: one file, one writing connection, and separate readers.
 
-A commit is one transaction with ``synchronous=FULL`` in WAL mode: durable when it returns. Then the store writes the
-head file (see ``head.py``). Only the writing connection checkpoints, between two commits, once the WAL holds
-``CHECKPOINT_PAGES``. Opening a log of any size reads a few rows, and the keys of the last records (``keys.py``).
+A commit is one transaction with ``synchronous=FULL`` in WAL mode, so it is durable once SQLite has committed it. Then
+the store writes the head file (see ``head.py``). Only the writing connection checkpoints, between two commits, once the
+WAL holds ``CHECKPOINT_PAGES``. Opening a log of any size reads a few rows, and the keys of the last records
+(``keys.py``).
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ class SqliteStore(KeepsHints):
         return await self._reader.sizes()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
-        """See ``StreamStore.prune``."""
+        """See ``RetentionStore.prune``."""
         return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._between))
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
@@ -379,8 +380,9 @@ class SqliteStore(KeepsHints):
             self._wal_pages = 0
 
     def _abandon(self) -> None:
-        """After a failed write, roll back what was not committed. If that fails, too, SQLite drops it at the next
-        opening."""
+        """After a failed write, roll back what was not committed. If the rollback fails, too, SQLite drops the
+        uncommitted data the next time the file is opened.
+        """
         with suppress(sqlite3.Error):
             self._connection.rollback()
 

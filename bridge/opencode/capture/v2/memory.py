@@ -1,7 +1,7 @@
-"""What the translator remembers about a session between two events that make records.
+"""What the translator remembers about a session between two events that lead to records.
 
-The log has nothing of this memory. After a restart, OpenCode's log of the session is read again, from the start or the
-end of the session's last turn.
+This memory is not in the log. After a restart, OpenCode's log of the session is read again, from the start or the end
+of the session's last turn.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ class Memory:
             call.input, call.started_ms = event.data.get("input"), event.t
 
     def spawning(self, description: str | None, agent: str | None) -> Call | None:
-        """The open call that asked for a child session with this title and agent; ``None`` if that is not certain."""
+        """The open call that asked for a child session with this title and agent; ``None`` if it is not certain which
+        call did.
+        """
         fits = [
             call
             for call in self.calls.values()

@@ -410,7 +410,7 @@ def entry_of(service: Service, t: int, event_id: str | None, *, seq: int | None 
 
 
 def replace_seq(entry: HostEntry, seq: int | None) -> HostEntry:
-    """The entry for one of several records of an event; only the last one has its number."""
+    """The entry for one of several records of an event; only the last record has the event's number."""
     return replace(entry, seq=seq)
 
 

@@ -1,4 +1,4 @@
-"""Reads the events of an OpenCode 2 service, in the names of the preview and of the release. Pure.
+"""Reads the events of an OpenCode 2 service, whether they use the preview's names or the release's names. Pure.
 
 An event is ``{id, created, type, data, durable?: {aggregateID, seq}}``. The preview (0.0.0-next) and the release (2.x)
 use different names for some events and fields; ``HostEvent`` has one name for each. Nothing here relies on a shape:
@@ -104,7 +104,7 @@ class Input:
 
 
 def read_input(event: HostEvent) -> Input:
-    """What ``input.admitted`` admits, with its content as the parts of a message of OpenCode 1."""
+    """The input that ``input.admitted`` admits. Its content has the form of the parts of a message in OpenCode 1."""
     admitted = mapping(event.data.get("input")) or mapping(event.data.get("item"))
     content = mapping(admitted.get("data")) or mapping(admitted.get("payload"))
     kind = text(admitted.get("type")) or "user"
@@ -128,7 +128,7 @@ def call_id(event: HostEvent) -> str:
 
 
 def message_id(event: HostEvent) -> str | None:
-    """The assistant message of a step, a text or a tool call."""
+    """The id of the assistant message to which a step, a text or a tool call belongs."""
     return text(event.data.get("assistantMessageID"))
 
 

@@ -1,8 +1,8 @@
 """The table that says what each event of an OpenCode 2 service is recorded as.
 
 The translator dispatches on this table, and ``docs/events.md`` is generated from it, so code and documentation cannot
-disagree. Measured on OpenCode 0.0.0-next-16350; the release's other names (``session.inbox.*``, ``id`` for ``callID``)
-are read.
+disagree. Measured on OpenCode 0.0.0-next-16350; the release's different names (``session.inbox.*``, ``id`` for
+``callID``) are understood, too.
 """
 
 from __future__ import annotations
