@@ -28,17 +28,25 @@ CHAPTERS = (
     (
         "Intent",
         "An intent is one piece of [background work](background.md). `refused` means that a limit prevented the\n"
-        "work. A phantom, the session that does an intent's work, has no states of its own: from `starting` on,\n"
-        "the states of an intent are also those of its phantom.",
+        "work. The background session that does an intent's work (also called a *phantom*) has no states of its\n"
+        "own: from `starting` on, the states of an intent are also those of its session.",
         INTENT,
     ),
     (
         "Notice",
-        "A notice is one message for a session. Only the state `observed` confirms that the session has the message.",
+        "A notice is one message to a session. Only the state `observed` confirms that the session has the message.",
         NOTICE,
     ),
-    ("Checkpoint", "A checkpoint is one question for a person; see [notify.md](notify.md).", CHECKPOINT),
-    ("Alert", "An alert is one piece of news for a person; see [notify.md](notify.md).", ALERT),
+    (
+        "Checkpoint",
+        "A checkpoint is one permission request or question that waits for your answer; see [notify.md](notify.md).",
+        CHECKPOINT,
+    ),
+    (
+        "Alert",
+        "An alert is one message to you, for example when background work has ended; see [notify.md](notify.md).",
+        ALERT,
+    ),
 )
 
 

@@ -120,9 +120,15 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Section → target, suffix and payload of its example."""
 
 HEADERS = (
-    (h.TRACEPARENT, "W3C trace context, version 00, of the event itself, or else derived from the stream's id"),
-    (h.TRACE_MADE, "`true` if the `traceparent` was derived, because the event had no valid `traceparent`; counted"),
-    (h.TRACESTATE, "passed on unchanged; dropped and counted if the value is malformed or the trace is not continued"),
+    (h.TRACEPARENT, "the event's own W3C trace context (version 00), or else one derived from the stream's id"),
+    (
+        h.TRACE_MADE,
+        "`true` if the `traceparent` was derived because the event had no valid one; such events are counted",
+    ),
+    (
+        h.TRACESTATE,
+        "passed on unchanged; if the value is malformed, or the trace is not continued, it is dropped and counted",
+    ),
     (h.TIMESTAMP, "the time in milliseconds since 1970, UTC; filled in if missing"),
     (h.VERSION, f"the version of the L0 protocol, `{PROTOCOL_VERSION}`; filled in if missing"),
     (h.MESSAGE_TYPE, "the type of the L0 message, such as `agent.step`, or of the record; filled in if missing"),
@@ -141,8 +147,8 @@ HEADERS = (
     (h.FORM, "the form of the record's body: `whole`, `forgotten`, `pointer` or `stub`"),
     (
         f"{DEAD_SUBJECT}`, `{DEAD_DURABLE}`, `{DEAD_ATTEMPTS}`, `{DEAD_REASON}",
-        "of a dead letter: the message's subject, the durable consumer that gave up, the number of attempts, and the "
-        "reason",
+        "only on a dead letter: the original message's subject, the durable consumer that gave up, the number of "
+        "attempts, and the reason",
     ),
 )
 
@@ -151,17 +157,18 @@ DECISIONS = (
     "A generated `traceparent` is derived from ids, so a record has the same trace in every rebuild and home.",
     "An invalid `traceparent` is treated as missing, as W3C requires, and is counted separately.",
     'Sender and receiver always check `CG-Recursion-Depth`, not only "when strictness is required".',
-    "If a message for `enqueue` has no depth, the depth of its chain is used; if the chain has none, it is refused.",
+    "A message for `enqueue` without a depth gets its chain's depth; if the chain has none, the message is refused.",
     "A captured session whose parent is unknown has no depth, so its messages have no `CG-Recursion-Depth`.",
     "A suffix may have dots (`internal.delegate`), so an L0 subject has eight or more tokens.",
     "`tool_result` and `stop` have no subject: both go to the agent's inbox, and a wakeup announces them.",
     "A wakeup's `inbox_id` is the id of the command's event, and its `reason` is the command's type.",
-    "`partial` keeps the waiting slot open, and `__cg_control.after_execution` counts only for tools on an allow-list.",
-    "`cg_cmd` is a work queue, as the table of modes in the protocol says; its list of streams gives only the age.",
+    "A `partial` report does not end a call, which still waits for its result.",
+    "`__cg_control.after_execution` counts only for tools on an allow-list.",
+    "`cg_cmd` is a work queue, as the protocol's table of modes says; its list of streams gives only the age.",
     "`turn.ended` is published both as `task` and as `state`, so the `state` has an id of its own, `{event}:l0:state`.",
     "In a captured session, `turn_epoch` numbers the turns from 1, and a turn's outcome is in `stats.outcome`.",
-    "In a record's subject, stream, log and project are one token each; only dots in the type remain dots.",
-    "Undecodable messages become dead letters and are never acknowledged as handled.",
+    "In a record's subject, the stream, log and project are one token each; only dots in the type remain dots.",
+    "Messages that cannot be decoded become dead letters and are never acknowledged as handled.",
     'An original payload of the form `{"$sha256": …}` looks like a forgotten one, so verification tries both readings.',
     "A record that exceeds the server's limit even as a `pointer` becomes a `stub`, so no record can stop the mirror.",
 )
@@ -204,7 +211,7 @@ def _introduction() -> list[str]:
             """This page lists the messages that are published on NATS, and their subjects. The *L0 protocol* defines
             messages between agents, tools and user interfaces; its message families are listed below. The *mirror*,
             the part of the sidecar that publishes, sends records (`evt.`), the L0 events of agents, pieces of answers,
-            and commands for agents of other homes. Each such command is followed by a *wakeup*, which tells the agent
+            and commands for agents in other homes. Each such command is followed by a *wakeup*, which tells the agent
             that a command is waiting. Commands for agents are kept in a stream of their own, and so are dead
             letters."""
         ),
@@ -218,13 +225,15 @@ def _introduction() -> list[str]:
         f"`cg_evt_{PROTOCOL_VERSION}` |",
         "| `cg.{ver}.{project}.{channel}.cmd.{component}.{target}.{suffix}` | a command of the L0 protocol | "
         f"`cg_cmd_{PROTOCOL_VERSION}` |",
-        "| `cg.{ver}.{project}.{channel}.str.{component}.{target}.{suffix}` | a lossy piece of an answer | none |",
+        "| `cg.{ver}.{project}.{channel}.str.{component}.{target}.{suffix}` | a piece of an answer, which may be lost "
+        "| none |",
         "",
         *_prose(
             f"""In a subject, `ver` is `{PROTOCOL_VERSION}`, `channel` says who may see the message (`{CHANNEL}`), and
-            `component` is one of {", ".join(f"`{each}`" for each in COMPONENTS)}. In a pattern for subjects, `*`
-            matches one token, and `>` at the end matches one or more tokens. In the names of L0 families below,
-            `evt.agent…`, `cmd.…` and `str.…` are short for the full `cg.…` subject."""
+            `component` is one of {", ".join(f"`{each}`" for each in COMPONENTS)}; `durable` is the name of the durable
+            consumer (the position that the server keeps for a reader) from which the message came. In a pattern for
+            subjects, `*` matches one token, and `>` at the end matches one or more tokens. In the names of L0 families
+            below, `evt.agent…`, `cmd.…` and `str.…` are short for the full `cg.…` subject."""
         ),
     ]
 
@@ -287,7 +296,7 @@ def _records() -> list[str]:
             f"| `{type_}` | {', '.join(f'`evt.agent.{{session}}.{suffix}`' for suffix in suffixes)} |"
             for type_, suffixes in MEANINGS.items()
         ),
-        "| `message.part.delta`, joined (no record) | `str.agent.{session}.chunk` |",
+        "| `message.part.delta` (several joined; not a record) | `str.agent.{session}.chunk` |",
         "",
         "The turn's outcome determines the task's `status`: "
         + ", ".join(f"{k} → `{v}`" for k, v in OUTCOMES.items())
@@ -319,7 +328,7 @@ def _family(family: Family) -> list[str]:
     if family.category != "inbox":
         subject = str(L0Subject(PROJECT, family.category, family.component, target, suffix))
     stream = keeps(wanted(), subject) if subject is not None else None
-    kept = f"Stream `{stream.name}`." if stream is not None else "In no stream."
+    kept = f"Kept in the stream `{stream.name}`." if stream is not None else "Not kept in a stream."
     lines += [f"{family.route[0].upper()}{family.route[1:]}. {kept} {family.note}".rstrip(), ""]
     lines += ["| field | type |", "|---|---|", *_fields(family.model)]
     if family.model.FORBIDDEN:
@@ -383,7 +392,16 @@ def _headers() -> list[str]:
 
 
 def _recursion() -> list[str]:
-    words = {"must": "given", "may": "given, or copied from the {other}", "zero": "absent or 0"}
+    header = {
+        "must": "set by the sender",
+        "may": "set by the sender, or copied from the recorded depth",
+        "zero": "absent or 0",
+    }
+    recorded = {
+        "must": "already recorded",
+        "may": "already recorded, or copied from the header",
+        "zero": "absent or 0",
+    }
     modes = f" (mode {', '.join(f'`{mode}`' for mode in sorted(recursion.MODES))} only)"
     return [
         "## Recursion depth",
@@ -400,8 +418,7 @@ def _recursion() -> list[str]:
         "| operation | depth in the header | recorded depth |",
         "|---|---|---|",
         *(
-            f"| `{name}`{modes if name == 'enqueue' else ''} | "
-            f"{words[rule.header].format(other='recorded depth')} | {words[rule.recorded].format(other='header')} |"
+            f"| `{name}`{modes if name == 'enqueue' else ''} | {header[rule.header]} | {recorded[rule.recorded]} |"
             for name, rule in recursion.RULES.items()
         ),
         "",
@@ -425,9 +442,9 @@ def _streams() -> list[str]:
         "",
         "| | storage | who gets a message |",
         "|---|---|---|",
-        "| `cmd` | work queue | one worker; workers with the same durable name share the messages |",
-        "| `evt` | stream | every durable consumer, each at its own position; consumers with the same durable name "
-        "share the messages |",
+        "| `cmd` | work queue | one worker; workers that use the same durable consumer share the messages |",
+        "| `evt` | stream | every durable consumer, each at its own position; readers that use the same durable "
+        "consumer share the messages |",
         "| `str` | not stored | current subscribers only |",
         "",
     ]

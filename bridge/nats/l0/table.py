@@ -77,12 +77,23 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ONE,
         "tool_result",
         ToolResult,
-        "a tool → an agent's inbox, then 5.1",
-        "Several reports with the same `(agent_turn_id, tool_call_id)` count as one; `partial` keeps the slot open. "
-        "`__cg_control.after_execution` in a result counts only for tools on an allow-list.",
+        "a tool → an agent's inbox, followed by a wakeup (5.1)",
+        "Several reports with the same `(agent_turn_id, tool_call_id)` count as one; after a report "
+        "with the status `partial`, the call still waits for its result. `__cg_control.after_execution` in a result "
+        "counts only for tools on an allow-list.",
         "agent",
     ),
-    Family("5.3", "inbox", "agent", ONE, "stop", Stop, "whoever cancels → an agent's inbox, then 5.1", "", "agent"),
+    Family(
+        "5.3",
+        "inbox",
+        "agent",
+        ONE,
+        "stop",
+        Stop,
+        "whoever cancels → an agent's inbox, followed by a wakeup (5.1)",
+        "",
+        "agent",
+    ),
     Family(
         "5.4",
         "cmd",
@@ -91,7 +102,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ONE,
         ToolCommand,
         "an agent → a tool service",
-        "It never has `args`; the card named by `tool_call_card_id` contains them.",
+        "The message never contains `args`; the card named by `tool_call_card_id` contains them.",
         "provider",
     ),
     Family(
@@ -135,7 +146,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "chunk",
         Chunk,
         "an agent → whoever listens now",
-        "Sent on core NATS, without headers. It may be lost, so nothing may depend on it.",
+        "Sent on core NATS, without headers. A chunk may be lost, so nothing may depend on it.",
         "agent",
     ),
     Family(
@@ -146,7 +157,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "state",
         State,
         "an agent → everyone",
-        "Only a signal; the log is authoritative.",
+        "Only a notification; the log is authoritative.",
         "agent",
     ),
     Family(
@@ -157,7 +168,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "action",
         UiAction,
         "a user interface → its worker",
-        "`action_id` makes the action idempotent. A tool must allow such actions; by default no tool does.",
+        "`action_id` makes the action idempotent. Such actions are possible only with a tool that explicitly "
+        "allows them; by default, no tool does.",
     ),
     Family("5.11", "evt", "sys", "ui", "action_ack", UiActionAck, "the worker → user interfaces"),
 )

@@ -54,7 +54,7 @@ RULES: tuple[Rule, ...] = (
         "session_deleted",
         ("lifecycle.session.ended",),
         "the session",
-        "The reason is `deleted`, or `gone` if OpenCode no longer has the session when its plugin links.",
+        "The reason is `deleted`, or `gone` if OpenCode no longer has the session when its plugin connects.",
     ),
     Rule(
         "chat.message",
@@ -100,7 +100,7 @@ RULES: tuple[Rule, ...] = (
         "part_updated",
         ("execution.step", "execution.output", "agent.spawned"),
         "part",
-        "Recorded for a completed or failed tool, a `step-finish`, a finished text or reasoning, "
+        "Recorded for a tool call that has completed or failed, a `step-finish`, a finished text or reasoning, "
         "or a `task` call that names its child session.",
     ),
     Rule(
@@ -118,8 +118,8 @@ RULES: tuple[Rule, ...] = (
         "tool_after",
         ("execution.step",),
         "part",
-        "The hook waits for the last update of its part and completes that step; if no update comes within 2 s, the "
-        "hook itself becomes the step.",
+        "The hook is held until the last update of its part arrives, and then completes that part's step. If no update "
+        "arrives within 2 s, the hook itself is recorded as the step.",
     ),
     Rule(
         "session.error",
@@ -130,11 +130,11 @@ RULES: tuple[Rule, ...] = (
         "One event for each assistant message, without the provider's headers and bodies. An abort is not recorded as "
         "an error; it ends the turn instead.",
     ),
-    Rule("permission.asked", "event", "permission_asked", ("workflow.checkpoint",), "ask and state"),
-    Rule("permission.replied", "event", "permission_replied", ("workflow.checkpoint",), "ask and state"),
-    Rule("question.asked", "event", "question_asked", ("workflow.checkpoint",), "ask and state"),
-    Rule("question.replied", "event", "question_replied", ("workflow.checkpoint",), "ask and state"),
-    Rule("question.rejected", "event", "question_rejected", ("workflow.checkpoint",), "ask and state"),
+    Rule("permission.asked", "event", "permission_asked", ("workflow.checkpoint",), "request and state"),
+    Rule("permission.replied", "event", "permission_replied", ("workflow.checkpoint",), "request and state"),
+    Rule("question.asked", "event", "question_asked", ("workflow.checkpoint",), "question and state"),
+    Rule("question.replied", "event", "question_replied", ("workflow.checkpoint",), "question and state"),
+    Rule("question.rejected", "event", "question_rejected", ("workflow.checkpoint",), "question and state"),
     Rule("session.compacted", "event", "session_compacted", ("lifecycle.session.compacted",), "bus event"),
     Rule(
         "capture.gap",
@@ -142,9 +142,14 @@ RULES: tuple[Rule, ...] = (
         "capture_gap",
         ("capture.gap",),
         "boot, instance and sequence number",
-        "Reports hooks that a shim could not keep, with counts.",
+        "Reports how many hooks a shim could not keep, and why.",
     ),
-    Rule("session.updated", "state", "session_updated", note="Title and model become part of the final events."),
+    Rule(
+        "session.updated",
+        "state",
+        "session_updated",
+        note="The title and the model become part of the final events.",
+    ),
     Rule(
         "session.status",
         "state",
@@ -152,7 +157,7 @@ RULES: tuple[Rule, ...] = (
         note="Reports busy or retrying; `idle` ends the turn, as `session.idle` does.",
     ),
     Rule("session.diff", "state", "nothing"),
-    Rule("message.part.delta", "drop", "nothing", note="Lossy by design; the final text part has the whole text."),
+    Rule("message.part.delta", "drop", "nothing", note="May be lost; the final text part has the whole text."),
     Rule("dispose", "drop", "nothing", note="The link's `bye` reports that the plugin instance ended."),
     Rule("todo.updated", "state", "nothing", note="The `todowrite` step contains the list."),
     Rule("file.edited", "state", "nothing", note="The tool's step names the file."),
