@@ -66,7 +66,9 @@ NOTICE: Final[dict[str, dict[str, str]]] = {
     "returned": {"notice.observed": "observed", "notice.held": "queued"},
     "observed": {},
 }
-"""A notice is ``observed`` when its own message is seen in the parent's history; nothing before that counts as proof.
+"""A notice is ``observed`` when its own message is found in the session's history; nothing before that counts as proof.
+
+``sent``: OpenCode accepted the message, but the history does not have the message yet.
 
 ``returned``: a tool call of the parent returned the notice's content. Once OpenCode has saved that result, the notice
 is ``observed``.
