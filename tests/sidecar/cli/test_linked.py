@@ -59,6 +59,6 @@ def test_doctor_counts_processes(tmp_path: Path) -> None:
     scene = scene_of(Home(tmp_path), quick=True)
     links = [link(7, f"/worktrees/int_{n}") for n in range(6)]
     (found,) = check_links(scene._replace(answer={"links": links, "headless": 7}))
-    assert found.text == "1 OpenCode linked now, including the headless one"
+    assert found.text == "1 OpenCode connected now, including the headless one"
     (found,) = check_links(scene._replace(answer={"links": [link(5, "/shop"), link(6, "/shop")], "headless": None}))
     assert found.text == "2 OpenCodes linked now"

@@ -94,4 +94,4 @@ def test_where_there_is_no_server_it_is_said_what_to_do(tmp_path: Path, server: 
     assert is_sentence(done, "check the token"), "which no waiting changes"
     assert re.search(r"^nats +off; set mode", run(copy.home.path, "mirror", "status").out) is None
     copy.home.config_path.write_text("")
-    assert re.search(r"^nats +off; set mode", run(copy.home.path, "mirror", "status").out)
+    assert re.search(r"^nats +off; set `mode`", run(copy.home.path, "mirror", "status").out)
