@@ -61,4 +61,4 @@ def test_doctor_counts_processes(tmp_path: Path) -> None:
     (found,) = check_links(scene._replace(answer={"links": links, "headless": 7}))
     assert found.text == "1 OpenCode connected now, including the headless one"
     (found,) = check_links(scene._replace(answer={"links": [link(5, "/shop"), link(6, "/shop")], "headless": None}))
-    assert found.text == "2 OpenCodes linked now"
+    assert found.text == "2 OpenCodes connected now"
