@@ -10,6 +10,7 @@ import re
 import urllib.parse
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,8 +53,14 @@ def test_the_phone_answers_and_is_told_when_opencode_is_closed(
             wait_until(lambda: len(phone.taken) == 2, "the end on the phone")
             (intent,) = durable.lines("intents")
             assert intent["state"] == "completed"
-            mine = [each for each in durable.lines("notices") if each["about"] == intent["id"]]
-            (alert,) = (each for each in mine if each["kind"] == "alert")
+
+            def mine() -> list[dict[str, Any]]:
+                rows = [each for each in durable.lines("notices") if each["about"] == intent["id"]]
+                return [each for each in rows if each["kind"] == "alert"]
+
+            # The phone has the message before the sidecar records that it was sent.
+            wait_until(lambda: [len(each["channels"]) for each in mine()] == [2], "the record of both channels")
+            (alert,) = mine()
             assert (alert["about"], alert["session"], alert["state"]) == (intent["id"], parent, "escalated")
             assert [(e["channel"].split(":")[0], e["state"]) for e in alert["channels"]] == [
                 ("toast", "absent"),

@@ -178,7 +178,7 @@ class JetStream:
     async def send(
         self, subject: str, body: bytes = b"", headers: Mapping[str, str] | None = None, reply: str = ""
     ) -> None:
-        """Publish a message without waiting. If there is no subscriber, the message is lost. Answers go to ``reply``.
+        """Publish a message without waiting. Without a subscriber, NATS drops it. Answers go to ``reply``.
 
         Raises:
             NatsError: sending failed.

@@ -90,7 +90,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ONE,
         "stop",
         Stop,
-        "whoever cancels → an agent's inbox, followed by a wakeup (5.1)",
+        "the process that cancels → an agent's inbox, followed by a wakeup (5.1)",
         "",
         "agent",
     ),

@@ -84,7 +84,7 @@ class Difference(NamedTuple):
     """One difference between stream and log.
 
     ``position`` to ``last`` are the affected records: one record, except for ``missing``, which may cover many.
-    ``sequence`` is the message's sequence in the stream; ``None`` if there is no message.
+    ``sequence`` is the message's sequence number in the stream, or ``None`` without a message.
     """
 
     kind: Kind
@@ -379,7 +379,7 @@ class Comparer:
 
     def _content(self, message: KeptMessage, held: _Held | None, part: str, rebuild: int) -> list[Difference]:
         if held is None or part not in held.open:
-            return []  # the record is no longer in memory, and its late message is reported as out of order
+            return []  # memory no longer holds the record, so its message is reported as out of order
         self.result.compared += 1
         record, expected = held.record, held.open[part]
         if self._is_forgotten(record) and message.headers.get(h.FORM) in ("whole", None):

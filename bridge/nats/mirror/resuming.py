@@ -63,7 +63,7 @@ class Resume:
     """Resume after the record at ``after``. ``purge``: first purge this log's part of the stream. ``rebuild``: the
     rebuild number for message ids.
 
-    ``why`` describes a fault for people, and ``note`` names it for counting. Both texts are empty if there is no fault.
+    ``why`` describes a fault to the user, and ``note`` names it for the counters. Without a fault, both are empty.
     """
 
     after: int
