@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from bridge.opencode.capture.shapes import mapping, session_info
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
 from bridge.opencode.link.link import CallError, Refused
@@ -148,10 +149,7 @@ class Sidecar:
     def _learn_version(self, link: ShimConnection, items: list[HookItem]) -> None:
         """Read OpenCode's version from a session, because the plugin learns the version late."""
         for item in items:
-            try:
-                version = item.input["event"]["properties"]["info"]["version"]
-            except (LookupError, TypeError):
-                continue
+            version = mapping(session_info(item)).get("version")
             if isinstance(version, str) and _VERSION.fullmatch(version):
                 link.opencode_version = version
                 self._note_version(version)

@@ -39,6 +39,9 @@ _CALL_SECONDS: Final = 20.0
 _KINDS: Final = ("human.input", "agent.input", "turn.started")
 """An event of any of these types, with a user message as its key, shows that the message was recorded."""
 
+GAP, ENDED = "capture.gap", "turn.ended"
+_NOTED: Final = frozenset({RESUMED, GAP, ENDED})
+
 
 class BackFill:
     """A component. Give ``recorded`` every record that capture appends."""
@@ -68,16 +71,18 @@ class BackFill:
         """Note which sessions may be missing turns, and read the idle ones."""
         for record in records:
             event = record.event
+            if event.type not in _NOTED:
+                continue
             boot = event.metadata.get("boot")
             if record.duplicate or not isinstance(boot, str) or event.metadata.get("history"):
                 continue
             session = str(event.payload.get("session"))
             if event.type == RESUMED:
                 self._due[session] = boot
-            elif event.type == "capture.gap":
+            elif event.type == GAP:
                 mine = (s.id for s in self._state.sessions.values() if boot in s.boots and not s.ended)
                 self._due.update(dict.fromkeys(mine, boot))
-            elif event.type == "turn.ended" and session in self._due:
+            elif event.type == ENDED and session in self._due:
                 task = asyncio.create_task(self._fill(session))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

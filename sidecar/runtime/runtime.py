@@ -43,6 +43,9 @@ log = logging.getLogger("sidecar.runtime")
 KEEP_EVERY: Final = 5000
 """Hints are saved each time this many records of the log have passed."""
 
+MAX_TYPES: Final = 4096
+"""Maximum number of event types for which the agents that list the type are remembered."""
+
 LOOK_SECONDS: Final = 0.01
 LEVEL_SECONDS: Final = 5.0
 
@@ -92,6 +95,7 @@ class Runtime:
             )
             for agent in agents
         }
+        self._listing = lru_cache(maxsize=MAX_TYPES)(self._find_listing)
         self.view = RuntimeView()
         self.effects = EffectRunner(
             store, identity, kinds or {}, clean=clean, policy=policy, metrics=metrics, stop=stop
@@ -292,15 +296,26 @@ class Runtime:
         self.view.apply(record)
         if is_new and event.type == REQUESTED and event.metadata.get("role") == "effect":
             self.effects.offer(record)
+        receivers = self._receivers(event)
         for engine in self.engines.values():
             if record.position <= engine.position:
                 continue
-            if not wants(engine.agent, event) or engine.ignores(event):
+            if engine not in receivers or engine.ignores(event):
                 engine.passed(record.position)
             else:
                 await engine.offer(record)
         if record.position - self._kept >= KEEP_EVERY:
             await self._keep()
+
+    def _receivers(self, event: StreamEvent) -> Sequence[Engine]:
+        """The engines whose agents want an event."""
+        # Most events are captured events, and then only the type decides.
+        if "role" in event.metadata or "history" in event.metadata or event.stream_id.startswith("agent/"):
+            return [engine for engine in self.engines.values() if wants(engine.agent, event)]
+        return self._listing(event.type)
+
+    def _find_listing(self, type_: str) -> tuple[Engine, ...]:
+        return tuple(engine for engine in self.engines.values() if _lists(engine.agent, type_))
 
     async def _keep(self) -> None:
         self._kept = self.view.position
@@ -327,12 +342,11 @@ def wants(agent: Agent, event: StreamEvent) -> bool:
         if event.stream_id != effects_stream(agent.name):
             return False
         return event.type == IN_DOUBT or event.payload.get("final") is True
-    return _lists(tuple(agent.events), event.type)
+    return _lists(agent, event.type)
 
 
-@lru_cache(maxsize=4096)
-def _lists(events: tuple[str, ...], type_: str) -> bool:
-    return any(type_matches(type_, wanted) for wanted in events)
+def _lists(agent: Agent, type_: str) -> bool:
+    return any(type_matches(type_, wanted) for wanted in agent.events)
 
 
 __all__ = ["AgentFailed", "InputRefused", "Runtime", "UnknownAgent", "wants"]

@@ -46,7 +46,9 @@ def _object_check(fields: list[tuple[str, bool, Check]]) -> Check:
             return False
         for name, may_be_missing, fits in fields:
             found = value.get(name)
-            if not (fits(found) or (may_be_missing and found is None)):
+            if found is None and may_be_missing:
+                continue
+            if not fits(found):
                 return False
         return True
 
@@ -222,7 +224,7 @@ def is_known(item: HookItem) -> bool:
 def _names_one_session(item: HookItem) -> bool:
     """True if all known fields with a session id hold the same id."""
     properties = properties_of(item)
-    holders = [properties, *(mapping(properties.get(name)) for name in ("info", "part"))]
+    holders = [properties, mapping(properties.get("info")), mapping(properties.get("part"))]
     if item.hook != "event":
         holders.append(mapping(mapping(item.output).get("message")))
     found = [named for holder in holders if (named := holder.get("sessionID")) is not None]
