@@ -318,6 +318,7 @@ class ShimConnection:
                         handler.lossy(self, event.items)
                     case ToolReceived():
                         self._spawn(self._tool(handler, event))
+                        await asyncio.sleep(0)  # one chunk of bytes may hold a thousand calls; let each begin in turn
                     case Closed():
                         self._wire.noted(event)
                         return
@@ -336,7 +337,8 @@ class ShimConnection:
         task.add_done_callback(self._tasks.discard)
 
     async def _tool(self, handler: Handler, event: ToolReceived) -> None:
-        value, failed = None, None
+        value: Any = None
+        failed: CallError | None = None
         try:
             value = await handler.tool(self, event.name, event.args, event.context)
         except CallError as error:
@@ -345,10 +347,7 @@ class ShimConnection:
             self._failed("tool", error)
             failed = CallError("internal", "this call failed in the sidecar; the sidecar's log says why")
         if self.is_open:
-            if failed is not None:
-                self._wire.link.result(event.id, error=failed)
-            else:
-                self._wire.link.result(event.id, value)
+            self._wire.link.result(event.id, value, failed)
             self._wire.wake()
 
     async def _ready(self, handler: Handler) -> None:

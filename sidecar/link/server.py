@@ -24,6 +24,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response as HttpResponse
+from websockets.protocol import State as HttpState
 
 from bridge.opencode.link.frames import MAX_FRAME_BYTES, ByeReason, ShimIdentity
 from bridge.opencode.link.link import (
@@ -204,6 +205,10 @@ class LinkServer:
     # --- accepting connections ---
 
     def _admit(self, socket: ServerConnection, request: HttpRequest) -> HttpResponse | None:
+        if socket.protocol.close_expected():
+            # An invalid frame came with the request. The library has ended the connection, yet would try to answer.
+            socket.protocol.state = HttpState.CLOSING
+            return None
         headers = request.headers
         if headers.get_all("Origin"):  # any Origin, even "null", means a browser
             self.counters.refused_origin += 1

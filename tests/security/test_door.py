@@ -70,7 +70,7 @@ async def test_a_browser_is_refused(origin: str) -> None:
         assert server.counters.refused_origin == 1
 
 
-async def http(server: LinkServer, *headers: str) -> bytes:
+async def http(server: LinkServer, *headers: str, behind: bytes = b"") -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     lines = [
         "GET / HTTP/1.1",
@@ -82,7 +82,7 @@ async def http(server: LinkServer, *headers: str) -> bytes:
         "",
         "",
     ]
-    writer.write("\r\n".join(lines).encode())
+    writer.write("\r\n".join(lines).encode() + behind)
     answer = await reader.readline()
     writer.close()
     await writer.wait_closed()
@@ -111,6 +111,16 @@ async def test_another_host_is_refused(headers: list[str]) -> None:
         answer = await http(server, *(header.format(port=server.port) for header in headers))
         assert b" 403 " in answer
         assert server.counters.refused_host == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "evil.example"])
+async def test_an_invalid_frame_right_behind_the_request_ends_the_connection(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as server:
+        assert await http(server, f"Host: {host.format(port=server.port)}", behind=b"\xff" * 20) == b""
+        await works(server)
+    assert caplog.records == []
 
 
 async def test_too_many_links_are_refused_and_room_is_given_back() -> None:
