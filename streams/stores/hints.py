@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -28,6 +29,10 @@ REPAIRED: Final = "repaired"
 """The directory for everything that repairs remove: ``repaired/1/``, ``repaired/2/``, …"""
 
 _LOST: Final = ".lost-after-"
+
+_CHANGES: Final = Lock()
+"""Held while hints change. Cursors are written from worker threads, also while a removal drops snapshots and drafts in
+another thread. One lock for all stores is enough, because a change takes well under a millisecond."""
 
 NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
@@ -54,7 +59,8 @@ class Lost(NamedTuple):
 
 
 class Hints:
-    """The hints of the log in ``store``. The methods block, and only one writer may use them."""
+    """The hints of the log in ``store``. The methods block. Only the process that writes the log may change hints; any
+    thread of it may call the methods."""
 
     def __init__(self, store: Path) -> None:
         self._directory = store / "hints"
@@ -116,10 +122,11 @@ class Hints:
     def _drop(self, unwanted: Callable[[Snapshot], bool]) -> None:
         if not self._directory.is_dir():
             return
-        for path in self._directory.iterdir():
-            found = self._read(path.name)
-            if found is None or unwanted(found):
-                path.unlink()
+        with _CHANGES:
+            for path in self._directory.iterdir():
+                found = self._read(path.name)
+                if found is None or unwanted(found):
+                    path.unlink()
 
     def _read(self, name: str) -> Snapshot | None:
         try:
@@ -141,15 +148,16 @@ class Hints:
         version, position, state = snapshot
         header = orjson.dumps({"crc": _crc(version, position, state), "version": version, "position": position})
         temporary = self._directory / f"{name}.new"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.fchmod(fd, 0o600)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(header + b"\n" + state)
-            temporary.replace(self._directory / name)
-        except BaseException:
-            temporary.unlink(missing_ok=True)  # delete the partial file, so that it does not fill a full disk further
-            raise
+        with _CHANGES:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            os.fchmod(fd, 0o600)
+            try:
+                with os.fdopen(fd, "wb") as file:
+                    file.write(header + b"\n" + state)
+                temporary.replace(self._directory / name)
+            except BaseException:
+                temporary.unlink(missing_ok=True)  # delete the partial file, so that it does not fill a full disk
+                raise
 
 
 class KeepsHints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from streams.store import NOTHING, Snapshot
@@ -37,6 +38,21 @@ def test_dropping(tmp_path: Path) -> None:
     assert hints.snapshot("a", 1) is not None and hints.cursor("d") == 4
     hints.forget_snapshots()
     assert hints.snapshot("a", 1) is None and hints.cursor("d") == 4
+
+
+def test_a_cursor_that_moves_while_snapshots_are_dropped(tmp_path: Path) -> None:
+    moved = 500
+
+    def move() -> None:
+        for position in range(moved):
+            Hints(tmp_path).advance("mirror", position)
+
+    with ThreadPoolExecutor() as pool:
+        moving = pool.submit(move)
+        while not moving.done():
+            Hints(tmp_path).forget_snapshots()
+        moving.result()
+    assert Hints(tmp_path).cursor("mirror") == moved - 1
 
 
 def test_files_are_the_owners_alone(tmp_path: Path) -> None:
