@@ -277,7 +277,9 @@ class NatsConfig(_Section):
         secure = self.tls_enabled or any(server.startswith("tls://") for server in self.servers)
         for name in ("cert_dir", "tls_hostname", "tls_handshake_first"):
             if getattr(self, name) and not secure:
-                raise ValueError(f"`{name}` is set but has no effect without `tls_enabled`")
+                raise ValueError(
+                    f"`{name}` is set but has no effect without TLS; set `tls_enabled = true` or use a tls:// address"
+                )
         return self
 
 

@@ -91,7 +91,7 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
             raise Failure(
                 "other-move",
                 f"a migration to {answer['progress']['to']} is in progress: `durable-stream status` shows its "
-                "progress, and --rollback undoes it when it is done",
+                "progress; to undo the migration, use --rollback once it has finished",
             )
         if not begin:
             return {}

@@ -46,8 +46,8 @@ async def replay(
     if not found.startswith(AGENT):
         raise Failure(
             "no-agent-stream",
-            f"{found} is a recorded session, so there is nothing to run again; only the streams of agents (agent/NAME) "
-            f"can be replayed. `durable-stream log {found}` shows what is in the session",
+            f"{found} is not the stream of an agent, so there is nothing to run again; only streams named agent/NAME "
+            f"can be replayed. `durable-stream log {found}` shows what is in it",
         )
     config = load_config(home.config_path)
     if name == INTENTS and not agent:

@@ -177,7 +177,7 @@ class Reader:
         await self._end_dead()
 
     async def _import(self, asked: asyncio.Future[int]) -> None:
-        """Read every session that the log does not have, marked as history."""
+        """Read every session that is missing from the log, and mark its events as history."""
         found = 0
         self._logs.service = replace(self._service, is_history=True)
         try:

@@ -88,7 +88,7 @@ class SessionLogs:
             info = session_info(event.data)
             if text(info.get("parentID")) is None and await self._place(session_id, info, event.t):
                 self._followed.add(session_id)
-            # Place a child session at its next event, because the call that created it is announced before that.
+            # A child session is placed at its next event: by then, OpenCode has announced the call that created it.
             return
         cursor = self._cursors.get(session_id)
         if cursor is None or event.reach > cursor:

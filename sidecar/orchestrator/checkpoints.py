@@ -1,10 +1,10 @@
 """The built-in agent ``checkpoints``: what is waiting for a person's answer, and how each checkpoint ended. Pure.
 
 There are three kinds: a ``permission`` and a ``question`` come from OpenCode and are captured as
-``workflow.checkpoint``; an ``ask`` comes from the tool ``checkpoint_ask``. Asks of background sessions always become
-checkpoints, because nobody would see them otherwise. Asks of the user's own sessions become checkpoints if a channel to
-a person is configured, or else when somebody answers such an ask through the sidecar. So a log without background work
-gets no events of this agent.
+``workflow.checkpoint``; an ``ask`` comes from the tool ``checkpoint_ask``. Permissions and questions of background
+sessions always become checkpoints, because nobody would see them otherwise. Those of the user's own sessions become
+checkpoints if a channel to a person is configured, or else when somebody answers one through the sidecar. So a log
+without background work gets no events of this agent.
 
 The agent's inputs are commands (``checkpoint.ask``, ``.answer``, ``.later``, ``.told``, ``tick``), the results of its
 effects, and what capture records. The first answer wins: a later answer is recorded as ``checkpoint.late``.
@@ -110,7 +110,8 @@ _STATE: Final = TypeAdapter(State)
 
 
 class CheckpointAgent:
-    """An ``Agent``. With ``everywhere``, the agent also opens checkpoints for the asks of the user's own sessions."""
+    """An ``Agent``. With ``everywhere``, the permissions and questions of the user's own sessions become checkpoints,
+    too."""
 
     def __init__(self, everywhere: bool = False) -> None:
         self._everywhere = everywhere

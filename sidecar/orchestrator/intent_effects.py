@@ -46,7 +46,7 @@ def prompt(intent: Intent, session: str, text: str) -> Output:
         "agent": intent.agent,
         "model": model,
         "pid": intent.pid,
-        # Wait for an OpenCode instead of failing, because the session already has the prompt that it must continue.
+        # A session that continues already has its prompt. If no OpenCode is open, wait for one instead of failing.
         "waits": text == CONTINUE,
     }
     return effect(PROMPT, intent.id, args)

@@ -126,7 +126,9 @@ class Output(NamedTuple):
             raise BadOutput(f"each output that `receive` returns must be a dictionary, not {type(given).__name__}")
         unknown = given.keys() - _KEYS
         if unknown:
-            raise BadOutput(f"unknown key {sorted(unknown)[0]!r} in an output; allowed are {', '.join(sorted(_KEYS))}")
+            raise BadOutput(
+                f"unknown key {sorted(unknown)[0]!r} in an output; the allowed keys are {', '.join(sorted(_KEYS))}"
+            )
         payload = given.get("payload", {})
         if not isinstance(payload, dict):
             raise BadOutput("the payload of an output must be a dictionary")

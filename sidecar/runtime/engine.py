@@ -234,7 +234,8 @@ class Engine:
         return await asyncio.shield(await self._enqueue(given))
 
     def ignores(self, event: StreamEvent) -> bool:
-        """Whether the agent has nothing to do for an event of the log. False if this cannot be said at once.
+        """Whether the agent has nothing to do for an event of the log. Also false if only the queue can decide, for
+        example while earlier inputs are waiting.
 
         Most events that an agent lists concern sessions that it does not know, and ``receive`` costs much less than
         the queue.

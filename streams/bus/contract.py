@@ -110,7 +110,7 @@ class Redelivery:
     def __post_init__(self) -> None:
         if self.max_deliver < 1 or any(not 0 <= delay < float("inf") for delay in self.backoff_s):
             raise ValueError(
-                "`max_deliver` must be 1 or more, and every delay in `backoff_s` must be 0 seconds or more"
+                "`max_deliver` must be 1 or more, and every delay in `backoff_s` must be a finite number, 0 or more"
             )
 
     def delay(self, attempt: int) -> float | None:

@@ -232,7 +232,8 @@ def _gone(manifest: Manifest) -> Item:
 
 
 def _other(facts: Facts, manifest: Manifest) -> Iterator[Item]:
-    """The store that is not the log: kept after a migration, or an unfinished migration's copy."""
+    """The findings about a store that does not hold the log: one kept after a migration, or the copy of an unfinished
+    migration."""
     truth = facts.stores.get(manifest.backend)
     is_lost = truth is None or not (truth.is_sound or truth.only_indexes)
     for name, store in facts.stores.items():

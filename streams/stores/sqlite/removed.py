@@ -225,7 +225,7 @@ def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end:
 
 
 def finish(connection: sqlite3.Connection) -> None:
-    """Record that all work is done."""
+    """Record that the removal is complete."""
     connection.execute("DELETE FROM pending")
     connection.execute("UPDATE removals SET version = version + 1")
 

@@ -104,7 +104,7 @@ class Input:
 
 
 def read_input(event: HostEvent) -> Input:
-    """The input that ``input.admitted`` admits. Its content has the form of the parts of a message in OpenCode 1."""
+    """The input that ``input.admitted`` admits. ``parts`` has the form of the parts of an OpenCode 1 message."""
     admitted = mapping(event.data.get("input")) or mapping(event.data.get("item"))
     content = mapping(admitted.get("data")) or mapping(admitted.get("payload"))
     kind = text(admitted.get("type")) or "user"
