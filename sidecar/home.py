@@ -282,7 +282,6 @@ class Home:
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 return None
             fields = json.loads(os.read(descriptor, 65536))
-            fields = {"process": "", **fields}  # older versions did not write ``process``
             info = SidecarInfo(**{name: fields[name] for name in SidecarInfo._fields})
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None

@@ -1,4 +1,4 @@
-"""The internals of nats-py (``bridge/nats/client.py``) and websockets (``sidecar/server.py``) that we use.
+"""The internals of nats-py (``bridge/nats/jetstream/client.py``) and websockets (``sidecar/link/server.py``) that we use.
 
 If a release moves any of them, a test here fails and names it.
 """

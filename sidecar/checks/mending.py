@@ -62,7 +62,7 @@ def _renew_token(home: Home) -> str:
 
 
 async def _take_spools(home: Home) -> str:
-    from sidecar.launch import ensure_running
+    from sidecar.link.launch import ensure_running
 
     info = await ensure_running(home)
     return f"started a sidecar (pid {info.pid}), which records the spool and exits when idle"

@@ -15,8 +15,8 @@ from typing import Final, Protocol
 
 from bridge.opencode.link.frames import ShimIdentity
 from sidecar.home import Home, SidecarInfo
-from sidecar.launch import START_SECONDS, LastWords, ended, ensure_running
 from sidecar.link.client import LinkClosed, LinkUnavailable, ShimClient
+from sidecar.link.launch import START_SECONDS, LastWords, ended, ensure_running
 from sidecar.playing.hooks import INSTANCE, HookPlayer, read_recording
 from sidecar.playing.progress import Pace, Progress
 from sidecar.playing.recorded_service import read_service_recording

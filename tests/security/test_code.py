@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("streams", "bridge", "sidecar")
 
 LOOKED_AT = {
-    ("sidecar/launch.py", "S603"): "starts the sidecar: our own command as a list, no shell",
+    ("sidecar/link/launch.py", "S603"): "starts the sidecar: our own command as a list, no shell",
     ("sidecar/processes.py", "S603"): "asks ps about a pid, where there is no /proc: a list, no shell",
     ("sidecar/cli/install.py", "S603"): "asks git about the project that the user named: a list, no shell",
     ("sidecar/nats/server/child.py", "S606"): "becomes the NATS server: the sidecar's own command as a list, no shell",

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from sidecar.home import Home, SidecarInfo
-from sidecar.launch import ensure_running
 from sidecar.link.client import ControlClient, LinkClosed, LinkUnavailable
+from sidecar.link.launch import ensure_running
 from sidecar.playing.hooks import RecordingError, read_recording
 from sidecar.playing.play import MAX_EXPLAINED, play
 from sidecar.playing.progress import Progress

@@ -288,7 +288,7 @@ def test_a_store_that_another_process_writes(
             assert run(home.path, *arguments(name, sound[backend])).code == 0, name
     finally:
         os.close(lock)
-    monkeypatch.setattr("sidecar.launch.START_SECONDS", 0.3)
+    monkeypatch.setattr("sidecar.link.launch.START_SECONDS", 0.3)
     with home.lock():
         for name in registered(WRITING):
             done = run(home.path, *arguments(name, sound[backend]))

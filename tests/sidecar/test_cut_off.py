@@ -245,7 +245,7 @@ def test_what_is_already_so_is_a_success_and_what_cannot_be_is_a_failure(home: H
 def test_while_a_repair_holds_the_home_nothing_else_changes_the_log(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.launch.START_SECONDS", 0.3)
+    monkeypatch.setattr("sidecar.link.launch.START_SECONDS", 0.3)
     with home.lock():
         before = snapshot(home.store_path)
         done = run(home.path, "prune", "--older-than", "1d", "--yes")

@@ -61,8 +61,8 @@ async def control(home: Home, cut_off: str) -> AsyncIterator[ControlClient]:
 
 async def _connected(home: Home) -> ControlClient:
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.launch import ensure_running
     from sidecar.link.client import ControlClient, LinkUnavailable
+    from sidecar.link.launch import ensure_running
     from sidecar.version import VERSION
 
     for left in reversed(range(TRIES)):

@@ -59,7 +59,7 @@ def test_it_is_refused_in_one_sentence(
 def test_a_home_that_a_sidecar_has_or_that_has_no_log(
     tmp_path: Path, server: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.launch.START_SECONDS", 3.0)  # it waits that long for one that never answers
+    monkeypatch.setattr("sidecar.link.launch.START_SECONDS", 3.0)  # it waits that long for one that never answers
     copy = Copy(tmp_path / "home", server)
     copy.configure()
     for arguments in (["verify"], ["rebuild", "--yes"]):
