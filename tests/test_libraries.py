@@ -1,4 +1,5 @@
-"""The internals of nats-py (``bridge/nats/jetstream/client.py``) and websockets (``sidecar/link/server.py``) that we use.
+"""The internals that we use of nats-py (``bridge/nats/jetstream/client.py``) and websockets
+(``sidecar/link/server.py``).
 
 If a release moves any of them, a test here fails and names it.
 """

@@ -36,7 +36,7 @@ CAPITALS = (
 SMALL = (
     *("password", "passwd", "pass", "db_pass", "dbPassword", "pwd", "secret", "client_secret", "clientSecret", "token"),
     *("auth_token", "accessToken", "api_key", "apiKey", "private_key", "credentials", "auth", "connectionString"),
-    *("passphrase", "smtpPass", "signingKey", "refresh_token"),
+    *("passphrase", "smtpPass", "signingKey", "refresh_token", "githubPat", "gh_pat"),
 )
 
 CAPITAL_PLACES: dict[str, str] = {
@@ -82,6 +82,7 @@ OTHERS: dict[str, tuple[str, str]] = {
     "SAS": ("https://a.blob.test/c?sv=2020-01-01&sp=r&sig={v}%3D", "{v}"),
     "presigned": ("https://s3.test/b?X-Amz-Date=1&X-Amz-Signature={v}", "{v}"),
     "Authorization: Bearer": ("curl -H 'Authorization: Bearer {v}' https://h.test", "{v}"),
+    "a bearer in another header": ("X-Auth: Bearer {v}\n", "{v}"),
     "authorization: Token": ("authorization: Token {v}\n", "{v}"),
     "netrc": ("machine h.test login ada password {v}\n", "{v}"),
     "netrc, in lines": ("machine h.test\n  login ada\n  password {v}\n", "{v}"),
@@ -109,6 +110,8 @@ NOT_IN_SHELL = {"a tail after (", "a tail after )", "a tail after ;", "a tail af
 ADDRESS = {"?key=", "SAS", "presigned", "a token as user"}
 """Places in an address, for values that a service draws."""
 DRAWN = {"with a digit", "random", "hexadecimal"}
+BEARERS = {"a word", "random", "hexadecimal"}
+"""Values that count as a bearer without the name of a header that says so."""
 
 
 class Case(NamedTuple):
@@ -139,6 +142,8 @@ def cases() -> Iterator[Case]:
 
 
 def _makes_sense(place: str, kind: str) -> bool:
+    if place == "a bearer in another header":
+        return kind in BEARERS
     return not (place in SHELL and kind in NOT_IN_SHELL) and not (place in ADDRESS and kind not in DRAWN)
 
 

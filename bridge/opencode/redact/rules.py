@@ -28,7 +28,7 @@ _BEGIN = r"(?:(?<![A-Za-z])|(?<=\\[nrt]))"
 _NAMES = (
     r"(?:(?i:passw(?:or)?d|passphrase|passcode|secret|credentials?|api[_-]?(?:key|token)"
     r"|(?:access|private|auth|signing|encryption|master|account)[_-]?key|(?:auth|access|refresh)[_-]?token"
-    r"|connection[_-]?string|{BEGIN}(?:pass|pwd|auth|token))|(?<=[a-z])(?:Pass|Pwd|Token)|{BEGIN}PAT"
+    r"|connection[_-]?string|{BEGIN}(?:pass|pwd|auth|token))|(?<=[a-z])(?:Pass|Pwd|Token)|{BEGIN}PAT|(?i:(?:git(?:hub|lab)?|gh|azure|devops|bitbucket)[_-]?pat)"
     r"|(?<=_)KEY)"
 ).replace("{BEGIN}", _BEGIN)
 _TAIL = (
