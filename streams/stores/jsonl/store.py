@@ -39,7 +39,7 @@ from streams.stores.jsonl.segments import Sizes
 from streams.stores.jsonl.writer import JsonlWriter
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
-from streams.stores.plan import Kept, Known, Placed, Plan, Request, as_record, encode_batch, plan
+from streams.stores.plan import KnownRecord, Placed, Plan, Request, StoredRecord, as_record, encode_batch, plan
 from streams.stores.recent import Recent
 from streams.stores.stored import Stored
 from streams.threads import in_thread
@@ -179,13 +179,13 @@ class JsonlStore(KeepsHints):
         tail = self._index.streams.get(stream_id)
         return (0, GENESIS) if tail is None else (tail.next_offset(), tail.hash)
 
-    def known(self, key: str) -> Known | None:
+    def known(self, key: str) -> KnownRecord | None:
         """See ``Tails``."""
         position = self._index.keys.get(key_digest(key))
         if position is None:
             return None
         # Look in ``_fresh`` first, because a record of the current commit cannot be read from disk yet.
-        return Kept(lambda: self._fresh.get(position) or self._lookup.records_at([position])[0])
+        return StoredRecord(lambda: self._fresh.get(position) or self._lookup.records_at([position])[0])
 
     # --- writing ---
 

@@ -26,7 +26,17 @@ from streams.stores.commit import GroupCommit, Pending, WouldStall
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
-from streams.stores.plan import Kept, Known, Placed, Plan, Removed, Request, as_record, encode_batch, plan
+from streams.stores.plan import (
+    KnownRecord,
+    Placed,
+    Plan,
+    PrunedRecord,
+    Request,
+    StoredRecord,
+    as_record,
+    encode_batch,
+    plan,
+)
 from streams.stores.recent import Recent
 from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, STEPS, connect_to_write, translated
 from streams.stores.sqlite.head import HeadFile, make_head_file
@@ -172,20 +182,20 @@ class SqliteStore(KeepsHints):
             self._tails[stream_id] = tail
         return tail
 
-    def known(self, key: str) -> Known | None:
+    def known(self, key: str) -> KnownRecord | None:
         """See ``Tails``."""
         digest = self._digests[key]
         fresh = self._fresh.get(digest)
         if fresh is not None:
-            return Kept(lambda: fresh)
+            return StoredRecord(lambda: fresh)
         if digest in self._stored:
             where = [self._stored[digest], digest]
             row = self._connection.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
             if row is not None:  # without a row, the record was pruned
                 found = record_of(row, str(self._path))
-                return Kept(lambda: found)
+                return StoredRecord(lambda: found)
         entry = find(self._connection, digest) if self._has_entries else None
-        return None if entry is None else Removed(entry)
+        return None if entry is None else PrunedRecord(entry)
 
     # --- writing ---
 
