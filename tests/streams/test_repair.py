@@ -20,7 +20,7 @@ from streams.log.reader import LogReader
 from streams.log.repair import Facts, Item, RepairRun, StoreFacts, decide, examine
 from streams.log.verify import Verification
 from streams.store import Snapshot
-from streams.stores.directory import Backend, Kept, Manifest, read_manifest
+from streams.stores.directory import Backend, KeptStore, Manifest, read_manifest
 from streams.stores.hints import Hints
 from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event, events
@@ -371,7 +371,8 @@ JSONL, SQLITE = Manifest("jsonl", "x"), Manifest("sqlite", "x")
         (Facts(JSONL, stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(9)}), [None]),
         (
             Facts(
-                Manifest("jsonl", "x", Kept("sqlite", 2)), stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2)}
+                Manifest("jsonl", "x", KeptStore("sqlite", 2)),
+                stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2)},
             ),
             [],
         ),
