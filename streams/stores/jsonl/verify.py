@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from streams.findings import Finding, Found, Kind, Summary
+from streams.findings import Finding, FindingQueue, Kind, Summary
 from streams.hashing import canonical
 from streams.retention import NOTHING_REMOVED, payload_fault
 from streams.store import NOTHING
@@ -66,7 +66,7 @@ class JsonlVerification:
     summary: Summary = field(default_factory=Summary)
     furthest: int | None = None
     """The last position that the log reached, set at the end; ``None`` if unknown."""
-    _found: Found = field(init=False)
+    _found: FindingQueue = field(init=False)
     _chains: Chains = field(default_factory=lambda: Chains({}))
     _last: int = NOTHING
     """The highest position read so far."""
@@ -81,7 +81,7 @@ class JsonlVerification:
     _batch_size: int = 0
 
     def __post_init__(self) -> None:
-        self._found = Found(self.summary)
+        self._found = FindingQueue(self.summary)
 
     def size(self) -> int:
         """Bytes to read, for a progress bar."""
