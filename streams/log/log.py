@@ -23,7 +23,7 @@ from streams.log.migrate import Migration, discard_old
 from streams.log.presence import located
 from streams.log.reader import ask_wherever, read_wherever
 from streams.query import Filter
-from streams.retention import Forgotten, Gone, Pruned, StreamSize
+from streams.retention import Forgotten, Pruned, StreamRemoval, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.directory import (
     LOCK,
@@ -231,7 +231,7 @@ class Log(KeepsHints):
         """See ``StreamStore.sizes``."""
         return await self._backend.sizes()
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return await self._backend.removed()
 

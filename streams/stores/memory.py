@@ -15,9 +15,9 @@ from streams.retention import (
     Base,
     Entry,
     Forgotten,
-    Gone,
     Mark,
     Pruned,
+    StreamRemoval,
     StreamSize,
     Tally,
     body_digest,
@@ -135,7 +135,7 @@ class MemoryStore:
         found = self._keys.get(idempotency_key)
         return _stored(found) if isinstance(found, Placed) else None
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return self._removal.gone()
 

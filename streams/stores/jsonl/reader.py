@@ -19,7 +19,7 @@ import orjson
 from streams.errors import CorruptLog
 from streams.files import open_to_read, read_file
 from streams.query import Filter
-from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize, Tally
+from streams.retention import NOTHING_REMOVED, Removal, StreamRemoval, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
 from streams.stores.head import EMPTY_HEAD, BadLine, Head, check_crc, read_head
@@ -132,7 +132,7 @@ class JsonlReader:
         """See ``Copyable.removal``. Nothing is ever removed from a jsonl log."""
         return NOTHING_REMOVED
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return {}
 

@@ -27,7 +27,7 @@ from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.identity import Identity
 from streams.query import Filter
-from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize
+from streams.retention import NOTHING_REMOVED, Removal, StreamRemoval, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.directory import StoreLock, create, name_log, read_manifest, take_lock
@@ -164,7 +164,7 @@ class JsonlStore(KeepsHints):
         """See ``StreamStore.sizes``. Scans the log."""
         return await self._reader.sizes()
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return {}
 

@@ -20,7 +20,7 @@ from streams.errors import BadStore, CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.query import Filter
-from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
+from streams.retention import Forgotten, Pruned, Removal, StreamRemoval, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending, WouldStall
 from streams.stores.hints import Hints, KeepsHints
@@ -288,7 +288,7 @@ class SqliteStore(KeepsHints):
         """See ``RetentionStore.forget``."""
         return await self._turns.run(lambda: self._remover.forget(streams, positions, at_ms, self._between))
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return await self._reader.removed()
 
