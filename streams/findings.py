@@ -75,7 +75,7 @@ class Summary:
         return asdict(self)
 
 
-class Found:
+class FindingQueue:
     """Findings waiting to be reported, in order. The length is the number of waiting findings."""
 
     def __init__(self, summary: Summary) -> None:

@@ -83,7 +83,7 @@ class Forgotten(NamedTuple):
     """The backend from which the log migrated to sqlite before the removal; ``None`` if it was in sqlite already."""
 
 
-class Gone(NamedTuple):
+class StreamRemoval(NamedTuple):
     """What a stream has lost: records below ``first_offset`` were pruned; all or some payloads below ``forgotten_to``
     were forgotten.
 
@@ -276,15 +276,15 @@ class Removal:
         mark = self.marks.get(stream_id)
         return (mark is not None and offset < mark.offset) or self.singles.holds(position)
 
-    def gone(self) -> dict[str, Gone]:
+    def gone(self) -> dict[str, StreamRemoval]:
         """What was removed, by stream."""
         names = sorted({*self.bases, *self.marks, *self.singles_in})
         return {name: self._gone(name) for name in names}
 
-    def _gone(self, name: str) -> Gone:
+    def _gone(self, name: str) -> StreamRemoval:
         base = self.bases.get(name)
         mark = max(filter(None, (self.marks.get(name), self.singles_in.get(name))), default=None)
-        return Gone(
+        return StreamRemoval(
             0 if base is None else base.offset,
             None if base is None else base.at_ms,
             0 if mark is None else mark.offset,

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from streams.event import StreamEvent
 from streams.query import Filter
-from streams.retention import Forgotten, Gone, Pruned, StreamSize
+from streams.retention import Forgotten, Pruned, StreamRemoval, StreamSize
 
 MAX_BATCH = 512
 """Maximum number of events per ``append``; limits how long one append holds the writer."""
@@ -100,7 +100,7 @@ class StreamReader(Protocol):
         """The record stored under a key, or ``None``."""
         ...
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """What was pruned and forgotten, by stream; omits streams that lost nothing."""
         ...
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sidecar.home import Home
-from sidecar.install.npm import Places
+from sidecar.install.npm import ConfigDirectories
 from sidecar.install.plugin import Installed, Target, read_plugin
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Scene(NamedTuple):
     command: tuple[str, ...]
     cwd: Path
     environ: Mapping[str, str]
-    places: Places
+    config_directories: ConfigDirectories
     plugins: tuple[Plugin, ...]
     config: Config | None = None
     config_fault: str = ""
@@ -100,7 +100,7 @@ class Scene(NamedTuple):
     @property
     def is_everywhere(self) -> bool:
         """Whether a plugin is loaded in every project."""
-        return any(plugin.target.config == self.places.user for plugin in self.plugins)
+        return any(plugin.target.config == self.config_directories.user for plugin in self.plugins)
 
 
 def scene_of(
@@ -118,15 +118,15 @@ def scene_of(
     the running sidecar loaded the same configuration.
     """
     cwd = cwd or Path.cwd()
-    places = Places.of(cwd, environ)
+    config_directories = ConfigDirectories.of(cwd, environ)
     found = []
-    for directory in places.all:
-        target = Target("global" if directory == places.user else "project", directory)
+    for directory in config_directories.all:
+        target = Target("global" if directory == config_directories.user else "project", directory)
         names = read_plugin(target.plugin)
         if names is not None:
             found.append(Plugin(target, names))
     needless = quick and (has_defaults(home, environ) or (served and not names_exclusions(home)))
-    scene = Scene(home, command, cwd, environ, places, tuple(found))
+    scene = Scene(home, command, cwd, environ, config_directories, tuple(found))
     return scene if needless else _with_config(scene)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sidecar.checks.check import Fix
 from sidecar.home import Home, HomeError
-from sidecar.install.npm import Places
+from sidecar.install.npm import ConfigDirectories
 from sidecar.install.plugin import RESTART, Target, install, prepare, shim_path
 
 
@@ -19,16 +19,16 @@ async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:
     Raises:
         HomeError, InstallError, ClientError, OSError: the fix failed; the fault remains.
     """
-    places = Places.of(Path.cwd())
+    config_directories = ConfigDirectories.of(Path.cwd())
     match fix.action:
         case "install":
             # Refuse a directory that is not a home, because the installed plugin would write its spool there.
             home.check_kind()
-            target = Target("global" if fix.path == places.user else "project", fix.path)
+            target = Target("global" if fix.path == config_directories.user else "project", fix.path)
             done = install(target, shim=shim_path(), command=command, home=home.path)
             return "; ".join([*done.lines, RESTART])
         case "prepare":
-            done = prepare(places, [fix.path])
+            done = prepare(config_directories, [fix.path])
             if not done.lines:
                 raise HomeError(fix.path, "there was nothing to repair", "see docs/operations.md")
             return "; ".join(done.lines)

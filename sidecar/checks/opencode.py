@@ -13,7 +13,7 @@ from pathlib import Path
 from sidecar.capture.exclusion import Exclusion
 from sidecar.checks.asking import refused_plugin
 from sidecar.checks.check import Check, Fix, Plugin, Scene, again
-from sidecar.install.npm import RC, Places, read_rc, starves, waits
+from sidecar.install.npm import RC, ConfigDirectories, read_rc, starves, waits
 from sidecar.install.plugin import RESTART
 from sidecar.orchestrator.lacks import MEANINGS, is_only_read, lacks_of
 from sidecar.version import VERSION
@@ -147,7 +147,7 @@ def check_plugin(scene: Scene) -> list[Check]:
     run."""
     if not scene.plugins:
         hint = f"run `durable-stream install`, then {RESTART}"
-        fix = Fix("install", scene.places.user)
+        fix = Fix("install", scene.config_directories.user)
         return [Check("plugin", "problem", "not installed, so OpenCode's sessions are not recorded", hint, fix)]
     checks = [_check_plugin(scene, plugin) for plugin in scene.plugins]
     if not any(plugin.names.command == scene.command for plugin in scene.plugins):
@@ -248,11 +248,11 @@ def check_startup(scene: Scene) -> list[Check]:
     """Whether OpenCode's start waits for npm, here and in the projects that the log names."""
     if not scene.plugins:
         return []  # without a plugin, OpenCode does not wait for npm
-    directories = dict.fromkeys(scene.places.all)
+    directories = dict.fromkeys(scene.config_directories.all)
     if scene.is_everywhere:
         linked = [str(link.get("directory") or "/") for link in (scene.answer or {}).get("links") or []]
         for project in dict.fromkeys([*linked, *scene.survey.directories[-PROJECTS:]]):
-            directories |= dict.fromkeys(Places.of(Path(project), scene.environ).others)
+            directories |= dict.fromkeys(ConfigDirectories.of(Path(project), scene.environ).others)
     checks = [check for directory in directories for check in _check_directory(scene, directory)]
     return checks or [Check("start-up", "ok", "OpenCode's start does not wait for npm")]
 

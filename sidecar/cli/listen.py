@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from bridge.nats.jetstream.errors import NatsError
     from bridge.nats.jetstream.sessions import Sessions
     from bridge.nats.jetstream.wire import Received
-    from sidecar.cli.shared.heard import Heard
     from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.received_message import ShownMessage
 
 MOST_WAITING = 10_000
 """Maximum number of messages waiting for a slow terminal or pipe; further ones are dropped and counted."""
@@ -35,9 +35,9 @@ async def listen(
     belong to the L0 protocol, which other programs read; docs/subjects.md lists them. Does not show messages published
     earlier or while the server is unreachable.
     """
-    from sidecar.cli.shared.heard import expanded
     from sidecar.cli.shared.nats import connection
     from sidecar.cli.shared.output import Output
+    from sidecar.cli.shared.received_message import expanded
     from sidecar.config import load_config
     from streams.bus.subjects import SubjectError
 
@@ -156,7 +156,7 @@ class _Listening:
                 printing.cancel()
 
     def _take(self, message: Received) -> None:
-        from sidecar.cli.shared.heard import is_internal
+        from sidecar.cli.shared.received_message import is_internal
 
         if is_internal(message.subject, self._pattern):
             return
@@ -184,23 +184,23 @@ class _Listening:
         self._out.flush()
 
     def _print(self, message: Received) -> None:
-        from sidecar.cli.shared.heard import as_json, heard
         from sidecar.cli.shared.identity import own_identity
+        from sidecar.cli.shared.received_message import as_json, shown_message
         from sidecar.views.wording import iso_time
 
         now = own_identity().now_ms()
         if self._out.json:
             self._out.object(as_json(message.subject, message.headers, message.body, now))
             return
-        told = heard(message.subject, message.headers, message.body, now)
+        told = shown_message(message.subject, message.headers, message.body, now)
         if self._out.terminal:
             self._on_terminal(told)
         else:
             self._out.cells(iso_time(told.ts), message.subject, told.type, told.actor, str(told.line))
 
-    def _on_terminal(self, told: Heard) -> None:
-        from sidecar.cli.shared.heard import PLACE_CHARACTERS
+    def _on_terminal(self, told: ShownMessage) -> None:
         from sidecar.cli.shared.output import fitted, padded
+        from sidecar.cli.shared.received_message import PLACE_CHARACTERS
         from sidecar.cli.shared.records import LABEL_WIDTH, MOST_LINES, ROOMY, SHORT_ID, STYLES
         from sidecar.views.wording import local_time, one_line
 

@@ -13,7 +13,7 @@ from sidecar.cli.shared.command import JsonFlag, explain, home_of
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
     from sidecar.home import Home
-    from streams.log.repair import Item, Repairing
+    from streams.log.repair import Item, RepairRun
 
 
 async def repair(
@@ -31,7 +31,7 @@ async def repair(
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
     from streams.log.directory import refuse_links
-    from streams.log.repair import Repairing, decide, examine, is_begun
+    from streams.log.repair import RepairRun, decide, examine, is_begun
 
     out, home = Output(json), home_of(context)
     home.check_owner()
@@ -45,12 +45,12 @@ async def repair(
         items = decide(facts, log_id=own_identity().ulid())
         if not facts.stores and not items:
             return _nothing(out, home)
-        repairing = Repairing(home.store_path)
+        repair_run = RepairRun(home.store_path)
         failed = 0
         for item in items:
-            failed += await _do(out, repairing, item, dry_run)
-        if repairing.aside is not None:
-            _tell(out, f"what was removed is kept in {repairing.aside}", {"aside": str(repairing.aside)})
+            failed += await _do(out, repair_run, item, dry_run)
+        if repair_run.aside is not None:
+            _tell(out, f"what was removed is kept in {repair_run.aside}", {"aside": str(repair_run.aside)})
         if dry_run:
             return _end_of_dry_run(out, items)
         return await _verify(out, home, failed)
@@ -87,7 +87,7 @@ def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None]]:
         yield adding(shown, size, "verifying")
 
 
-async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> bool:
+async def _do(out: Output, repair_run: RepairRun, item: Item, dry_run: bool) -> bool:
     """Carry out one item of the repair and print it; return true if the item failed."""
     from streams.errors import StreamError
 
@@ -98,7 +98,7 @@ async def _do(out: Output, repairing: Repairing, item: Item, dry_run: bool) -> b
         outcome = "would"
     else:
         try:
-            await repairing.carry_out(item)
+            await repair_run.carry_out(item)
         except (StreamError, OSError) as error:
             outcome, text = "failed", explain(error)
     if out.json:

@@ -50,7 +50,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ConfigDirectories:
     """OpenCode's config directories for one working directory.
 
     ``user`` is the user's config directory, which may not exist yet. ``others`` are the existing ones among these: each
@@ -67,7 +67,7 @@ class Places:
         return (self.user, *self.others)
 
     @classmethod
-    def of(cls, directory: Path, environ: Mapping[str, str] = os.environ) -> Places:
+    def of(cls, directory: Path, environ: Mapping[str, str] = os.environ) -> ConfigDirectories:
         """The directories that OpenCode reads when it starts in ``directory`` with this environment."""
         home = Path(environ.get("HOME") or Path.home())
         base = environ.get("XDG_CONFIG_HOME")

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from sidecar.home import make_directories
 from sidecar.install import npm
-from sidecar.install.npm import Places
+from sidecar.install.npm import ConfigDirectories
 from sidecar.install.tui import install_tui, tui_text, uninstall_tui
 
 FIRST_LINE: Final = "// Written by `durable-stream install`; remove with `durable-stream uninstall`."
@@ -52,7 +52,7 @@ class Target(NamedTuple):
     @classmethod
     def everywhere(cls, environ: Mapping[str, str] = os.environ) -> Target:
         """The user's own config directory, which applies to every project."""
-        return cls("global", Places.of(Path("/"), environ).user)
+        return cls("global", ConfigDirectories.of(Path("/"), environ).user)
 
     @classmethod
     def project(cls, directory: Path) -> Target:
@@ -144,7 +144,7 @@ def is_ours(path: Path) -> bool:
 
 def is_installed(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """True if an OpenCode that starts in ``directory`` finds a plugin file with our name, whoever wrote that file."""
-    configs = Places.of(directory, environ).all
+    configs = ConfigDirectories.of(directory, environ).all
     return any(os.path.lexists(config / folder / PLUGIN_NAME) for config in configs for folder in ("plugin", "plugins"))
 
 
@@ -171,8 +171,10 @@ def install(
     there = os.path.lexists(target.plugin)
     if there and not is_ours(target.plugin):
         raise InstallError(f"{target.plugin} was not written by durable-stream: move it away, then install again")
-    places = Places.of(target.config.parent if target.scope == "project" else (cwd or Path.cwd()), environ)
-    ledger = Ledger.read(places.user)
+    config_directories = ConfigDirectories.of(
+        target.config.parent if target.scope == "project" else (cwd or Path.cwd()), environ
+    )
+    ledger = Ledger.read(config_directories.user)
     ledger.note_directories(target.config, target.plugin.parent)
     ledger.plugins = list(dict.fromkeys([*ledger.plugins, str(target.plugin)]))
     ledger.write()
@@ -185,19 +187,19 @@ def install(
         outcome.did(f"{'renewed' if there else 'wrote'} {target.plugin}")
     if target.scope == "global" and (done := install_tui(target.config, tui_text(FIRST_LINE, shim, command, home))):
         outcome.did(done)
-    for directory in dict.fromkeys([*places.all, target.config]):
+    for directory in dict.fromkeys([*config_directories.all, target.config]):
         _prepare(ledger, directory, outcome)
     return outcome
 
 
-def prepare(places: Places, directories: Sequence[Path]) -> Outcome:
+def prepare(config_directories: ConfigDirectories, directories: Sequence[Path]) -> Outcome:
     """Keep OpenCode from waiting for npm because of further config directories, as ``install`` does.
 
     Raises:
         OSError: a directory cannot be written.
     """
     outcome = Outcome()
-    ledger = Ledger.read(places.user)
+    ledger = Ledger.read(config_directories.user)
     for directory in directories:
         _prepare(ledger, directory, outcome)
     return outcome
@@ -224,7 +226,7 @@ def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Out
         outcome.lines.append(f"{target.plugin} does not exist: nothing to remove")
     for line in uninstall_tui(target.config, FIRST_LINE):
         outcome.did(line)
-    ledger = Ledger.read(Places.of(Path("/"), environ).user)
+    ledger = Ledger.read(ConfigDirectories.of(Path("/"), environ).user)
     ledger.plugins = [plugin for plugin in ledger.plugins if is_ours(Path(plugin))]
     home = Path(environ.get("HOME") or Path.home())
     emptied = []

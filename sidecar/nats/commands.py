@@ -28,7 +28,7 @@ from bridge.nats import headers as h
 from bridge.nats.jetstream.errors import NatsError, NotFound
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.publishing import publish
-from bridge.nats.jetstream.pulling import Again, ConsumerDefinition, Delivery, Done, Outcome, Poison, PullLoop
+from bridge.nats.jetstream.pulling import Again, ConsumerDefinition, Done, Outcome, Poison, PulledMessage, PullLoop
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
 from bridge.nats.jetstream.streams import read_back
@@ -176,7 +176,7 @@ class _AgentConsumer:
             max_ack_pending=max(1024, settings.max_inflight),
         )
         streams = [each for each in wanted() if each.name in (COMMANDS, DEAD)]
-        answered: Callable[[Delivery], None] = lambda delivery: stop("after-ack")  # noqa: E731
+        answered: Callable[[PulledMessage], None] = lambda pulled: stop("after-ack")  # noqa: E731
         # Switch off the loop's own limit: this class counts attempts, and not every redelivery is one.
         unlimited = replace(settings, attempts=_UNLIMITED)
         self.loop = PullLoop(
@@ -208,65 +208,65 @@ class _AgentConsumer:
 
     # --- one message ---
 
-    async def _handle(self, delivery: Delivery) -> Outcome:
+    async def _handle(self, pulled: PulledMessage) -> Outcome:
         self._stop("pulled")
-        outcome = await self._outcome(delivery)
+        outcome = await self._outcome(pulled)
         self._stop("before-ack")
         return outcome
 
-    async def _outcome(self, delivery: Delivery) -> Outcome:
+    async def _outcome(self, pulled: PulledMessage) -> Outcome:
         try:
             arrived = read_command(
-                delivery.subject,
-                delivery.headers,
-                delivery.body,
-                stream=delivery.stream,
-                sequence=delivery.sequence,
+                pulled.subject,
+                pulled.headers,
+                pulled.body,
+                stream=pulled.stream,
+                sequence=pulled.sequence,
                 recorded=self._runtime.view.depths.get,
                 limit=self._runtime.max_depth,
             )
         except Undecodable as error:
             self._counts["undecodable"] += 1
-            return await self._bury(delivery, None, error.reason)
-        if delivery.count == 1:
+            return await self._bury(pulled, None, error.reason)
+        if pulled.count == 1:
             self._counts.update(arrived.notes)
-        if delivery.count > GIVE_UP_DELIVERIES:
-            return await self._bury(delivery, arrived, f"delivered {delivery.count} times without an answer")
+        if pulled.count > GIVE_UP_DELIVERIES:
+            return await self._bury(pulled, arrived, f"delivered {pulled.count} times without an answer")
         while True:
             try:
                 handled = await self._runtime.command(self._agent, _command_of(arrived))
             except InputRefused as error:
-                return await self._bury(delivery, arrived, error.reason, error.code)
+                return await self._bury(pulled, arrived, error.reason, error.code)
             except StreamError:
                 await asyncio.sleep(PAUSE_SECONDS)  # pause before the redelivery; the runtime recorded the reason
             except AgentFailed as error:
-                return await self._failed(delivery, arrived, error.reason)
+                return await self._failed(pulled, arrived, error.reason)
             except Exception as error:
                 log.exception("a command for %s could not be handled", self._agent)
-                return await self._failed(delivery, arrived, type(error).__name__)
+                return await self._failed(pulled, arrived, type(error).__name__)
             else:
                 self._counts["handled" if handled.outcome == "done" else handled.outcome] += 1
                 return Done()
 
-    async def _failed(self, delivery: Delivery, arrived: ArrivedCommand, reason: str) -> Outcome:
+    async def _failed(self, pulled: PulledMessage, arrived: ArrivedCommand, reason: str) -> Outcome:
         if self._runtime.engines[self._agent].is_broken:
             # The agent is broken, not the command, so let its commands wait until the agent works again.
             return Again(self._settings.longest_backoff_s)
-        if delivery.count < self._settings.attempts:
-            return Again(self._settings.backoff(delivery.count))
-        return await self._bury(delivery, arrived, reason, "agent-failed")
+        if pulled.count < self._settings.attempts:
+            return Again(self._settings.backoff(pulled.count))
+        return await self._bury(pulled, arrived, reason, "agent-failed")
 
     # --- dead letters ---
 
     async def _bury(
-        self, delivery: Delivery, arrived: ArrivedCommand | None, reason: str, code: str = Undecodable.code
+        self, pulled: PulledMessage, arrived: ArrivedCommand | None, reason: str, code: str = Undecodable.code
     ) -> Outcome:
-        key = f"{delivery.stream}:{delivery.sequence}:{digest(delivery.body)}"
+        key = f"{pulled.stream}:{pulled.sequence}:{digest(pulled.body)}"
         about: dict[str, Any] = {
             "code": code,
-            "subject": delivery.subject,
-            "attempts": delivery.count,
-            "headers": dict(list(delivery.headers.items())[:MAX_HEADERS]),
+            "subject": pulled.subject,
+            "attempts": pulled.count,
+            "headers": dict(list(pulled.headers.items())[:MAX_HEADERS]),
         }
         while True:
             try:
@@ -276,7 +276,7 @@ class _AgentConsumer:
                         break
                     except InputRefused:
                         pass  # the command does not match the envelope, so only its text can be kept
-                as_text = about | _kept_body(delivery.body)
+                as_text = about | _kept_body(pulled.body)
                 command = Command(f"message:{key}", UNDECODABLE, {})
                 record = await self._runtime.bury(self._agent, command, reason, as_text, key=key)
                 break
@@ -284,21 +284,21 @@ class _AgentConsumer:
                 await asyncio.sleep(PAUSE_SECONDS)
         self._stop("before-publish")
         try:
-            await self._copy(delivery, reason, record.event.id, is_known=record.duplicate)
+            await self._copy(pulled, reason, record.event.id, is_known=record.duplicate)
         except NatsError as error:
-            log.warning("the dead letter of %s is in the log, but not on the server yet: %s", delivery.subject, error)
-            return Again(self._settings.backoff(delivery.count))
+            log.warning("the dead letter of %s is in the log, but not on the server yet: %s", pulled.subject, error)
+            return Again(self._settings.backoff(pulled.count))
         self._stop("after-publish")
         if not record.duplicate:
             self._counts["dead"] += 1
         return Poison(reason)
 
-    async def _copy(self, delivery: Delivery, reason: str, letter: str, *, is_known: bool) -> None:
+    async def _copy(self, pulled: PulledMessage, reason: str, letter: str, *, is_known: bool) -> None:
         """Put the unchanged message into the dead-letter stream, once."""
         session = await self._sessions.get()
-        died = contract.Delivery(delivery.subject, delivery.body, delivery.headers, delivery.sequence, delivery.count)
+        died = contract.Delivery(pulled.subject, pulled.body, pulled.headers, pulled.sequence, pulled.count)
         subject, headers = contract.dead_letter(died, self._name, reason)
-        identity = f"dead:{self._name}:{delivery.stream}:{delivery.sequence}"
+        identity = f"dead:{self._name}:{pulled.stream}:{pulled.sequence}"
         headers |= {h.MESSAGE_ID: identity, DEAD_LETTER: letter}
         if is_known:
             # Look for an earlier copy, because the server forgets message ids after a while.
@@ -308,8 +308,8 @@ class _AgentConsumer:
                         return
             except NotFound:
                 pass
-        fits = wire_size(headers, len(delivery.body)) <= session.server.max_payload
-        await publish(session, Message(subject, headers, delivery.body if fits else b""))
+        fits = wire_size(headers, len(pulled.body)) <= session.server.max_payload
+        await publish(session, Message(subject, headers, pulled.body if fits else b""))
 
 
 def _command_of(arrived: ArrivedCommand) -> Command:

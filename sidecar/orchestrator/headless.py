@@ -41,7 +41,7 @@ class HeadlessError(Exception):
     """The headless OpenCode cannot be started or reached; the text says why."""
 
 
-class Known(NamedTuple):
+class OpenCodeProcess(NamedTuple):
     """An OpenCode process: its program (``None`` if it cannot be read) and its environment (empty if it cannot be
     read)."""
 
@@ -70,7 +70,7 @@ class Headless:
         self._info: dict[str, Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = asyncio.Lock()
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, OpenCodeProcess] = {}
 
     @property
     def pid(self) -> int | None:
@@ -184,18 +184,18 @@ class Headless:
         """Remember an OpenCode 1 that linked, because its process may have ended when its background work begins. The
         environment is kept only in memory.
         """
-        found = _known(pid)
+        found = _opencode_process(pid)
         if found.environment and "DURABLE_STREAM_HEADLESS" not in found.environment:
             self._known.pop(pid, None)
             self._known[pid] = found
             while len(self._known) > KEPT_PROCESSES:
                 del self._known[next(iter(self._known))]
 
-    def _asking(self, pid: int | None) -> Known:
+    def _asking(self, pid: int | None) -> OpenCodeProcess:
         """The OpenCode that asked, or else the one that linked last."""
         if pid in self._known:
             return self._known[pid]
-        found = _known(pid) if pid else Known(None, {})
+        found = _opencode_process(pid) if pid else OpenCodeProcess(None, {})
         return found if found.environment else next(reversed(self._known.values()), found)
 
     def _last(self) -> Path | None:
@@ -234,16 +234,16 @@ def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
         raise HeadlessError(f"the headless OpenCode answered with HTTP status {status}")
 
 
-def _known(pid: int) -> Known:
+def _opencode_process(pid: int) -> OpenCodeProcess:
     """Read the program and environment of a process. Only Linux provides them."""
     try:
         executable = Path(f"/proc/{pid}/exe").readlink()
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return Known(None, {})
+        return OpenCodeProcess(None, {})
     pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry)
     environment = {name: value for name, equals, value in pairs if equals}
-    return Known(executable if executable.name.startswith("opencode") else None, environment)
+    return OpenCodeProcess(executable if executable.name.startswith("opencode") else None, environment)
 
 
 def _runs(executable: Path | None) -> bool:

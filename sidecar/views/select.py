@@ -19,7 +19,7 @@ from streams.lineage import Lineage
 from streams.log.reader import LogReader
 from streams.projection import fold, resume
 from streams.query import Filter
-from streams.retention import Gone
+from streams.retention import StreamRemoval
 from streams.store import NOTHING, Record
 
 
@@ -171,7 +171,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     raise NotFound(f"no stream matches {given!r}; {hint}")
 
 
-def pruned_text(stream: str, gone: Gone) -> str | None:
+def pruned_text(stream: str, gone: StreamRemoval) -> str | None:
     """What a stream no longer holds, and when that was pruned; ``None`` if nothing of the stream was pruned."""
     if gone.pruned_ms is None:
         return None

@@ -11,7 +11,7 @@ from streams.files import read_file
 from streams.findings import Finding
 from streams.log.presence import left_alone
 from streams.stores.directory import MANIFEST, NEWEST, read_manifest
-from streams.stores.hints import Hints, Lost
+from streams.stores.hints import HintAhead, Hints
 
 
 def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
@@ -61,7 +61,7 @@ def lost_findings(store: Path, last: int) -> list[Finding]:
     hint that was set aside when the log was opened.
     """
     hints = Hints(store)
-    ahead = [Lost(name, last, position) for name, position in hints.known() if position > last]
+    ahead = [HintAhead(name, last, position) for name, position in hints.known() if position > last]
     found = []
     for name, after, until in [*ahead, *hints.lost()]:
         records = f"record {until} was" if until == after + 1 else f"records {after + 1} to {until} were"

@@ -23,7 +23,7 @@ from streams.log.migrate import Migration, discard_old
 from streams.log.presence import located
 from streams.log.reader import ask_wherever, read_wherever
 from streams.query import Filter
-from streams.retention import Forgotten, Gone, Pruned, StreamSize
+from streams.retention import Forgotten, Pruned, StreamRemoval, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.directory import (
     LOCK,
@@ -37,7 +37,7 @@ from streams.stores.directory import (
     write_manifest,
 )
 from streams.stores.disk import Disk
-from streams.stores.hints import Hints, KeepsHints, Lost
+from streams.stores.hints import HintAhead, Hints, KeepsHints
 from streams.stores.jsonl.segments import Sizes
 from streams.stores.jsonl.store import SEGMENT_BYTES, JsonlStore
 from streams.stores.live import LiveTail
@@ -78,7 +78,7 @@ class Log(KeepsHints):
         self._still = asyncio.Event()
         self._still.set()
         self._closed = False
-        self.lost: list[Lost] = []
+        self.lost: list[HintAhead] = []
         """Records that the log has lost. Cursors and snapshots show that it once held them."""
         self._differences = 0
         self._live = LiveTail(lambda after: self.read_all(after=after), lambda after: self._backend.recent.after(after))
@@ -231,7 +231,7 @@ class Log(KeepsHints):
         """See ``StreamStore.sizes``."""
         return await self._backend.sizes()
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return await self._backend.removed()
 

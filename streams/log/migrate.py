@@ -30,7 +30,7 @@ from streams.log.backends import DiskStore, open_backend
 from streams.log.copies import discard, discard_copy, missing_for_copy
 from streams.log.verify import Verification, is_of_records
 from streams.store import NOTHING
-from streams.stores.directory import Backend, Kept, Manifest, read_manifest, write_manifest
+from streams.stores.directory import Backend, KeptStore, Manifest, read_manifest, write_manifest
 from streams.stores.head import BadLine
 from streams.stores.jsonl.lines import parse_event_keys
 from streams.stores.space import MIB, mib_to_open
@@ -178,7 +178,7 @@ class Migration:
                 await self._copy_to(copy)
                 await self._compare(copy)
                 self.progress.copied = copy.head + 1
-                kept = Kept(log.backend, log.head)
+                kept = KeptStore(log.backend, log.head)
                 await log.exchange(copy, Manifest(self.to, log.manifest.log_id, kept))
             finally:
                 log.full_speed()

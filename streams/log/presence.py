@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from streams.errors import MissingLog, StreamError
 from streams.store import NOTHING
-from streams.stores.directory import MANIFEST, Backend, Kept, Manifest, read_manifest
+from streams.stores.directory import MANIFEST, Backend, KeptStore, Manifest, read_manifest
 from streams.stores.head import read_head
 from streams.stores.jsonl.segments import list_segments
 from streams.stores.sqlite.files import LOG_FILE, holds_log
@@ -129,5 +129,5 @@ def kept_hint(store: Path) -> str | None:
     return f"{_kept_words(manifest.kept)}: {command} shows whether that store is intact and how to use it"
 
 
-def _kept_words(kept: Kept) -> str:
+def _kept_words(kept: KeptStore) -> str:
     return f"the old store in {kept.backend}, from which the log migrated, still exists, up to position {kept.head}"

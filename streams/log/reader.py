@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 from streams.errors import CorruptLog, StreamError
 from streams.log.presence import located
 from streams.query import Filter
-from streams.retention import Gone, StreamSize
+from streams.retention import StreamRemoval, StreamSize
 from streams.store import NOTHING, Record, Snapshot, StreamReader
 from streams.stores.directory import is_being_written, read_manifest
 from streams.stores.hints import Hints
@@ -170,7 +170,7 @@ class LogReader:
             "sidecar or `durable-stream repair` finishes it"
         )
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return await ask_wherever(self._backend, lambda backend: backend.removed())
 

@@ -20,7 +20,7 @@ a search index damaged or ahead of the log     deleted: the sidecar rebuilds it 
 ``repair`` reports any other fault, with the reason for doing nothing: a corrupt, tampered or missing record at or below
 head was acknowledged, and only a backup has it.
 
-``examine`` inspects the store, ``decide`` (pure) chooses the actions, and ``Repairing`` carries them out; the caller
+``examine`` inspects the store, ``decide`` (pure) chooses the actions, and ``RepairRun`` carries them out; the caller
 holds the locks. If a kill interrupts an action, the next run repeats the action.
 """
 
@@ -362,7 +362,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
 
 
 @dataclass(slots=True)
-class Repairing:
+class RepairRun:
     """One repair of ``store``. Everything removed is kept in the directory ``aside``, which is created when needed."""
 
     store: Path

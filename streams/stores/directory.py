@@ -34,7 +34,7 @@ LOCK: Final = "lock"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptStore:
     """The store from which the log migrated. The store is still in the directory, unchanged since position ``head``."""
 
     backend: Backend
@@ -47,7 +47,7 @@ class Manifest:
 
     backend: Backend
     log_id: str
-    kept: Kept | None = None
+    kept: KeptStore | None = None
 
     def as_bytes(self) -> bytes:
         """The file's bytes."""
@@ -91,7 +91,7 @@ def read_manifest(store: Path) -> Manifest | None:
     backend = fields.get("backend")
     if backend not in FORMATS:
         raise ForeignStore(str(path), "it names a backend that this version does not know: upgrade durable-stream")
-    return Manifest(cast(Backend, backend), str(fields.get("log_id", "")), _kept(fields.get("kept")))
+    return Manifest(cast(Backend, backend), str(fields.get("log_id", "")), _kept_store(fields.get("kept")))
 
 
 def refuse_links(store: Path) -> None:
@@ -108,10 +108,10 @@ def refuse_links(store: Path) -> None:
         refuse_link(path)
 
 
-def _kept(fields: object) -> Kept | None:
+def _kept_store(fields: object) -> KeptStore | None:
     if not isinstance(fields, dict) or fields.get("backend") not in FORMATS or not isinstance(fields.get("head"), int):
         return None
-    return Kept(fields["backend"], fields["head"])
+    return KeptStore(fields["backend"], fields["head"])
 
 
 def write_manifest(store: Path, manifest: Manifest) -> None:

@@ -43,14 +43,14 @@ class _Header(NamedTuple):
     position: int
 
 
-class Known(NamedTuple):
+class IntactHint(NamedTuple):
     """An undamaged hint: its file's name, and the position at which the hint was made."""
 
     name: str
     position: int
 
 
-class Lost(NamedTuple):
+class HintAhead(NamedTuple):
     """A hint that shows that the log once reached position ``until``. The log has lost the records after ``after``."""
 
     name: str
@@ -91,10 +91,10 @@ class Hints:
         """Drop every snapshot, because the records from which they were folded have changed."""
         self._drop(lambda found: bool(found.state))
 
-    def known(self) -> list[Known]:
+    def known(self) -> list[IntactHint]:
         """All undamaged hints, sorted by name."""
         found = [(path.name, self._read(path.name)) for path in self.files()]
-        return [Known(name, hint.position) for name, hint in found if hint is not None]
+        return [IntactHint(name, hint.position) for name, hint in found if hint is not None]
 
     def files(self) -> list[Path]:
         """The file of every hint, damaged or not, sorted by name. Drafts are not included."""
@@ -102,7 +102,7 @@ class Hints:
             return []
         return sorted(path for path in self._directory.iterdir() if "." not in path.name and path.is_file())
 
-    def set_aside_after(self, position: int) -> list[Lost]:
+    def set_aside_after(self, position: int) -> list[HintAhead]:
         """Set aside the hints that are beyond the log's end at ``position``, because their records are lost.
 
         Once the log has grown that far again, such a hint would refer to different records. A hint set aside stays next
@@ -113,11 +113,13 @@ class Hints:
                 (self._directory / name).replace(self._directory / f"{name}{_LOST}{position}")
         return self.lost()
 
-    def lost(self) -> list[Lost]:
+    def lost(self) -> list[HintAhead]:
         """The hints set aside, sorted by name."""
         found = sorted(self._directory.glob(f"*{_LOST}*")) if self._directory.is_dir() else []
         read = [(path.name, self._read(path.name)) for path in found if path.name.rpartition(_LOST)[2].isdigit()]
-        return [Lost(name, int(name.rpartition(_LOST)[2]), hint.position) for name, hint in read if hint is not None]
+        return [
+            HintAhead(name, int(name.rpartition(_LOST)[2]), hint.position) for name, hint in read if hint is not None
+        ]
 
     def _drop(self, unwanted: Callable[[Snapshot], bool]) -> None:
         if not self._directory.is_dir():

@@ -15,9 +15,9 @@ from streams.retention import (
     Base,
     Entry,
     Forgotten,
-    Gone,
     Mark,
     Pruned,
+    StreamRemoval,
     StreamSize,
     Tally,
     body_digest,
@@ -26,10 +26,10 @@ from streams.store import NOTHING, OnKnown, Record, Snapshot
 from streams.stores.hints import checked_name
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
-from streams.stores.plan import Known, Placed, Removed, Request, as_record, encode_batch, plan
+from streams.stores.plan import KnownRecord, Placed, PrunedRecord, Request, as_record, encode_batch, plan
 
 
-class _Known:
+class _PlacedRecord:
     def __init__(self, placed: Placed) -> None:
         self._placed = placed
 
@@ -85,12 +85,12 @@ class MemoryStore:
         base = self._removal.bases.get(stream_id)
         return (0, GENESIS) if base is None else (base.offset, base.hash)
 
-    def known(self, key: str) -> Known | None:
+    def known(self, key: str) -> KnownRecord | None:
         """See ``Tails``."""
         found = self._keys.get(key)
         if found is None:
             return None
-        return Removed(found) if isinstance(found, Entry) else _Known(found)
+        return PrunedRecord(found) if isinstance(found, Entry) else _PlacedRecord(found)
 
     async def append(
         self,
@@ -135,7 +135,7 @@ class MemoryStore:
         found = self._keys.get(idempotency_key)
         return _stored(found) if isinstance(found, Placed) else None
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return self._removal.gone()
 

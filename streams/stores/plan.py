@@ -54,12 +54,12 @@ class Tails(Protocol):
         """(next offset, last hash) of a stream; (0, GENESIS) for a new one."""
         ...
 
-    def known(self, key: str) -> Known | None:
+    def known(self, key: str) -> KnownRecord | None:
         """The record stored or already planned under a key; ``None`` if the key is new."""
         ...
 
 
-class Known(Protocol):
+class KnownRecord(Protocol):
     """The record of a known key."""
 
     def equals(self, encoded: Encoded) -> bool:
@@ -71,33 +71,33 @@ class Known(Protocol):
         ...
 
 
-class Kept:
-    """``Known`` for a record that still exists; ``read`` returns the record and is called only when needed."""
+class StoredRecord:
+    """``KnownRecord`` for a record that still exists; ``read`` returns the record and is called only when needed."""
 
     def __init__(self, read: Callable[[], Placed | Record]) -> None:
         self._read = read
 
     def equals(self, encoded: Encoded) -> bool:
-        """See ``Known``."""
+        """See ``KnownRecord``."""
         return _body_of(self._read()) == encoded.body()
 
     def first(self, encoded: Encoded) -> Placed | Record:
-        """See ``Known``."""
+        """See ``KnownRecord``."""
         return self._read()
 
 
-class Removed:
-    """``Known`` for a pruned record, of which only an entry is left."""
+class PrunedRecord:
+    """``KnownRecord`` for a pruned record, of which only an entry is left."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
 
     def equals(self, encoded: Encoded) -> bool:
-        """See ``Known``."""
+        """See ``KnownRecord``."""
         return self._entry.body == body_digest(encoded.body())
 
     def first(self, encoded: Encoded) -> Record:
-        """See ``Known``."""
+        """See ``KnownRecord``."""
         return Record(encoded.event, self._entry.offset, self._entry.position, self._entry.hash.hex())
 
 
@@ -172,7 +172,7 @@ def plan(request: Request, tails: Tails) -> Plan:
     return result
 
 
-def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -> None:
+def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[KnownRecord | None]) -> None:
     found = [k for k in known if k is not None]
     keys = [encoded.event.idempotency_key for encoded in batch]
     if len(set(keys)) != len(keys):
@@ -189,7 +189,7 @@ def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -
             raise IdempotencyConflict(encoded.event.idempotency_key, "it is already stored with another body")
 
 
-def _check_expected(request: Request, known: Sequence[Known | None], tails: Tails) -> None:
+def _check_expected(request: Request, known: Sequence[KnownRecord | None], tails: Tails) -> None:
     if all(k is not None for k in known):
         return
     for stream_id, expected in request.expected.items():

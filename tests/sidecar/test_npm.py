@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.install.npm import LOCK_TEXT, RC_TEXT, Places, starves, waits
+from sidecar.install.npm import LOCK_TEXT, RC_TEXT, ConfigDirectories, starves, waits
 from sidecar.install.plugin import LEDGER_NAME, Target, install, prepare, uninstall
 from sidecar.install.tui import CONFIG_NAME, TUI_NAME
 
@@ -62,16 +62,16 @@ def test_every_config_directory_is_prepared_and_put_back(
     monkeypatch.chdir(below)
     monkeypatch.setenv("OPENCODE_CONFIG_DIR", str(extra))
     before = contents(tmp_path)
-    assert Places.of(below).all == (
+    assert ConfigDirectories.of(below).all == (
         config,
         below / ".opencode",
         project / ".opencode",
         tmp_path / "user" / ".opencode",
         extra,
     )
-    assert all(waits(directory) for directory in Places.of(below).all)
+    assert all(waits(directory) for directory in ConfigDirectories.of(below).all)
     do()
-    for directory in Places.of(below).all:
+    for directory in ConfigDirectories.of(below).all:
         assert names(directory) - OURS == STUB
         assert not waits(directory)
     assert names(tmp_path / ".opencode") == set()
@@ -219,8 +219,8 @@ def test_directories_that_appear_later_are_prepared_and_undone(tmp_path: Path, p
     later = project / ".opencode"
     later.mkdir()
     assert waits(later)
-    assert prepare(Places.of(project), [later]).changed
-    assert not waits(later) and not prepare(Places.of(project), [later]).changed
+    assert prepare(ConfigDirectories.of(project), [later]).changed
+    assert not waits(later) and not prepare(ConfigDirectories.of(project), [later]).changed
     uninstall(Target.everywhere())
     assert names(later) == set()
 

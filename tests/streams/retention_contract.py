@@ -11,7 +11,7 @@ import pytest
 from streams.errors import IdempotencyConflict, InvalidEvent, OffsetConflict, StoreClosed
 from streams.hashing import canonical, chain, encode, is_digest, stored_form_of
 from streams.query import Filter
-from streams.retention import Forgotten, Gone, Pruned
+from streams.retention import Forgotten, Pruned, StreamRemoval
 from streams.store import Record, RetentionStore, Snapshot
 from tests.streams.builders import event, events
 from tests.streams.opened import Opened, collect
@@ -41,7 +41,7 @@ async def check_chains(store: RetentionStore, names: tuple[str, ...] = ("ses_0",
     gone = await store.removed()
     for name in names:
         kept = await collect(store.read(name))
-        first = gone.get(name, Gone()).first_offset
+        first = gone.get(name, StreamRemoval()).first_offset
         assert [record.offset for record in kept] == list(range(first, first + len(kept)))
         for before, after in itertools.pairwise(kept):
             form = stored_form_of(after.event.fields())[1]
@@ -79,7 +79,7 @@ class RetentionContract(Opened):
         ]
         assert await collect(store.query(Filter(text="secret-k0-"))) == []
         assert store.head == 19
-        assert await store.removed() == {"ses_0": Gone(3, NOW), "ses_1": Gone(1, NOW)}
+        assert await store.removed() == {"ses_0": StreamRemoval(3, NOW), "ses_1": StreamRemoval(1, NOW)}
         for record in before:
             found = await store.find(record.event.idempotency_key)
             assert found == (None if record in gone else record)
@@ -154,7 +154,7 @@ class RetentionContract(Opened):
             if step % 3 == 0:
                 store = await self.reopened(store)
         assert total == 8 + 4
-        assert await store.removed() == {"ses_1": Gone(8, NOW + 8), "ses_2": Gone(4, NOW + 8)}
+        assert await store.removed() == {"ses_1": StreamRemoval(8, NOW + 8), "ses_2": StreamRemoval(4, NOW + 8)}
         assert len(await collect(store.read_all())) == 40 - 12
         for record in before:
             assert (await store.append([record.event]))[0].duplicate
@@ -304,7 +304,10 @@ class RetentionContract(Opened):
             assert await store.find(first.event.idempotency_key) == record
         assert await collect(store.query(Filter(text="secret-k0-"))) == []
         assert [r.position for r in await collect(store.query(Filter(text="secret-k1-")))] == [1]
-        assert await store.removed() == {"ses_0": Gone(0, None, 7, NOW), "ses_2": Gone(0, None, 6, NOW)}
+        assert await store.removed() == {
+            "ses_0": StreamRemoval(0, None, 7, NOW),
+            "ses_2": StreamRemoval(0, None, 6, NOW),
+        }
         await check_chains(store)
         assert await store.forget(["ses_0"], at_ms=NOW + 2) == Forgotten(
             1, len(encode(later.event).canonical) - len(encode(later.event).digest_form), 1
@@ -341,7 +344,7 @@ class RetentionContract(Opened):
         await store.forget(["ses_0", "ses_1"], at_ms=NOW)
         await store.prune({"ses_0": 3, "ses_1": 99}, at_ms=NOW)
         store = await self.reopened(store)
-        assert await store.removed() == {"ses_0": Gone(3, NOW, 7, NOW), "ses_1": Gone(7, NOW, 7, NOW)}
+        assert await store.removed() == {"ses_0": StreamRemoval(3, NOW, 7, NOW), "ses_1": StreamRemoval(7, NOW, 7, NOW)}
         assert await store.forget(["ses_0", "ses_1"], at_ms=NOW) == Forgotten(0, 0, 0)
         for record in before:
             answer = (await store.append([record.event]))[0]

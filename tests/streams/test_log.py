@@ -12,7 +12,7 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
-from streams.log.repair import Repairing, decide, examine
+from streams.log.repair import RepairRun, decide, examine
 from streams.log.verify import Verification
 from streams.store import Snapshot, StreamStore
 from streams.stores.directory import Backend, read_manifest
@@ -99,7 +99,7 @@ async def test_hints_of_records_that_were_lost_never_speak_of_others(tmp_path: P
         found = [finding async for finding in Verification(tmp_path).run()]
         assert [(f.kind, f.position) for f in found] == [("missing", 3)] and "records 3 to 5 were" in found[0].reason
     (item,) = decide(await examine(tmp_path), log_id="new")
-    await Repairing(tmp_path).carry_out(item)
+    await RepairRun(tmp_path).carry_out(item)
     assert [finding async for finding in Verification(tmp_path).run()] == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from streams.retention import Gone, Mark, Ranges, Removal
+from streams.retention import Mark, Ranges, Removal, StreamRemoval
 
 
 def test_ranges_merge_and_count() -> None:
@@ -29,5 +29,5 @@ def test_ranges_merge_and_count() -> None:
 
 def test_a_removal_says_what_is_gone() -> None:
     removal = Removal(marks={"ses_b": Mark(4, 9)})
-    assert removal.gone() == {"ses_b": Gone(0, None, 4, 9)} and removal and not Removal()
+    assert removal.gone() == {"ses_b": StreamRemoval(0, None, 4, 9)} and removal and not Removal()
     assert [removal.is_forgotten("ses_b", n, n) for n in (3, 4)] == [True, False]

@@ -15,7 +15,7 @@ import pytest
 
 from streams.hashing import is_digest
 from streams.log.reader import LogReader
-from streams.retention import Gone
+from streams.retention import StreamRemoval
 from streams.store import Record
 from streams.stores.directory import Backend
 from streams.stores.sqlite import removal as sqlite_removal
@@ -103,9 +103,9 @@ async def test_killed_while_removing_nothing_is_lost_and_nothing_comes_back(tmp_
         for what, *told in journal:
             if what == "append":
                 stream, key, text, position, offset, hash_ = told
-                if offset >= gone.get(stream, Gone()).first_offset:
+                if offset >= gone.get(stream, StreamRemoval()).first_offset:
                     assert (kept[position].offset, kept[position].hash) == (offset, hash_)
-                    is_forgotten = offset < gone.get(stream, Gone()).forgotten_to
+                    is_forgotten = offset < gone.get(stream, StreamRemoval()).forgotten_to
                     assert is_digest(kept[position].event.payload) is is_forgotten
                 else:
                     assert position not in kept

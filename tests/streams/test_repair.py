@@ -17,10 +17,10 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
-from streams.log.repair import Facts, Item, Repairing, StoreFacts, decide, examine
+from streams.log.repair import Facts, Item, RepairRun, StoreFacts, decide, examine
 from streams.log.verify import Verification
 from streams.store import Snapshot
-from streams.stores.directory import Backend, Kept, Manifest, read_manifest
+from streams.stores.directory import Backend, KeptStore, Manifest, read_manifest
 from streams.stores.hints import Hints
 from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event, events
@@ -50,10 +50,10 @@ async def keys(store: Path) -> list[str | None]:
 
 async def repair(store: Path) -> list[Item]:
     items = decide(await examine(store), log_id="new")
-    repairing = Repairing(store)
+    repair_run = RepairRun(store)
     for item in items:
         if item.action is not None:
-            await repairing.carry_out(item)
+            await repair_run.carry_out(item)
     return items
 
 
@@ -371,7 +371,8 @@ JSONL, SQLITE = Manifest("jsonl", "x"), Manifest("sqlite", "x")
         (Facts(JSONL, stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(9)}), [None]),
         (
             Facts(
-                Manifest("jsonl", "x", Kept("sqlite", 2)), stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2)}
+                Manifest("jsonl", "x", KeptStore("sqlite", 2)),
+                stores={"jsonl": StoreFacts(3, 4), "sqlite": StoreFacts(2)},
             ),
             [],
         ),
@@ -399,7 +400,7 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from streams.log.repair import decide
-from streams.log.repair import Repairing, examine
+from streams.log.repair import RepairRun, examine
 
 async def repair(store, at):
     calls = 0
@@ -411,9 +412,9 @@ async def repair(store, at):
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **more)
         setattr(os, name, counted)
-    repairing = Repairing(Path(store))
+    repair_run = RepairRun(Path(store))
     for item in decide(await examine(Path(store)), log_id="new"):
-        await repairing.carry_out(item)
+        await repair_run.carry_out(item)
 
 for at, store in enumerate(sys.stdin, 1):
     child = os.fork()

@@ -12,7 +12,7 @@ import pytest
 from streams.findings import Finding, Summary
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.log.repair import Repairing, decide, examine
+from streams.log.repair import RepairRun, decide, examine
 from streams.log.verify import Verification
 from streams.store import Record, Snapshot
 from streams.stores.directory import Backend
@@ -113,11 +113,11 @@ async def test_a_damaged_index_is_told_and_built_anew(
     assert (summary.records, summary.pruned) == (kept, len(pruned))
     (item,) = decide(await examine(tmp_path), log_id="new")
     assert item.action == "copy rows"
-    repairing = Repairing(tmp_path)
-    await repairing.carry_out(item)
+    repair_run = RepairRun(tmp_path)
+    await repair_run.carry_out(item)
     findings, summary = await verify(tmp_path)
     assert findings == [] and summary.records == kept
-    assert repairing.aside is not None and [path.name for path in repairing.aside.iterdir()] == ["log.db"]
+    assert repair_run.aside is not None and [path.name for path in repair_run.aside.iterdir()] == ["log.db"]
     assert (tmp_path / "log.db").stat().st_mode & 0o777 == 0o600
     log = await Log.open(tmp_path, seeded_identity(3))
     assert (await log.append([event("more")]))[0].position == RECORDS

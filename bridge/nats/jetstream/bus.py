@@ -278,7 +278,7 @@ class JetStreamSubscription:
         finally:
             self._bus.left(self)
 
-    async def _handle(self, message: pulling.Delivery) -> pulling.Outcome:
+    async def _handle(self, message: pulling.PulledMessage) -> pulling.Outcome:
         delivery = self._delivery(message)
         try:
             await self._handler(delivery)
@@ -298,10 +298,10 @@ class JetStreamSubscription:
         reason, delay = failure_of(delivery, error)
         return pulling.Poison(reason) if delay is None else Again(delay)
 
-    async def _bury(self, message: pulling.Delivery, reason: str) -> None:
+    async def _bury(self, message: pulling.PulledMessage, reason: str) -> None:
         await self._bus.bury(self._delivery(message), self._durable, self._stream, reason)
 
-    def _delivery(self, message: pulling.Delivery) -> Delivery:
+    def _delivery(self, message: pulling.PulledMessage) -> Delivery:
         delay = self._redelivery.delay(message.count)
         return Delivery(message.subject, message.body, message.headers, message.sequence, message.count, delay)
 

@@ -75,7 +75,7 @@ class ConsumerDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class PulledMessage:
     """One delivery of a message to a handler. ``count`` is 1 for the first delivery; ``id`` is ``Nats-Msg-Id`` or
     ``None``."""
 
@@ -112,8 +112,8 @@ class Poison:
 
 
 Outcome = Done | Again | Poison
-Handler = Callable[[Delivery], Awaitable[Outcome]]
-Bury = Callable[[Delivery, str], Awaitable[None]]
+PullHandler = Callable[[PulledMessage], Awaitable[Outcome]]
+Bury = Callable[[PulledMessage, str], Awaitable[None]]
 """A function that stores a poison message with the reason. When the function returns, the message is durable."""
 
 
@@ -180,12 +180,12 @@ class PullLoop:
         sessions: Sessions,
         stream: str,
         consumer: ConsumerDefinition,
-        handle: Handler,
+        handle: PullHandler,
         settings: PullSettings | None = None,
         *,
         bury: Bury | None = None,
         definitions: Sequence[StreamDefinition] = (),
-        answered: Callable[[Delivery], None] = lambda delivery: None,
+        answered: Callable[[PulledMessage], None] = lambda pulled: None,
     ) -> None:
         self._definitions, self._answered = tuple(definitions), answered
         self.problem = ""
@@ -197,7 +197,7 @@ class PullLoop:
         self._sessions, self._stream, self._consumer = sessions, stream, consumer
         self._handle, self._bury = handle, bury
         self._settings = settings or PullSettings()
-        self._working: dict[asyncio.Task[None], Delivery] = {}
+        self._working: dict[asyncio.Task[None], PulledMessage] = {}
         self._room = asyncio.Event()
         self._pulling: asyncio.Task[None] | None = None
         self._finishing = False
@@ -313,7 +313,7 @@ class PullLoop:
             return
         self.counts["delivered"] += 1
         self.pending = place.pending
-        delivery = Delivery(
+        pulled = PulledMessage(
             message.subject,
             message.headers,
             message.body,
@@ -322,51 +322,51 @@ class PullLoop:
             place.count,
             message.reply,
         )
-        task = asyncio.create_task(self._work(delivery))
-        self._working[task] = delivery
+        task = asyncio.create_task(self._work(pulled))
+        self._working[task] = pulled
         task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         del self._working[task]
         self._room.set()
 
-    async def _work(self, delivery: Delivery) -> None:
+    async def _work(self, pulled: PulledMessage) -> None:
         outcome: Outcome
-        if delivery.count > self._settings.attempts:
-            outcome = Poison(f"delivered {delivery.count} times without success")
+        if pulled.count > self._settings.attempts:
+            outcome = Poison(f"delivered {pulled.count} times without success")
         else:
             try:
-                outcome = await self._handle(delivery)
+                outcome = await self._handle(pulled)
             except Exception as error:  # noqa: BLE001 - the loop survives any error in a handler
-                log.warning("handling %s failed: %s", delivery.subject, type(error).__name__)
+                log.warning("handling %s failed: %s", pulled.subject, type(error).__name__)
                 outcome = Again()
-        if isinstance(outcome, Again) and delivery.count >= self._settings.attempts:
-            outcome = Poison(f"failed {delivery.count} times")
+        if isinstance(outcome, Again) and pulled.count >= self._settings.attempts:
+            outcome = Poison(f"failed {pulled.count} times")
         if isinstance(outcome, Poison) and self._bury is not None:
             try:
-                await self._bury(delivery, outcome.reason)
+                await self._bury(pulled, outcome.reason)
             except NatsError as error:
-                log.warning("could not store %s as a dead letter: %s", delivery.subject, error)
+                log.warning("could not store %s as a dead letter: %s", pulled.subject, error)
                 outcome = Again()
-        await self._report(delivery, outcome)
+        await self._report(pulled, outcome)
 
-    async def _report(self, delivery: Delivery, outcome: Outcome) -> None:
+    async def _report(self, pulled: PulledMessage, outcome: Outcome) -> None:
         match outcome:
             case Done():
                 word, name = b"+ACK", "done"
             case Again(delay_s):
-                pause = self._settings.backoff(delivery.count) if delay_s is None else delay_s
+                pause = self._settings.backoff(pulled.count) if delay_s is None else delay_s
                 word, name = b'-NAK {"delay": %d}' % int(pause * _NS), "again"
             case Poison():
                 word, name = b"+TERM", "poison"
         self.counts[name] += 1
-        await self._answer(delivery, word)
-        self._answered(delivery)
+        await self._answer(pulled, word)
+        self._answered(pulled)
 
-    async def _answer(self, delivery: Delivery, word: bytes) -> None:
-        if not await self._send(delivery.reply, word):
+    async def _answer(self, pulled: PulledMessage, word: bytes) -> None:
+        if not await self._send(pulled.reply, word):
             self.counts["unanswered"] += 1
-            log.warning("%s will be delivered again, because its acknowledgement could not be sent", delivery.subject)
+            log.warning("%s will be delivered again, because its acknowledgement could not be sent", pulled.subject)
 
     async def _send(self, reply: str, word: bytes) -> bool:
         """Send an acknowledgement over the current connection; return whether that worked."""
@@ -379,8 +379,8 @@ class PullLoop:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._consumer.ack_wait_s / 3)
-            for delivery in list(self._working.values()):
-                await self._answer(delivery, b"+WPI")
+            for pulled in list(self._working.values()):
+                await self._answer(pulled, b"+WPI")
 
 
 async def remove_consumer(session: JetStream, stream: str, name: str) -> None:

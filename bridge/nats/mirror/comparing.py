@@ -45,7 +45,7 @@ from bridge.nats import headers as h
 from bridge.nats.jetstream.wire import HeaderBlock, Message, wire_size
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.mirror.messages import BATCH_RESERVE, Mirror, is_forgotten, mirrored
-from streams.retention import Gone
+from streams.retention import StreamRemoval
 from streams.store import NOTHING, Record
 
 Kind = Literal["missing", "extra", "changed", "order", "unforgotten"]
@@ -174,7 +174,7 @@ class Comparer:
         mirror: Mirror,
         *,
         head: int,
-        removed: Mapping[str, Gone],
+        removed: Mapping[str, StreamRemoval],
         limits: Limits,
         now_ms: int,
     ) -> None:

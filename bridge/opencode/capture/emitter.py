@@ -73,7 +73,7 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartTurn:
     """The turn that a part belongs to: the payload fields that name the turn, and the part's cause, agent, user message
     and model."""
 
@@ -179,11 +179,11 @@ class Emitter:
         cause: str | None = None,
         actor: str | None = None,
         correlation: str | None = None,
-        turn: Place | Turn | None = None,
+        turn: PartTurn | Turn | None = None,
         at_ms: int | None = None,
     ) -> StreamEvent:
         """Emit an event of a session (or of ``system``); the session's turn supplies missing values."""
-        if isinstance(turn, Place):
+        if isinstance(turn, PartTurn):
             cause, correlation = cause or turn.cause, correlation or turn.user
             actor = actor or turn.agent
         elif turn is not None:

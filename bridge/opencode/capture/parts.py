@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import Entry, Place
+from bridge.opencode.capture.emitter import Entry, PartTurn
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.state import CaptureState, SessionState, input_digest
 from bridge.opencode.capture.table import FINAL_PARTS
@@ -33,7 +33,7 @@ class _After:
     entry: Entry
     session: str
     call: str
-    place: Place
+    turn: PartTurn
     deadline: float
 
 
@@ -88,18 +88,18 @@ class Parts(Turns):
             return self.shell_note(entry, session, part)
         if kind == "tool":
             return self._tool_part(entry, session, part, part_id)
-        place = self.place_of(session, part)
-        ended = kind == "step-finish" or (mapping(part.get("time")).get("end") and place.assistant)
+        turn = self.turn_of_part(session, part)
+        ended = kind == "step-finish" or (mapping(part.get("time")).get("end") and turn.assistant)
         if not ended:
             self.counts[f"not_final:part.{kind}"] += 1
         elif self._is_copied(session, part["messageID"]):
             self.counts["copied:message.part.updated"] += 1
         elif kind == "step-finish":
-            payload = {**place.payload, **shapes.inference_step(part), **present(model=place.model)}
-            self.put(entry, session, "execution.step", part_id, payload, turn=place)
+            payload = {**turn.payload, **shapes.inference_step(part), **present(model=turn.model)}
+            self.put(entry, session, "execution.step", part_id, payload, turn=turn)
         else:
-            payload = {**place.payload, **shapes.output_of(part)}
-            self.put(entry, session, "execution.output", part_id, payload, turn=place)
+            payload = {**turn.payload, **shapes.output_of(part)}
+            self.put(entry, session, "execution.output", part_id, payload, turn=turn)
         return False
 
     def _is_copied(self, session: SessionState, message: str) -> bool:
@@ -117,10 +117,10 @@ class Parts(Turns):
         if state["status"] in ("completed", "error") and self._is_copied(session, part["messageID"]):
             self.counts["copied:message.part.updated"] += 1
             return False
-        place = self.place_of(session, part)
+        turn = self.turn_of_part(session, part)
         child = text(mapping(state.get("metadata")).get("sessionId"))
         if child is not None and part_id not in session.spawning:
-            self._write_spawn(entry, session, part, part_id, child, place)
+            self._write_spawn(entry, session, part, part_id, child, turn)
         if state["status"] not in ("completed", "error"):
             opened = self._open.setdefault(part_id, _Open(session.id, part_id, call))
             if state["status"] == "running":
@@ -128,7 +128,7 @@ class Parts(Turns):
             self.counts["not_final:part.tool"] += 1
             return False
         self._open.pop(part_id, None)
-        payload = {**place.payload, **shapes.tool_step(part)}
+        payload = {**turn.payload, **shapes.tool_step(part)}
         afters = self._take_afters(session, call, state)
         given = afters[0].entry.item.input.get("args") if afters else None
         if given is not None and given != payload.get("input"):
@@ -138,7 +138,7 @@ class Parts(Turns):
             known = self.state.sessions.get(child)
             cause = known.last_end if known is not None and known.last_end else session.spawning.get(part_id)
             payload["child"] = child
-        self.put(entry, session, "execution.step", part_id, payload, cause=cause, turn=place)
+        self.put(entry, session, "execution.step", part_id, payload, cause=cause, turn=turn)
         for after in afters:
             self.finish(after.entry.token)
         if session.id in self._endings and not self.is_unsettled(session):
@@ -152,11 +152,11 @@ class Parts(Turns):
         part: dict[str, Any],
         part_id: str,
         child: str,
-        place: Place,
+        turn: PartTurn,
     ) -> None:
         asked = mapping(mapping(part.get("state")).get("input"))
         payload = {
-            **place.payload,
+            **turn.payload,
             **present(
                 child=child,
                 call=text(part.get("callID")),
@@ -164,7 +164,7 @@ class Parts(Turns):
                 description=text(asked.get("description")),
             ),
         }
-        self.put(entry, session, "agent.spawned", part_id, payload, turn=place)
+        self.put(entry, session, "agent.spawned", part_id, payload, turn=turn)
 
     def tool_after(self, entry: Entry, session: SessionState | None) -> bool:
         call = entry.item.input["callID"]
@@ -175,8 +175,8 @@ class Parts(Turns):
             self.counts["duplicate:tool.execute.after"] += 1
             return False
         part = next((p for p in self.open_tools(session.id) if self._open[p].call == call), None)
-        place = self.place_of(session, present(id=part))
-        self._afters.append(_After(entry, session.id, call, place, self.now + self.hold_s))
+        turn = self.turn_of_part(session, present(id=part))
+        self._afters.append(_After(entry, session.id, call, turn, self.now + self.hold_s))
         return True
 
     def _is_echo(self, session: SessionState, call: str, given: Any) -> bool:
@@ -212,10 +212,10 @@ class Parts(Turns):
         if part is None and self._is_echo(session, after.call, after.entry.item.input.get("args")):
             self.counts["duplicate:tool.execute.after"] += 1
         else:
-            place = after.place
-            payload = {**place.payload, **shapes.tool_step_from_after(after.entry.item)}
+            turn = after.turn
+            payload = {**turn.payload, **shapes.tool_step_from_after(after.entry.item)}
             key = part or f"{after.call}:{input_digest(self.clean(payload.get('input')))}"
-            self.put(after.entry, session, "execution.step", key, payload, turn=place)
+            self.put(after.entry, session, "execution.step", key, payload, turn=turn)
             if part is not None:
                 self._open.pop(part, None)
         self.finish(after.entry.token)

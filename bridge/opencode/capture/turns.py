@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import Entry, Late, Place
+from bridge.opencode.capture.emitter import Entry, Late, PartTurn
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.shells import Shells
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, CaptureState, SessionState, Turn
@@ -305,7 +305,7 @@ class Turns(Shells):
             return "aborted"
         return "stopped" if turn.finish == "tool-calls" else "completed"
 
-    def place_of(self, session: SessionState, part: dict[str, Any]) -> Place:
+    def turn_of_part(self, session: SessionState, part: dict[str, Any]) -> PartTurn:
         """The turn that a part belongs to. If a crash lost the message, the message's id decides, because a session's
         turns follow one another and OpenCode's ids ascend."""
         message = text(part.get("messageID"))
@@ -324,7 +324,7 @@ class Turns(Shells):
         # The parts of a user message are already recorded with the input, so only the parts of an answer are output.
         users = message in session.inputs or message in self._users or bool(part.get("synthetic"))
         assistant = known is not None or not users
-        return Place(payload, cause, agent or "opencode", user, model, assistant)
+        return PartTurn(payload, cause, agent or "opencode", user, model, assistant)
 
     # --- errors and asks ---
 

@@ -21,7 +21,7 @@ from sidecar.checks.agents import agent_notes, letters_note
 from sidecar.checks.asking import CONFIG_CHANGED
 from sidecar.checks.check import has_defaults
 from sidecar.checks.nats import reserved_keys
-from sidecar.cli.shared import moving
+from sidecar.cli.shared import migration_status
 from sidecar.cli.shared.command import explain
 from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
@@ -94,7 +94,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
             (problems if check.level == "problem" else notes).append(told)
-    if (failed := moving.failure(found.get("migration"))) is not None:
+    if (failed := migration_status.failure(found.get("migration"))) is not None:
         notes.append(failed)
     torn = torn_files(home.store_path)
     if torn:
@@ -173,7 +173,7 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
             notes.append(cut_off)
         if fault is not None:
             problems.append(str(fault))
-        migration = moving.at_rest(home.store_path)
+        migration = migration_status.at_rest(home.store_path)
         log |= {"backend": migration["backend"] if migration is not None else None}
     except (StreamError, OSError) as error:
         problems.append(explain(error))
@@ -220,7 +220,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     if sidecar and not links:
         rows.append(("linked", "no OpenCode"))
     rows.append(("log", _log_line(log)))
-    rows += moving.rows(found.get("migration"))
+    rows += migration_status.rows(found.get("migration"))
     spool = found["spool"]
     rows.append(
         ("spool", f"{counted(spool['files'], 'file')}, {bytes_text(spool['bytes'])}" if spool["files"] else "empty")

@@ -24,7 +24,7 @@ from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION
 from bridge.nats.subjects import l0_pattern, log_pattern
 from streams.log.directory import Hints
 from streams.log.reader import LogReader
-from streams.retention import Gone
+from streams.retention import StreamRemoval
 from streams.store import NOTHING, Record
 
 TRIES: Final = 3
@@ -248,7 +248,7 @@ class _Side:
             there = None
         return cls(sessions, name, family, pattern, there)
 
-    def begin(self, mirror: Mirror, head: int, removed: dict[str, Gone], now_ms: int) -> None:
+    def begin(self, mirror: Mirror, head: int, removed: dict[str, StreamRemoval], now_ms: int) -> None:
         """Begin the comparison with what was read from the log."""
         limits = Limits()
         if self._there is not None:

@@ -35,12 +35,12 @@ class Lookup:
         """The records at these positions, in that order. Blocks. Raises ``CorruptLog``."""
         open_files: dict[int, int] = {}
         try:
-            return [_record_at(self._place_of(position, open_files)) for position in positions]
+            return [_record_at(self._span_of(position, open_files)) for position in positions]
         finally:
             for fd in open_files.values():
                 os.close(fd)
 
-    def _place_of(self, position: int, open_files: dict[int, int]) -> _Place:
+    def _span_of(self, position: int, open_files: dict[int, int]) -> _LineSpan:
         segments = self._index.segments
         segment = segments[bisect_right(segments, position, key=lambda found: found.first) - 1]
         fd = open_files.get(segment.first)
@@ -50,10 +50,10 @@ class Lookup:
         start = starts[position]
         following = starts[position + 1] if position + 1 < len(starts) else 0
         size = following - start if following > start else os.fstat(fd).st_size - start
-        return _Place(fd, segment, position, start, size)
+        return _LineSpan(fd, segment, position, start, size)
 
 
-class _Place(NamedTuple):
+class _LineSpan(NamedTuple):
     """The place of a record's line in its file.
 
     The file may hold fewer than ``size`` bytes of the line, and may have more lines after it.
@@ -66,11 +66,11 @@ class _Place(NamedTuple):
     size: int
 
 
-def _record_at(place: _Place) -> Record:
-    """Read a record from its place. Raises ``CorruptLog`` if no record is there."""
-    line = os.pread(place.fd, place.size, place.start).split(b"\n", 1)[0]
+def _record_at(span: _LineSpan) -> Record:
+    """Read the record in a span. Raises ``CorruptLog`` if no record is there."""
+    line = os.pread(span.fd, span.size, span.start).split(b"\n", 1)[0]
     try:
         return parse_record(line)
     except BadLine as fault:
-        lines = 1 + os.pread(place.fd, place.start, 0).count(b"\n")
-        raise CorruptLog(str(place.segment.path), lines, place.position, str(fault)) from None
+        lines = 1 + os.pread(span.fd, span.start, 0).count(b"\n")
+        raise CorruptLog(str(span.segment.path), lines, span.position, str(fault)) from None

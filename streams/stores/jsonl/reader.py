@@ -19,7 +19,7 @@ import orjson
 from streams.errors import CorruptLog
 from streams.files import open_to_read, read_file
 from streams.query import Filter
-from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize, Tally
+from streams.retention import NOTHING_REMOVED, Removal, StreamRemoval, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.directory import read_manifest
 from streams.stores.head import EMPTY_HEAD, BadLine, Head, check_crc, read_head
@@ -111,8 +111,8 @@ class JsonlReader:
         doubt = await asyncio.to_thread(self._doubt)
         if doubt is not None:
             # Read the file, which shows whether it is damaged and reports the fault as in every command.
-            async for place in self._places(doubt - 1):
-                _check_line(place)
+            async for located in self._located_lines(doubt - 1):
+                _check_line(located)
 
     def _doubt(self) -> int | None:
         # Read the head before the files, because a running writer extends the files first.
@@ -125,24 +125,24 @@ class JsonlReader:
 
     async def event_ids(self) -> AsyncIterator[list[str]]:
         """The ids of all events, oldest first. Scans the log."""
-        async for place in self._places(NOTHING):
-            yield [_checked(parse_keys, place).event.id]
+        async for located in self._located_lines(NOTHING):
+            yield [_checked(parse_keys, located).event.id]
 
     async def removal(self) -> Removal:
         """See ``Copyable.removal``. Nothing is ever removed from a jsonl log."""
         return NOTHING_REMOVED
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return {}
 
     async def sizes(self) -> list[StreamSize]:
         """See ``StreamStore.sizes``. Scans the log."""
         tally = Tally()
-        async for place in self._places(NOTHING):
-            _check_line(place)
-            line = _sizes_decoder.decode(place.line)
-            tally.add(line.event.stream_id, line.offset, line.event.ts, event_bytes(place.line))
+        async for located in self._located_lines(NOTHING):
+            _check_line(located)
+            line = _sizes_decoder.decode(located.line)
+            tally.add(line.event.stream_id, line.offset, line.event.ts, event_bytes(located.line))
         return tally.sizes()
 
     async def close(self) -> None:
@@ -151,8 +151,8 @@ class JsonlReader:
     async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         """See ``Copyable.copy_out``."""
         records: list[Stored] = []
-        async for place in self._places(after):
-            record = _checked(parse_stored, place)
+        async for located in self._located_lines(after):
+            record = _checked(parse_stored, located)
             if len(records) >= most and record.begun() != records[-1].begun():
                 yield records
                 records = []
@@ -164,14 +164,14 @@ class JsonlReader:
         """Yield the records whose lines contain ``needle``, from after position ``after`` up to the head at the time of
         the call.
         """
-        async for place in self._places(after):
-            if needle is None or needle in place.line:
-                yield _checked(parse_record, place)
+        async for located in self._located_lines(after):
+            if needle is None or needle in located.line:
+                yield _checked(parse_record, located)
             else:
                 # Damage may be the reason why the line lacks the needle, so check the line.
-                _check_line(place)
+                _check_line(located)
 
-    async def _places(self, after: int) -> AsyncIterator[_Place]:
+    async def _located_lines(self, after: int) -> AsyncIterator[_LocatedLine]:
         """Yield the unparsed lines from after position ``after`` up to the head at the time of the call."""
         head = self.head_record().position
         after = max(after, NOTHING)
@@ -194,16 +194,16 @@ class JsonlReader:
                 if expected > head:
                     return
                 number += 1
-                place = _Place(line, segment, number, expected)
+                located = _LocatedLine(line, segment, number, expected)
                 # Check the position first: the line is nearly always the expected one, and parsing it takes ten times
                 # as long.
                 if not _says(line, expected):
-                    _refuse_other(place)
+                    _refuse_other(located)
                 start += len(line) + 1
                 if expected == head:
                     self._mark = _Mark.of(segment, head + 1, start, number)
                 if expected > after:
-                    yield place
+                    yield located
                 expected += 1
         if expected <= head:
             raise lost_end(self._log, segments, number, expected, head)
@@ -294,7 +294,7 @@ def _file_of(segment: Segment) -> tuple[int, int]:
     return (found.st_dev, found.st_ino)
 
 
-class _Place(NamedTuple):
+class _LocatedLine(NamedTuple):
     """A line, where it is, and the position it must have."""
 
     line: bytes
@@ -303,32 +303,32 @@ class _Place(NamedTuple):
     expected: int
 
 
-def _check_line(place: _Place) -> None:
+def _check_line(located: _LocatedLine) -> None:
     try:
-        check_crc(place.line)
+        check_crc(located.line)
     except BadLine as fault:
-        raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
+        raise CorruptLog(str(located.segment.path), located.number, located.expected, str(fault)) from None
 
 
-def _refuse_other(place: _Place) -> None:
+def _refuse_other(located: _LocatedLine) -> None:
     """Raise ``CorruptLog`` if a whole line has the wrong record. Parsing finds other damage."""
-    position = position_of(place.line)
-    if position is None or position == place.expected:
+    position = position_of(located.line)
+    if position is None or position == located.expected:
         return
-    _check_line(place)
-    reason = f"its position is {position}; expected {place.expected}"
-    if position > place.expected:
-        reason = missing_before(place.expected, position)
-    raise CorruptLog(str(place.segment.path), place.number, place.expected, reason)
+    _check_line(located)
+    reason = f"its position is {position}; expected {located.expected}"
+    if position > located.expected:
+        reason = missing_before(located.expected, position)
+    raise CorruptLog(str(located.segment.path), located.number, located.expected, reason)
 
 
-def _checked(parse: Callable[[bytes], Parsed], place: _Place) -> Parsed:
+def _checked(parse: Callable[[bytes], Parsed], located: _LocatedLine) -> Parsed:
     try:
-        record = parse(place.line)
-        if record.position != place.expected:
-            raise BadLine(f"its position is {record.position}; expected {place.expected}")
+        record = parse(located.line)
+        if record.position != located.expected:
+            raise BadLine(f"its position is {record.position}; expected {located.expected}")
     except BadLine as fault:
-        raise CorruptLog(str(place.segment.path), place.number, place.expected, str(fault)) from None
+        raise CorruptLog(str(located.segment.path), located.number, located.expected, str(fault)) from None
     return record
 
 

@@ -27,7 +27,7 @@ from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.identity import Identity
 from streams.query import Filter
-from streams.retention import NOTHING_REMOVED, Gone, Removal, StreamSize
+from streams.retention import NOTHING_REMOVED, Removal, StreamRemoval, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.directory import StoreLock, create, name_log, read_manifest, take_lock
@@ -39,7 +39,7 @@ from streams.stores.jsonl.segments import Sizes
 from streams.stores.jsonl.writer import JsonlWriter
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
-from streams.stores.plan import Kept, Known, Placed, Plan, Request, as_record, encode_batch, plan
+from streams.stores.plan import KnownRecord, Placed, Plan, Request, StoredRecord, as_record, encode_batch, plan
 from streams.stores.recent import Recent
 from streams.stores.stored import Stored
 from streams.threads import in_thread
@@ -164,7 +164,7 @@ class JsonlStore(KeepsHints):
         """See ``StreamStore.sizes``. Scans the log."""
         return await self._reader.sizes()
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return {}
 
@@ -179,13 +179,13 @@ class JsonlStore(KeepsHints):
         tail = self._index.streams.get(stream_id)
         return (0, GENESIS) if tail is None else (tail.next_offset(), tail.hash)
 
-    def known(self, key: str) -> Known | None:
+    def known(self, key: str) -> KnownRecord | None:
         """See ``Tails``."""
         position = self._index.keys.get(key_digest(key))
         if position is None:
             return None
         # Look in ``_fresh`` first, because a record of the current commit cannot be read from disk yet.
-        return Kept(lambda: self._fresh.get(position) or self._lookup.records_at([position])[0])
+        return StoredRecord(lambda: self._fresh.get(position) or self._lookup.records_at([position])[0])
 
     # --- writing ---
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from streams.findings import Finding, Found, Kind, Summary
+from streams.findings import Finding, FindingQueue, Kind, Summary
 from streams.hashing import canonical
 from streams.retention import NOTHING_REMOVED, payload_fault
 from streams.store import NOTHING
@@ -44,7 +44,7 @@ class _Line:
 
 
 @dataclass(slots=True)
-class _Place:
+class _ScanPlace:
     """Where the scan is in the log."""
 
     segment: Segment
@@ -66,7 +66,7 @@ class JsonlVerification:
     summary: Summary = field(default_factory=Summary)
     furthest: int | None = None
     """The last position that the log reached, set at the end; ``None`` if unknown."""
-    _found: Found = field(init=False)
+    _found: FindingQueue = field(init=False)
     _chains: Chains = field(default_factory=lambda: Chains({}))
     _last: int = NOTHING
     """The highest position read so far."""
@@ -81,7 +81,7 @@ class JsonlVerification:
     _batch_size: int = 0
 
     def __post_init__(self) -> None:
-        self._found = Found(self.summary)
+        self._found = FindingQueue(self.summary)
 
     def size(self) -> int:
         """Bytes to read, for a progress bar."""
@@ -110,7 +110,7 @@ class JsonlVerification:
             # Records before these segments count as lost, so accept any first offset, and check chains from here on.
             self._last, self._lost = segments[0].first - 1, segments[0].first
         for number, segment in enumerate(segments):
-            place = _Place(segment, is_last=number == len(segments) - 1)
+            place = _ScanPlace(segment, is_last=number == len(segments) - 1)
             async for data, whole in self._lines(place):
                 place.line += 1
                 torn = self._take(place, data, whole, head, limit)
@@ -125,7 +125,7 @@ class JsonlVerification:
 
     # --- one line ---
 
-    def _take(self, place: _Place, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
+    def _take(self, place: _ScanPlace, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
         """Check one line. Return true if the rest of the log is torn or not yet durable."""
         expected = self._next_expected()
         if limit is not None and expected > limit:
@@ -167,7 +167,7 @@ class JsonlVerification:
         self.summary.records += 1
         return False
 
-    def _check_position(self, place: _Place, line: _Line) -> bool:
+    def _check_position(self, place: _ScanPlace, line: _Line) -> bool:
         """True if records are lost before this line. Positions are dense, so a skipped position shows a loss."""
         between = line.position - self._last - 1
         if between > self._unread:
@@ -177,7 +177,7 @@ class JsonlVerification:
         self._lost += between
         return between > 0 or self._unread > 0
 
-    def _check_batch(self, place: _Place, line: _Line, gap: bool) -> None:
+    def _check_batch(self, place: _ScanPlace, line: _Line, gap: bool) -> None:
         """Check that batches hold indices 0, 1, … up to their count."""
         begun = line.position - line.index
         fits = self._batch == (begun, line.count) if self._batch != (0, 0) else line.index == 0
@@ -189,7 +189,7 @@ class JsonlVerification:
         self._batch_size += 1
         self._batch = (0, 0) if line.index + 1 >= line.count else (begun, line.count)
 
-    def _check_chain(self, place: _Place, line: _Line) -> None:
+    def _check_chain(self, place: _ScanPlace, line: _Line) -> None:
         stream_id = line.event["stream_id"]
         fault = self._chains.take(stream_id, line.offset, line.hash, line.event, self._lost)
         if fault is not None:
@@ -205,7 +205,7 @@ class JsonlVerification:
         """True if a killed writer left the fault: it is above head, or, without a head file, an unfinished line."""
         return expected > head.position if head is not None else not whole
 
-    def _torn(self, place: _Place, reason: str) -> None:
+    def _torn(self, place: _ScanPlace, reason: str) -> None:
         began = self._batch_line if self._batch != (0, 0) else place.line
         records = self._batch_size if self._batch != (0, 0) else 0
         self.summary.records -= records
@@ -216,7 +216,7 @@ class JsonlVerification:
 
     def _finish(self, segments: list[Segment], head: Head | None, writing: bool) -> None:
         if segments and self._batch != (0, 0) and not writing:
-            place = _Place(segments[-1])
+            place = _ScanPlace(segments[-1])
             place.line = self._batch_line
             if head is None or self._last > head.position:
                 self._torn(place, "the batch is incomplete")
@@ -233,7 +233,7 @@ class JsonlVerification:
 
     # --- files ---
 
-    async def _lines(self, place: _Place) -> AsyncIterator[tuple[bytes, bool]]:
+    async def _lines(self, place: _ScanPlace) -> AsyncIterator[tuple[bytes, bool]]:
         """Yield (line without its newline, whether it had one) for each line of a segment; a last line may have no
         newline."""
         rest = b""

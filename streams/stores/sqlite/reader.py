@@ -20,7 +20,7 @@ from zlib import crc32
 
 from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.query import Filter, type_matches
-from streams.retention import Gone, Removal, StreamSize
+from streams.retention import Removal, StreamRemoval, StreamSize
 from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.at_rest import ReadConnection
@@ -204,7 +204,7 @@ class SqliteReader:
         """See ``Copyable.removal``."""
         return await asyncio.to_thread(self._with_log, _removal, Removal())
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return (await self.removal()).gone()
 

@@ -20,13 +20,23 @@ from streams.errors import BadStore, CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.query import Filter
-from streams.retention import Forgotten, Gone, Pruned, Removal, StreamSize
+from streams.retention import Forgotten, Pruned, Removal, StreamRemoval, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending, WouldStall
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
-from streams.stores.plan import Kept, Known, Placed, Plan, Removed, Request, as_record, encode_batch, plan
+from streams.stores.plan import (
+    KnownRecord,
+    Placed,
+    Plan,
+    PrunedRecord,
+    Request,
+    StoredRecord,
+    as_record,
+    encode_batch,
+    plan,
+)
 from streams.stores.recent import Recent
 from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, STEPS, connect_to_write, translated
 from streams.stores.sqlite.head import HeadFile, make_head_file
@@ -172,20 +182,20 @@ class SqliteStore(KeepsHints):
             self._tails[stream_id] = tail
         return tail
 
-    def known(self, key: str) -> Known | None:
+    def known(self, key: str) -> KnownRecord | None:
         """See ``Tails``."""
         digest = self._digests[key]
         fresh = self._fresh.get(digest)
         if fresh is not None:
-            return Kept(lambda: fresh)
+            return StoredRecord(lambda: fresh)
         if digest in self._stored:
             where = [self._stored[digest], digest]
             row = self._connection.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
             if row is not None:  # without a row, the record was pruned
                 found = record_of(row, str(self._path))
-                return Kept(lambda: found)
+                return StoredRecord(lambda: found)
         entry = find(self._connection, digest) if self._has_entries else None
-        return None if entry is None else Removed(entry)
+        return None if entry is None else PrunedRecord(entry)
 
     # --- writing ---
 
@@ -278,7 +288,7 @@ class SqliteStore(KeepsHints):
         """See ``RetentionStore.forget``."""
         return await self._turns.run(lambda: self._remover.forget(streams, positions, at_ms, self._between))
 
-    async def removed(self) -> dict[str, Gone]:
+    async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return await self._reader.removed()
 

@@ -22,7 +22,7 @@ from zlib import crc32
 import orjson
 
 from streams.errors import ForeignStore, StoreUnavailable
-from streams.findings import Finding, Found, Kind, Summary
+from streams.findings import Finding, FindingQueue, Kind, Summary
 from streams.hashing import canonical, is_digest
 from streams.retention import NOTHING_REMOVED, Removal, payload_fault
 from streams.store import NOTHING
@@ -98,7 +98,7 @@ class SqliteVerification:
     summary: Summary = field(default_factory=Summary)
     furthest: int | None = None
     """The last position that the log reached, set at the end; ``None`` if unknown."""
-    _found: Found = field(init=False)
+    _found: FindingQueue = field(init=False)
     _told: set[Finding] = field(default_factory=set)
     _removal: Removal = NOTHING_REMOVED
     _chains: Chains = field(default_factory=lambda: Chains({}))
@@ -115,7 +115,7 @@ class SqliteVerification:
     """The last position read one by one."""
 
     def __post_init__(self) -> None:
-        self._found = Found(self.summary)
+        self._found = FindingQueue(self.summary)
 
     @property
     def _path(self) -> Path:

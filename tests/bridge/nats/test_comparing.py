@@ -26,7 +26,7 @@ from bridge.nats.mirror.comparing import (
 )
 from bridge.nats.mirror.messages import Mirror, mirrored
 from streams.event import StreamEvent
-from streams.retention import Gone
+from streams.retention import StreamRemoval
 from streams.store import NOTHING, Record
 from tests.bridge.nats.records import MIRROR, chained, event, mirror_all, recorded
 
@@ -48,7 +48,7 @@ class Case:
     family: Family = "records"
     records: list[Record] = field(default_factory=lambda: recorded("task_nested"))
     mirror: Mirror = MIRROR
-    removed: dict[str, Gone] = field(default_factory=dict)
+    removed: dict[str, StreamRemoval] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     now_ms: int = 0
     head: int | None = None
@@ -339,7 +339,7 @@ def test_messages_of_records_that_the_log_pruned_are_no_fault(family: Family) ->
     case = Case(family, two_streams())
     case.head = 9
     case.records = [record for record in case.records if record.event.stream_id == "ses_b"]
-    case.removed = {"ses_a": Gone(first_offset=5, pruned_ms=1)}
+    case.removed = {"ses_a": StreamRemoval(first_offset=5, pruned_ms=1)}
     found, result, _ = case.compare()
     assert found == [] and result.pruned == 5
     case.removed = {}
@@ -350,7 +350,7 @@ def test_a_message_of_a_hole_that_pruning_did_not_make_is_extra() -> None:
     case = Case(records=two_streams())
     case.head = 9
     case.records = [record for record in case.records if record.event.stream_id == "ses_b"]
-    case.removed = {"ses_a": Gone(first_offset=2, pruned_ms=1)}
+    case.removed = {"ses_a": StreamRemoval(first_offset=2, pruned_ms=1)}
     assert case.kinds() == [("extra", 4, 4), ("extra", 6, 6), ("extra", 8, 8)]
 
 
@@ -368,12 +368,14 @@ def forget(records: Iterable[Record], stream: str) -> list[Record]:
 def test_what_is_forgotten_must_not_be_said_any_more(family: Family) -> None:
     case = Case(family, two_streams())
     case.records = forget(case.records, "ses_a")
-    case.removed = {"ses_a": Gone(forgotten_to=5, forgotten_ms=1)}
+    case.removed = {"ses_a": StreamRemoval(forgotten_to=5, forgotten_ms=1)}
     assert case.kinds() == [("unforgotten", p, p) for p in (0, 2, 4, 6, 8)]
 
 
 def test_a_forgotten_record_is_there_as_its_digest_and_in_its_place() -> None:
-    case = Case(records=forget(two_streams(), "ses_a"), removed={"ses_a": Gone(forgotten_to=5, forgotten_ms=1)})
+    case = Case(
+        records=forget(two_streams(), "ses_a"), removed={"ses_a": StreamRemoval(forgotten_to=5, forgotten_ms=1)}
+    )
     found, result, _ = case.compare()
     assert found == [] and result.compared == 10 and case.kept[0].headers[h.FORM] == "forgotten"
     case.kept.append(case.kept.pop(4))
@@ -392,7 +394,7 @@ def test_where_the_log_does_not_know_any_more_where_a_record_belongs_that_is_not
         forgotten = [m for m in case.published(case.records) if int(m.headers[h.POSITION]) < 2]
         case.kept = forgotten + [m for m in whole.kept if int(m.headers[h.POSITION]) >= 2]
         assert case.kinds(), "as long as nothing says why"
-        case.removed = {"ses_a": Gone(forgotten_to=2, forgotten_ms=1)}
+        case.removed = {"ses_a": StreamRemoval(forgotten_to=2, forgotten_ms=1)}
         assert case.kinds() == []
 
 

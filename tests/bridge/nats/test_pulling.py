@@ -19,11 +19,11 @@ from bridge.nats.jetstream.pulling import (
     Again,
     Bury,
     ConsumerDefinition,
-    Delivery,
     Done,
-    Handler,
     Outcome,
     Poison,
+    PulledMessage,
+    PullHandler,
     PullLoop,
     ensure_consumer,
     remove_consumer,
@@ -60,7 +60,7 @@ async def stream(sessions: Sessions, count: int = 0) -> str:
 async def pulling(
     sessions: Sessions,
     name: str,
-    handle: Handler,
+    handle: PullHandler,
     settings: PullSettings = QUICK,
     *,
     bury: Bury | None = None,
@@ -84,8 +84,8 @@ class Keeper:
     def __init__(self) -> None:
         self.done: Counter[bytes] = Counter()
 
-    async def __call__(self, delivery: Delivery) -> Outcome:
-        self.done[delivery.body] += 1
+    async def __call__(self, pulled: PulledMessage) -> Outcome:
+        self.done[pulled.body] += 1
         return Done()
 
     async def all(self, count: int) -> None:
@@ -113,11 +113,11 @@ async def test_everything_is_handled_once_and_acknowledged(sessions: Sessions) -
 
 async def test_a_delivery_tells_what_it_is(sessions: Sessions) -> None:
     name = await stream(sessions, 2)
-    got: list[Delivery] = []
+    got: list[PulledMessage] = []
 
-    async def handle(delivery: Delivery) -> Outcome:
-        got.append(delivery)
-        return Again(0) if delivery.count == 1 else Done()
+    async def handle(pulled: PulledMessage) -> Outcome:
+        got.append(pulled)
+        return Again(0) if pulled.count == 1 else Done()
 
     async with pulling(sessions, name, handle):
         await until(lambda: len(got) == 4, "each twice")
@@ -134,22 +134,22 @@ async def test_failures_come_again_and_poison_goes_to_the_dead_letters(sessions:
     tries: Counter[bytes] = Counter()
     dead: list[tuple[bytes, str]] = []
 
-    async def handle(delivery: Delivery) -> Outcome:
-        tries[delivery.body] += 1
-        match delivery.body:
+    async def handle(pulled: PulledMessage) -> Outcome:
+        tries[pulled.body] += 1
+        match pulled.body:
             case b"0":
                 raise ValueError("a secret text")
             case b"1":
                 return Poison("not a command")
-            case b"2" if delivery.count < 3:
+            case b"2" if pulled.count < 3:
                 return Again(0.01)
         return Done()
 
-    async def bury(delivery: Delivery, reason: str) -> None:
-        if delivery.body == b"1" and not dead:
+    async def bury(pulled: PulledMessage, reason: str) -> None:
+        if pulled.body == b"1" and not dead:
             dead.append((b"failed", ""))
             raise NatsUnavailable("the dead letters cannot be reached")
-        dead.append((delivery.body, reason))
+        dead.append((pulled.body, reason))
 
     async with pulling(sessions, name, handle, replace(QUICK, attempts=3), bury=bury) as loop:
         await empty(sessions, name)
@@ -162,11 +162,11 @@ async def test_what_killed_its_handlers_too_often_is_not_handled_again(sessions:
     name, keeper = await stream(sessions, 1), Keeper()
     dead: list[str] = []
 
-    async def bury(delivery: Delivery, reason: str) -> None:
+    async def bury(pulled: PulledMessage, reason: str) -> None:
         dead.append(reason)
 
-    async def hang(delivery: Delivery) -> Outcome:
-        keeper.done[delivery.body] += 1
+    async def hang(pulled: PulledMessage) -> Outcome:
+        keeper.done[pulled.body] += 1
         await asyncio.sleep(HANG_SECONDS)
         return Done()
 
@@ -185,13 +185,13 @@ async def test_no_more_are_under_way_than_may_be_and_slow_ones_are_not_delivered
     begun: Counter[bytes] = Counter()
     under_way = most = 0
 
-    async def handle(delivery: Delivery) -> Outcome:
+    async def handle(pulled: PulledMessage) -> Outcome:
         nonlocal under_way, most
-        begun[delivery.body] += 1
+        begun[pulled.body] += 1
         under_way += 1
         most = max(most, under_way)
         # The first takes longer than a message may without a sign of life.
-        await asyncio.sleep(1.7 if delivery.body == b"0" else 0.01)
+        await asyncio.sleep(1.7 if pulled.body == b"0" else 0.01)
         under_way -= 1
         return Done()
 
@@ -206,8 +206,8 @@ async def test_with_one_at_a_time_the_order_is_kept(sessions: Sessions) -> None:
     name = await stream(sessions, 60)
     got: list[bytes] = []
 
-    async def handle(delivery: Delivery) -> Outcome:
-        got.append(delivery.body)
+    async def handle(pulled: PulledMessage) -> Outcome:
+        got.append(pulled.body)
         return Done()
 
     async with pulling(sessions, name, handle, replace(QUICK, max_inflight=1)):
@@ -271,9 +271,9 @@ async def test_it_goes_on_after_the_server(
         sessions = Sessions(own.ask_options)
         name, keeper = await stream(sessions, 50), Keeper()
 
-        async def slowly(delivery: Delivery) -> Outcome:
+        async def slowly(pulled: PulledMessage) -> Outcome:
             await asyncio.sleep(0.005)
-            return await keeper(delivery)
+            return await keeper(pulled)
 
         async with pulling(sessions, name, slowly) as loop:
             await keeper.all(10)

@@ -26,7 +26,7 @@ from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.stream_plan import EVENTS
 from sidecar.checks import ask_sidecar
-from sidecar.cli.shared.heard import as_json, expanded, heard, is_internal
+from sidecar.cli.shared.received_message import as_json, expanded, is_internal, shown_message
 from sidecar.config import load_config
 from sidecar.home import Home
 from sidecar.nats.reaching import sessions_of
@@ -276,7 +276,7 @@ def test_what_is_no_pattern_is_wrong_usage(given: str, tmp_path: Path) -> None:
 
 def test_what_is_of_the_l0_protocol_reads_like_the_log() -> None:
     lines = [
-        str(heard(message.subject, message.headers, message.body, 5).line)
+        str(shown_message(message.subject, message.headers, message.body, 5).line)
         for made in mirror_all(recorded("task_nested"))
         for message in made.messages[:-1]
     ]
@@ -286,25 +286,27 @@ def test_what_is_of_the_l0_protocol_reads_like_the_log() -> None:
     assert any(re.match(r"model: stop · ", line) for line in lines)
     assert not [line for line in lines if "{" in line or "=" in line]
     step = "cg.v1.p.public.evt.agent.ses_1.step"
-    failed = heard(step, {}, b'{"phase": "failed", "metadata": {"tool": "bash", "timing": {"duration_ms": 2500}}}', 5)
+    failed = shown_message(
+        step, {}, b'{"phase": "failed", "metadata": {"tool": "bash", "timing": {"duration_ms": 2500}}}', 5
+    )
     assert (str(failed.line), failed.line.tone) == ("bash: failed · 2.5s", "bad")
     for strange in (b"{}", b"[]", b'{"metadata": 3, "phase": {"a": 1}}', b'{"stats": [1], "turn_epoch": "x"}', b"1"):
         for suffix in ("step", "state", "task", "chunk"):
-            assert heard(step.replace("step", suffix), {}, strange, 5).line.label
+            assert shown_message(step.replace("step", suffix), {}, strange, 5).line.label
 
 
 def test_every_message_of_a_recording_has_its_line() -> None:
     for made in mirror_all(recorded("task_nested")):
         for message in made.messages:
-            told = heard(message.subject, message.headers, message.body, 5)
+            told = shown_message(message.subject, message.headers, message.body, 5)
             assert told.ts == int(message.headers[h.TIMESTAMP]) and told.type and told.place and told.line.label
             assert as_json(message.subject, message.headers, message.body, 5)["payload"]
 
 
 def test_foreign_messages_are_shown_as_they_are() -> None:
     assert as_json("a", {}, b"\xff", 0)["base64"] == "/w==" and as_json("a", {}, b"x", 0)["text"] == "x"
-    told = heard("cg.v1.broken", {h.TIMESTAMP: "-1", h.FORM: "whole"}, b'{"id": 1}', 7)
+    told = shown_message("cg.v1.broken", {h.TIMESTAMP: "-1", h.FORM: "whole"}, b'{"id": 1}', 7)
     assert (told.ts, told.line.text) == (7, "id=1")
-    assert heard("a.b", {}, b"[" * 100_000, 7).line.text.startswith("[[[")
+    assert shown_message("a.b", {}, b"[" * 100_000, 7).line.text.startswith("[[[")
     assert is_internal("$JS.API.INFO", ">") and is_internal("_INBOX.x", "*.x") and not is_internal("evt.x", ">")
     assert not is_internal("$JS.API.INFO", "$JS.>")

@@ -32,7 +32,7 @@ _LONGEST_STAMP: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ShownMessage:
     """The shown parts of a message: ``place`` is the end of the id of the message's stream or session."""
 
     ts: int
@@ -63,7 +63,7 @@ def is_internal(subject: str, pattern: str) -> bool:
     return pattern.split(".")[0] in ("*", REST) and subject.startswith(("$", "_"))
 
 
-def heard(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) -> Heard:
+def shown_message(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) -> ShownMessage:
     """The content of a message. ``now_ms``, the time when it was received, replaces a missing time of sending."""
     stamp = headers.get(h.TIMESTAMP, "")
     ts = int(stamp) if stamp.isascii() and stamp.isdecimal() and len(stamp) <= _LONGEST_STAMP else now_ms
@@ -73,11 +73,11 @@ def heard(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) ->
         line = describe(event)
         if headers.get(h.FORM) == "pointer":
             line = Line(line.label, "(too large for the server; the log has it)", "quiet")
-        return Heard(ts, _end_of(event.stream_id), event.type, event.actor, line)
+        return ShownMessage(ts, _end_of(event.stream_id), event.type, event.actor, line)
     place, told = _place(subject)
     type_ = type_ or told
     line = _meaning(subject, body) or Line(short_type(type_) if type_ else "message", _said(body), _tone(subject))
-    return Heard(ts, place, type_, actor, line)
+    return ShownMessage(ts, place, type_, actor, line)
 
 
 def as_json(subject: str, headers: Mapping[str, str], body: bytes, now_ms: int) -> dict[str, Any]:
