@@ -39,7 +39,8 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
                 f"`durable-stream repair` rewrites {MANIFEST} if every record passes verification; otherwise restore "
                 "it from a backup"
             )
-            raise MissingLog(str(store), f"it holds a log, but {MANIFEST}, which says which store is the log, is missing", hint)
+            found = f"it holds a log, but {MANIFEST}, which says which store is the log, is missing"
+            raise MissingLog(str(store), found, hint)
         lost = left_alone(store)
         if lost is not None:
             raise MissingLog(str(store), lost.reason, lost.hint)
