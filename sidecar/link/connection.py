@@ -35,7 +35,7 @@ class SocketWire:
     def __init__(self, socket: ServerConnection, link: SidecarLink, counters: Counters) -> None:
         self.socket, self.link, self.counters = socket, link, counters
         self.reason: str | None = None
-        self._wake = asyncio.Event()
+        self._wake, self._sent = asyncio.Event(), asyncio.Event()
         self._code = 1000
         self._gone = False
 
@@ -68,10 +68,21 @@ class SocketWire:
         return True
 
     async def write(self) -> None:
-        while await self.flush() and self.link.state is not State.CLOSED and not self._gone:
-            await self._wake.wait()
-            self._wake.clear()
+        try:
+            while await self.flush() and self.link.state is not State.CLOSED and not self._gone:
+                self._sent.set()
+                await self._wake.wait()
+                self._wake.clear()
+        finally:
+            self._gone = True
+            self._sent.set()
         await self.socket.close(self._code)
+
+    async def until_fewer(self, frames: int) -> None:
+        """Wait until fewer than ``frames`` frames wait for ``write``, or ``write`` has ended."""
+        while self.link.pending >= frames and not self._gone:
+            self._sent.clear()
+            await self._sent.wait()
 
     def bye(self, reason: ByeReason, code: int | None = None) -> None:
         if self.link.state is not State.CLOSED:

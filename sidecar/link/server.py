@@ -391,8 +391,7 @@ class LinkServer:
                         request.add_done_callback(requests.discard)
                 if len(requests) >= MAX_REQUESTS:
                     await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
-                if wire.crowded():
-                    return
+                await wire.until_fewer(MAX_REQUESTS)  # a peer that does not read its answers sends no more requests
         finally:
             for task in (writer, *requests):
                 task.cancel()
