@@ -26,8 +26,8 @@ from streams.log.verify import Verification
 from streams.stores.directory import read_manifest
 from tests.sidecar import life
 from tests.sidecar.bad_stores import snapshot
-from tests.sidecar.cli.helpers import Done, run
-from tests.sidecar.support import HANG_SECONDS, REPOSITORY, cli, running, start, wait_for
+from tests.sidecar.cli.helpers import Done, command, run
+from tests.sidecar.support import HANG_SECONDS, REPOSITORY, running, start, wait_for
 from tests.streams.builders import event
 
 DAY_MS = 86_400_000
@@ -95,8 +95,8 @@ there: whatever cuts it off comes in time."""
 
 
 def stopping_half_way(home: Home, *arguments: str) -> list[str]:
-    python, _, _, *command = cli(home, *arguments)
-    return [python, "-c", HELD, str(home.path / "held"), str(home.path / "go-on"), *command]
+    python, _, _, *words = command(home.path, *arguments)
+    return [python, "-c", HELD, str(home.path / "held"), str(home.path / "go-on"), *words]
 
 
 def wait_until_held(home: Home) -> None:
@@ -118,7 +118,7 @@ def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home, ba
         assert run(home.path, "migrate", "--to", "sqlite").code == 0 and run(home.path, "stop").code == 0
     sidecar = begin(stopping_half_way(home, "serve"))
     running(home)
-    pruning = begin(cli(home, "prune", "--older-than", "1d", "--yes", "--json"))
+    pruning = begin(command(home.path, "prune", "--older-than", "1d", "--yes", "--json"))
     wait_until_held(home)
     sidecar.kill()
     sidecar.communicate(timeout=HANG_SECONDS)
@@ -194,7 +194,7 @@ def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(home: Home) -> N
     sidecar = begin(stopping_half_way(home, "serve"))
     running(home)
     arguments = ("migrate", "--to", "sqlite")
-    moving = begin(cli(home, *arguments))
+    moving = begin(command(home.path, *arguments))
     wait_until_held(home)
     moving.send_signal(signal.SIGINT)
     out, err = moving.communicate(timeout=HANG_SECONDS)
@@ -213,7 +213,7 @@ def test_a_sidecar_does_not_leave_while_it_moves_the_log(home: Home) -> None:
         config.write("[link]\nidle_exit_seconds = 2\n")
     sidecar = begin(stopping_half_way(home, "serve", "--idle-exit"))
     running(home)
-    moving = begin(cli(home, "migrate", "--to", "sqlite"))
+    moving = begin(command(home.path, "migrate", "--to", "sqlite"))
     wait_until_held(home)
     moving.kill()
     moving.communicate(timeout=HANG_SECONDS)

@@ -20,7 +20,8 @@ from streams.identity import system_identity
 from streams.log.reader import LogReader
 from tests.bridge.opencode.playing import Log
 from tests.bridge.opencode.playing2 import RECORDINGS, names, play2, summary
-from tests.sidecar.support import run, wait_for
+from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.support import wait_for
 
 NONCE = system_identity().nonce
 
@@ -74,7 +75,7 @@ async def test_every_recording_is_read_as_its_service_was(home: Home) -> None:
     before = len(await recorded(home))
     for name in ("permission", "subagents", "subagent", "abort"):
         assert (await play(home, RECORDINGS / f"{name}.jsonl", nonce=NONCE)).added == 0, name
-    run(home, "stop")
+    run_process(home.path, "stop")
     assert (await play(home, RECORDINGS / "tools.jsonl", nonce=NONCE)).added == 0
     assert len(await recorded(home)) == before
 
