@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,6 @@ from tests.sidecar.cli.helpers import run_process
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, running, start, wait_for
 
 NONCE = system_identity().nonce
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    yield home
-    info = home.running()
-    if info is not None:
-        os.kill(info.pid, signal.SIGKILL)
-        wait_for(lambda: home.running() is None, "the sidecar is gone")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +109,7 @@ class TestLife:
         run_process(home.path, "stop")
 
     async def test_a_damaged_log_is_refused_with_file_and_line(self, home: Home, recorded: Home) -> None:
-        shutil.copytree(recorded.path, home.path)
+        shutil.copytree(recorded.path, home.path, dirs_exist_ok=True)
         segment = next((home.store_path / "log").iterdir())
         data = bytearray(segment.read_bytes())
         data[len(data) // 2] ^= 1
@@ -142,7 +131,7 @@ class TestLife:
         assert status.code == 1 and "Something is wrong" in status.out and "link.port" in status.out
 
     def test_a_token_open_to_others_is_told_by_status(self, home: Home, recorded: Home) -> None:
-        shutil.copytree(recorded.path, home.path)
+        shutil.copytree(recorded.path, home.path, dirs_exist_ok=True)
         home.token_path.chmod(0o644)
         status = run_process(home.path, "status")
         assert status.code == 1 and "accessible to other users" in status.out

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -21,19 +21,8 @@ from streams.log.reader import LogReader
 from tests.bridge.opencode.playing import Log
 from tests.bridge.opencode.playing2 import RECORDINGS, names, play2, summary
 from tests.sidecar.cli.helpers import run_process
-from tests.sidecar.support import wait_for
 
 NONCE = system_identity().nonce
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    yield home
-    info = home.running()
-    if info is not None:
-        os.kill(info.pid, signal.SIGKILL)
-        wait_for(lambda: home.running() is None, "the sidecar is gone")
 
 
 async def recorded(home: Home) -> list[StreamEvent]:
