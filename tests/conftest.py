@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from sidecar.home import Home
 from sidecar.install.plugin import Target, install, shim_path
 
 _PREFIX = "durable-stream-tests-"
@@ -40,3 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove everything."""
     shutil.rmtree(config.stash[_place])
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home that exists and is still empty."""
+    home = Home(tmp_path / "home")
+    home.create()
+    return home

@@ -22,7 +22,7 @@ PAGE = (ROOT / "docs" / "agents.md").read_text()
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def example_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
@@ -65,17 +65,17 @@ def lines(tmp_path: Path, count: int) -> list[str]:
     return [line.partition("  #")[0] for line in path.read_text().splitlines()]
 
 
-def test_the_page_is_true(home: Path, tmp_path: Path) -> None:
-    listed = [row["name"] for row in run(home, "agents", "--json").objects()[0]["agents"]]
+def test_the_page_is_true(example_home: Path, tmp_path: Path) -> None:
+    listed = [row["name"] for row in run(example_home, "agents", "--json").objects()[0]["agents"]]
     assert listed == re.findall(r"^([a-z]+) +READY", PAGE, re.M)
     (shown,) = re.findall(r"\$ durable-stream send (\w+) (\w+) '(.*?)'\n(.*?)```", PAGE, re.S)
-    assert run(home, "send", *shown[:3]).out == shown[3]
+    assert run(example_home, "send", *shown[:3]).out == shown[3]
     assert lines(tmp_path, 1) == ["hello"]
-    until_ready(home)
-    asyncio.run(send_over_nats(home))
+    until_ready(example_home)
+    asyncio.run(send_over_nats(example_home))
     assert lines(tmp_path, 2) == ["hello", "sent over NATS"]
-    run(home, "play", str(ROOT / "sidecar" / "recordings" / "demo.jsonl"), "--speed", "max")
+    run(example_home, "play", str(ROOT / "sidecar" / "recordings" / "demo.jsonl"), "--speed", "max")
     end = time.monotonic() + LIMIT_SECONDS
-    while not run(home, "query", "--type", "watcher.failed", "--json").objects():
+    while not run(example_home, "query", "--type", "watcher.failed", "--json").objects():
         assert time.monotonic() < end
-    assert run(home, "replay", "agent/watcher").code == 0
+    assert run(example_home, "replay", "agent/watcher").code == 0

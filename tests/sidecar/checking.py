@@ -20,8 +20,8 @@ LINKED = "2026-11-22 01:53:48,183 INFO sidecar: link opened: pid 7, instance 12a
 PROGRAM = "#!/bin/sh\necho {}\n"
 
 
-def home_where_all_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home with a log, an OpenCode of a known version and an installed plugin."""
+def make_healthy(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the home a log, an OpenCode of a known version and an installed plugin."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, says in (("opencode", "1.18.33"), ("durable-stream", "durable-stream 0.1.0")):
@@ -34,13 +34,10 @@ def home_where_all_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> H
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "project" / ".git").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project")
-    made = Home(tmp_path / "home")
-    made.create()
-    made.ensure_token(seeded_identity(1).nonce)
-    made.log_path.write_text(LINKED)
-    asyncio.run(append(made.store_path, [events(3), events(2, prefix="x", stream="ses_b")]))
-    set_up(made, Target.everywhere(), programs)
-    return made
+    home.ensure_token(seeded_identity(1).nonce)
+    home.log_path.write_text(LINKED)
+    asyncio.run(append(home.store_path, [events(3), events(2, prefix="x", stream="ses_b")]))
+    set_up(home, Target.everywhere(), programs)
 
 
 def set_up(home: Home, target: Target, programs: Path) -> None:

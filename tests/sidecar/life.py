@@ -17,6 +17,7 @@ from typing import Any
 
 from sidecar.home import Home
 from streams.stores.jsonl.reader import JsonlReader
+from tests.sidecar.cli.helpers import environment
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY, wait_for
 
 DRIVER = Path(__file__).with_name("shim_driver.mjs")
@@ -40,12 +41,6 @@ _PRETEND = "; ".join(  # one line, for `ps` to show
 def release(version: str, protocol: int = 1) -> tuple[str, ...]:
     """The command of this program, claiming to be another release with another protocol."""
     return (sys.executable, "-c", _PRETEND, version, str(protocol))
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Our environment without home settings, and with this checkout importable from any directory."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_STREAM")}
-    return {**own, "PYTHONPATH": str(REPOSITORY), **more}
 
 
 def run_as(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from hashlib import sha256
@@ -14,27 +13,17 @@ from typing import IO, Any
 
 from bridge.opencode.link.link import CallError
 from sidecar.home import Home, SidecarInfo
+from tests.sidecar.cli.helpers import command
 
 REPOSITORY = Path(__file__).parents[2]
 RECORDINGS = REPOSITORY / "tests" / "recordings"
 HANG_SECONDS = 30.0
 
 
-def cli(home: Home, *arguments: str) -> list[str]:
-    """The command line of a ``durable-stream`` command."""
-    return [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), *arguments]
-
-
-def run(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        cli(home, *arguments), capture_output=True, text=True, timeout=HANG_SECONDS, cwd=REPOSITORY, check=False
-    )
-
-
 def start(home: Home, *arguments: str, output: int | IO[str] = subprocess.DEVNULL) -> subprocess.Popen[str]:
     """Start ``serve`` and return at once; its output goes to ``output``."""
-    return subprocess.Popen(cli(home, "serve", *arguments), stdout=output, stderr=output, text=True, cwd=REPOSITORY)
+    words = command(home.path, "serve", *arguments)
+    return subprocess.Popen(words, stdout=output, stderr=output, text=True, cwd=REPOSITORY)
 
 
 def wait_for(look: Callable[[], Any], what: str, *, every_s: float = 0.01) -> Any:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +23,18 @@ from sidecar.playing.play import MAX_EXPLAINED, play
 from sidecar.playing.progress import Progress
 from streams.identity import system_identity
 from streams.stores.jsonl.reader import JsonlReader
-from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start, wait_for
+from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.support import HANG_SECONDS, RECORDINGS, running, start, wait_for
 
 NONCE = system_identity().nonce
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    yield home
-    info = home.running()
-    if info is not None:
-        os.kill(info.pid, signal.SIGKILL)
-        wait_for(lambda: home.running() is None, "the sidecar is gone")
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home with a recording in its log and no running sidecar. Copy it to change it."""
     home = Home(tmp_path_factory.mktemp("recorded") / "home")
-    assert run(home, "play", str(RECORDINGS / "chat.jsonl")).returncode == 0
-    assert run(home, "stop").returncode == 0
+    assert run_process(home.path, "play", str(RECORDINGS / "chat.jsonl")).code == 0
+    assert run_process(home.path, "stop").code == 0
     return home
 
 
@@ -60,7 +50,7 @@ class TestLife:
             losers = [p for p in processes if p.pid != winner.pid]
             assert [loser.wait(HANG_SECONDS) for loser in losers] == [0] * 5
             assert home.running() == winner
-            run(home, "stop")
+            run_process(home.path, "stop")
             assert next(p for p in processes if p.pid == winner.pid).wait(HANG_SECONDS) == 0
             printed.seek(0)
             assert printed.read() == "", "winner and losers are quiet"
@@ -68,8 +58,8 @@ class TestLife:
     def test_a_second_one_started_by_hand_is_told_who_serves(self, home: Home) -> None:
         first = start(home)
         info = running(home)
-        second = run(home, "serve")
-        assert second.returncode == 1 and str(info.pid) in second.stderr and "durable-stream stop" in second.stderr
+        second = run_process(home.path, "serve")
+        assert second.code == 1 and str(info.pid) in second.err and "durable-stream stop" in second.err
         first.terminate()
         assert first.wait(HANG_SECONDS) == 0
 
@@ -100,9 +90,9 @@ class TestLife:
         assert home.running() is None
 
     def test_its_own_log_holds_no_payload(self, home: Home) -> None:
-        played = run(home, "play", str(RECORDINGS / "parallel_tools.jsonl"))
-        assert played.returncode == 0, played.stderr
-        run(home, "stop")
+        played = run_process(home.path, "play", str(RECORDINGS / "parallel_tools.jsonl"))
+        assert played.code == 0, played.err
+        run_process(home.path, "stop")
         log = home.log_path.read_text()
         assert "serving on port" in log and "stopped" in log
         assert "CALL:" not in log and "echo" not in log and "/home/dev" not in log
@@ -111,47 +101,47 @@ class TestLife:
     def test_files_are_the_users_alone(self, home: Home) -> None:
         previous = os.umask(0)
         try:
-            run(home, "play", str(RECORDINGS / "chat.jsonl"))
+            run_process(home.path, "play", str(RECORDINGS / "chat.jsonl"))
         finally:
             os.umask(previous)
         open_ = [p for p in [home.path, *home.path.rglob("*")] if p.lstat().st_mode & 0o077]
         assert open_ == []
-        run(home, "stop")
+        run_process(home.path, "stop")
 
     async def test_a_damaged_log_is_refused_with_file_and_line(self, home: Home, recorded: Home) -> None:
-        shutil.copytree(recorded.path, home.path)
+        shutil.copytree(recorded.path, home.path, dirs_exist_ok=True)
         segment = next((home.store_path / "log").iterdir())
         data = bytearray(segment.read_bytes())
         data[len(data) // 2] ^= 1
         segment.write_bytes(data)
-        refused = run(home, "serve")
-        assert refused.returncode == 1 and f"{segment}:" in refused.stderr and "Traceback" not in refused.stderr
-        played = run(home, "play", str(RECORDINGS / "chat.jsonl"))
-        assert played.returncode == 1 and "ended right after it started" in played.stderr
-        reason = refused.stderr.removeprefix("durable-stream: ").removesuffix(" [log-damaged]\n")
-        assert played.stderr.endswith(f"{reason} [sidecar-unavailable]\n"), "the sidecar's own reason"
+        refused = run_process(home.path, "serve")
+        assert refused.code == 1 and f"{segment}:" in refused.err
+        played = run_process(home.path, "play", str(RECORDINGS / "chat.jsonl"))
+        assert played.code == 1 and "ended right after it started" in played.err
+        reason = refused.err.removeprefix("durable-stream: ").removesuffix(" [log-damaged]\n")
+        assert played.err.endswith(f"{reason} [sidecar-unavailable]\n"), "the sidecar's own reason"
         assert segment.read_bytes() == data, "nothing was changed"
 
     def test_why_it_could_not_start_is_in_its_log_and_in_status(self, home: Home) -> None:
         home.create()
         home.config_path.write_text("[link]\nport = 'many'\n")
-        assert run(home, "serve", "--idle-exit").returncode == 1
+        assert run_process(home.path, "serve", "--idle-exit").code == 1
         assert "could not serve" in home.log_path.read_text() and "link.port" in home.log_path.read_text()
-        status = run(home, "status")
-        assert status.returncode == 1 and "Something is wrong" in status.stdout and "link.port" in status.stdout
+        status = run_process(home.path, "status")
+        assert status.code == 1 and "Something is wrong" in status.out and "link.port" in status.out
 
     def test_a_token_open_to_others_is_told_by_status(self, home: Home, recorded: Home) -> None:
-        shutil.copytree(recorded.path, home.path)
+        shutil.copytree(recorded.path, home.path, dirs_exist_ok=True)
         home.token_path.chmod(0o644)
-        status = run(home, "status")
-        assert status.returncode == 1 and "accessible to other users" in status.stdout
+        status = run_process(home.path, "status")
+        assert status.code == 1 and "accessible to other users" in status.out
 
     def test_one_that_hangs_is_ended_by_stop(self, home: Home) -> None:
         process = start(home)
         running(home)
         process.send_signal(signal.SIGSTOP)
-        stopped = run(home, "stop")
-        assert stopped.returncode == 0 and "with SIGKILL" in stopped.stdout, stopped.stdout + stopped.stderr
+        stopped = run_process(home.path, "stop")
+        assert stopped.code == 0 and "with SIGKILL" in stopped.out, stopped.out + stopped.err
         assert process.wait(HANG_SECONDS) == -signal.SIGKILL
 
     def test_serve_in_the_foreground_says_where_it_listens(self, home: Home, tmp_path: Path) -> None:
@@ -186,7 +176,7 @@ class TestPlay:
         assert result.items == len(read_recording(path).items) and len(once) == len(set(once)) > 20
         await play(home, path, nonce=NONCE)
         assert await keys(home) == once
-        run(home, "stop")
+        run_process(home.path, "stop")
         await play(home, path, nonce=NONCE)
         assert await keys(home) == once, "also in another life of the sidecar"
 
@@ -194,7 +184,7 @@ class TestPlay:
         path = RECORDINGS / "permission_child.jsonl"
         undisturbed = Home(tmp_path / "undisturbed")
         await play(undisturbed, path, nonce=NONCE)
-        run(undisturbed, "stop")
+        run_process(undisturbed.path, "stop")
         killed: list[SidecarInfo] = []
 
         acked = 0
@@ -261,8 +251,8 @@ class TestPlay:
         assert (await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)).added == 0
 
     async def test_a_log_that_cannot_be_written_is_tried_twice_and_told(self, home: Home) -> None:
-        assert run(home, "play", str(RECORDINGS / "chat.jsonl")).returncode == 0
-        run(home, "stop")
+        assert run_process(home.path, "play", str(RECORDINGS / "chat.jsonl")).code == 0
+        run_process(home.path, "stop")
         held = await keys(home)
         limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({8 * 1024}, {8 * 1024}))"
         words = [sys.executable, "-c", f"{limited}; from sidecar.cli import main; main()", "--home", str(home.path)]
@@ -327,12 +317,12 @@ class TestPlay:
             await play(home, path, nonce=NONCE)
         assert f"{path}:2" in str(raised.value)
         assert home.running() is None
-        shown = run(home, "play", str(path))
-        assert shown.returncode == 1 and said in shown.stderr and "Traceback" not in shown.stderr
+        shown = run_process(home.path, "play", str(path))
+        assert shown.code == 1 and said in shown.err
 
 
 def test_the_demo_holds_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    shown = run(Home(tmp_path / "unused"), "demo")
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "kill -9" in shown.stdout and "Nothing is missing, and nothing is duplicated." in shown.stdout
+    shown = run_process(tmp_path / "unused", "demo")
+    assert shown.code == 0, shown.out + shown.err
+    assert "kill -9" in shown.out and "Nothing is missing, and nothing is duplicated." in shown.out
     assert not (tmp_path / "unused").exists()

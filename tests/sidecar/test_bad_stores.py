@@ -93,11 +93,10 @@ def taken() -> Iterator[int]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch) -> Home:
+def portless_home(home: Home, tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home without a log yet, whose port is taken."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    home = Home(tmp_path / "home")
-    home.create()
     home.ensure_token(lambda: "a" * 64)
     home.config_path.write_text(f"[link]\nport = {taken}\n")
     return home
@@ -171,22 +170,22 @@ CASES = [(backend, state, wanted) for backend, states in REFUSED.items() for sta
     ("backend", "state", "wanted"), CASES, ids=[f"{backend}-{state.__name__}" for backend, state, _ in CASES]
 )
 def test_it_is_refused_in_one_sentence(
-    home: Home, sound: dict[Backend, Sound], backend: Backend, state: State, wanted: str
+    portless_home: Home, sound: dict[Backend, Sound], backend: Backend, state: State, wanted: str
 ) -> None:
-    store = put(home, sound[backend])
+    store = put(portless_home, sound[backend])
     state(store)
     before = snapshot(store)
     for name in registered((*READING, "serve", "migrate", "prune", "forget")):
-        done = run(home.path, *arguments(name, sound[backend]))
+        done = run(portless_home.path, *arguments(name, sound[backend]))
         assert is_sentence(done, wanted) and explained(done.err), (name, done)
-    done = run(home.path, *PRUNE_LOOKING)
+    done = run(portless_home.path, *PRUNE_LOOKING)
     assert is_sentence(done, wanted) and explained(done.err), done
     for name in TELLING:
-        done = run(home.path, name, "--json")
+        done = run(portless_home.path, name, "--json")
         assert done.code == 1 and done.err == "" and re.search(wanted, told(done)), (name, told(done))
-    [row] = re.findall("^log +(.*)$", run(home.path, "status").out, re.M)
+    [row] = re.findall("^log +(.*)$", run(portless_home.path, "status").out, re.M)
     assert row.endswith("see above") and "0 records" not in row, row
-    done = run(home.path, "verify")
+    done = run(portless_home.path, "verify")
     assert done.code == 1 and "Traceback" not in done.err
     assert is_sentence(done, wanted) or re.search("^(missing|corrupt): ", done.out, re.M), done
     assert snapshot(store) == before
@@ -196,12 +195,12 @@ def test_it_is_refused_in_one_sentence(
     ("backend", "state", "wanted"), CASES, ids=[f"{backend}-{state.__name__}" for backend, state, _ in CASES]
 )
 def test_repair_tells_what_it_would_do_or_why_not_and_what_then(
-    home: Home, sound: dict[Backend, Sound], backend: Backend, state: State, wanted: str
+    portless_home: Home, sound: dict[Backend, Sound], backend: Backend, state: State, wanted: str
 ) -> None:
-    store = put(home, sound[backend])
+    store = put(portless_home, sound[backend])
     state(store)
     before = snapshot(store)
-    would = run(home.path, "repair", "--dry-run", "--json")
+    would = run(portless_home.path, "repair", "--dry-run", "--json")
     assert would.code == 1 and snapshot(store) == before
     if state in (newer_manifest, foreign_manifest, database_newer, *LINKED):
         assert is_sentence(would, wanted)
@@ -211,13 +210,13 @@ def test_repair_tells_what_it_would_do_or_why_not_and_what_then(
     for item in items:
         assert item["outcome"] in ("would", "cannot") and item["found"] and "Traceback" not in would.err
         assert item["outcome"] == "would" or "backup" in item["text"], "what to do where nothing is done"
-    done = run(home.path, "repair", "--json")
+    done = run(portless_home.path, "repair", "--json")
     told = done.objects()
     assert [item["found"] for item in told if "found" in item] == [item["found"] for item in items]
     assert done.code == (1 if last["cannot"] else 0) and told[-1]["sound"] is (done.code == 0)
     assert (snapshot(store) == before) is (done.code == 1)
-    assert run(home.path, "verify").code == done.code
-    assert run(home.path, "streams").code == done.code, "a store that is fixed is opened again"
+    assert run(portless_home.path, "verify").code == done.code
+    assert run(portless_home.path, "streams").code == done.code, "a store that is fixed is opened again"
 
 
 @pytest.mark.parametrize("state", [foreign_manifest, newer_manifest])
@@ -249,51 +248,55 @@ def test_a_directory_without_a_log_gets_none_from_commands_that_remove_move_or_m
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_lock_alone_is_a_store_that_was_never_used(home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
-    store = put(home, sound[backend])
+def test_a_lock_alone_is_a_store_that_was_never_used(
+    portless_home: Home, sound: dict[Backend, Sound], backend: Backend
+) -> None:
+    store = put(portless_home, sound[backend])
     lock_alone(store)
     for name in registered(READING):
-        done = run(home.path, *arguments(name, sound[backend]))
+        done = run(portless_home.path, *arguments(name, sound[backend]))
         assert len(done.err.splitlines()) == 1, done
         assert "nothing was recorded" in done.err or "no event" in done.err, name
-    assert run(home.path, "verify").code == 0 and snapshot(store) == {}
-    assert is_sentence(run(home.path, "migrate", "--to", "sqlite"), "no log exists in .* yet")
+    assert run(portless_home.path, "verify").code == 0 and snapshot(store) == {}
+    assert is_sentence(run(portless_home.path, "migrate", "--to", "sqlite"), "no log exists in .* yet")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_lost_head_file_keeps_nobody_from_working(home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
-    store = put(home, sound[backend])
+def test_a_lost_head_file_keeps_nobody_from_working(
+    portless_home: Home, sound: dict[Backend, Sound], backend: Backend
+) -> None:
+    store = put(portless_home, sound[backend])
     head_gone(store)
     before = snapshot(store)
     for name in registered(READING):
-        assert run(home.path, *arguments(name, sound[backend])).code == 0, name
-    assert run(home.path, "verify").code == 1 and snapshot(store) == before
-    assert run(home.path, "repair").code == 0 and run(home.path, "verify").code == 0
+        assert run(portless_home.path, *arguments(name, sound[backend])).code == 0, name
+    assert run(portless_home.path, "verify").code == 1 and snapshot(store) == before
+    assert run(portless_home.path, "repair").code == 0 and run(portless_home.path, "verify").code == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_store_that_another_process_writes(
-    home: Home, sound: dict[Backend, Sound], backend: Backend, monkeypatch: pytest.MonkeyPatch
+    portless_home: Home, sound: dict[Backend, Sound], backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = put(home, sound[backend])
+    store = put(portless_home, sound[backend])
     before = snapshot(store)
     lock = os.open(store / "lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name in registered(WRITING):
-            done = run(home.path, *arguments(name, sound[backend]))
+            done = run(portless_home.path, *arguments(name, sound[backend]))
             assert is_sentence(done, r"being written by process \d+; stop the sidecar.*or wait"), (name, done)
             assert explained(done.err), done
         for name in registered(READING):
-            assert run(home.path, *arguments(name, sound[backend])).code == 0, name
+            assert run(portless_home.path, *arguments(name, sound[backend])).code == 0, name
     finally:
         os.close(lock)
     monkeypatch.setattr("sidecar.link.launch.START_SECONDS", 0.3)
-    with home.lock():
+    with portless_home.lock():
         for name in registered(WRITING):
-            done = run(home.path, *arguments(name, sound[backend]))
+            done = run(portless_home.path, *arguments(name, sound[backend]))
             assert is_sentence(done, r"another sidecar.* serving this home.*`durable-stream stop`"), (name, done)
-        life.end_sidecars(home)  # they wait for the lock
+        life.end_sidecars(portless_home)  # they wait for the lock
     assert without_shared_memory(snapshot(store)) == before
 
 
@@ -315,42 +318,42 @@ def count_waits(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_looking_at_a_log_at_rest_leaves_nothing_beside_it(
-    home: Home, sound: dict[Backend, Sound], backend: Backend
+    portless_home: Home, sound: dict[Backend, Sound], backend: Backend
 ) -> None:
-    store = put(home, sound[backend])
+    store = put(portless_home, sound[backend])
     if backend == "jsonl":
-        home.config_path.unlink()
-        assert run_and_stop(home.path, "migrate", "--to", "sqlite").code == 0
-        assert run_and_stop(home.path, "migrate", "--to", "jsonl").code == 0
+        portless_home.config_path.unlink()
+        assert run_and_stop(portless_home.path, "migrate", "--to", "sqlite").code == 0
+        assert run_and_stop(portless_home.path, "migrate", "--to", "jsonl").code == 0
         assert (store / "log.db").exists(), "what the log was moved from is kept"
     before = snapshot(store)
     assert not any(name.endswith(("-wal", "-shm")) for name in before)
     looks = [arguments(name, sound[backend]) for name in registered((*READING, *TELLING, "verify"))]
     for look in (*looks, ["query", "--text", "n"], ["repair", "--dry-run"]):
-        done = run(home.path, *look)
+        done = run(portless_home.path, *look)
         assert done.code == 0 or look[0] in TELLING, done
         assert snapshot(store) == before, look
 
 
 def test_a_database_that_another_program_holds(
-    home: Home, sound: dict[Backend, Sound], monkeypatch: pytest.MonkeyPatch
+    portless_home: Home, sound: dict[Backend, Sound], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.stores.sqlite.files.BUSY_MS", 20)
     waits = count_waits(monkeypatch)
-    store = put(home, sound["sqlite"])
-    home.config_path.write_text('[nats]\nmode = "embedded"\n')  # which a sidecar would start
+    store = put(portless_home, sound["sqlite"])
+    portless_home.config_path.write_text('[nats]\nmode = "embedded"\n')  # which a sidecar would start
     before = snapshot(store)
     other = sqlite3.connect(store / "log.db", isolation_level=None)
     other.execute("PRAGMA locking_mode = EXCLUSIVE")
     other.execute("BEGIN EXCLUSIVE")
     try:
         for name in registered(READING + WRITING):
-            done = run(home.path, *arguments(name, sound["sqlite"]))
+            done = run(portless_home.path, *arguments(name, sound["sqlite"]))
             assert is_sentence(done, r"log\.db is held by another program; close that program"), (name, done)
             assert len(waits) <= 1, (name, waits)
             waits.clear()
         for name in TELLING:
-            assert "held by another program" in told(run(home.path, name, "--json")), name
+            assert "held by another program" in told(run(portless_home.path, name, "--json")), name
             assert len(waits) == 1, (name, waits)
             waits.clear()
     finally:
@@ -360,8 +363,10 @@ def test_a_database_that_another_program_holds(
 
 
 @pytest.mark.parametrize(("backend", "part"), [("jsonl", "."), ("sqlite", "."), ("jsonl", "lock")])
-def test_a_store_that_is_closed_to_us(home: Home, sound: dict[Backend, Sound], backend: Backend, part: str) -> None:
-    store = put(home, sound[backend])
+def test_a_store_that_is_closed_to_us(
+    portless_home: Home, sound: dict[Backend, Sound], backend: Backend, part: str
+) -> None:
+    store = put(portless_home, sound[backend])
     (store / "lock").touch()
     # Root opens what is closed; without these two of its rights it is as anybody else.
     as_anybody = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
@@ -369,7 +374,7 @@ def test_a_store_that_is_closed_to_us(home: Home, sound: dict[Backend, Sound], b
     answers = {}
     try:
         for name in ("status", "doctor", "migrate", "streams"):
-            asked = [*as_anybody, *command(home.path, *arguments(name, sound[backend]))]
+            asked = [*as_anybody, *command(portless_home.path, *arguments(name, sound[backend]))]
             done = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=ROOT)
             answers[name] = Done(done.returncode, done.stdout, done.stderr)
     finally:
@@ -409,9 +414,9 @@ def in_a_place(kind: str, home: Home, sound: Sound) -> dict[str, Done]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_read_only_file_system(home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
-    put(home, sound[backend])
-    answers = in_a_place("read-only", home, sound[backend])
+def test_a_read_only_file_system(portless_home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
+    put(portless_home, sound[backend])
+    answers = in_a_place("read-only", portless_home, sound[backend])
     for name in (*registered((*READING, "verify")), " ".join(FORGET_LOOKING)):
         assert answers[name].code == 0, (name, answers[name])
     would = answers[" ".join(PRUNE_LOOKING)]
@@ -427,9 +432,9 @@ def test_a_read_only_file_system(home: Home, sound: dict[Backend, Sound], backen
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_full_disk(home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
-    put(home, sound[backend])
-    answers = in_a_place("full", home, sound[backend])
+def test_a_full_disk(portless_home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
+    put(portless_home, sound[backend])
+    answers = in_a_place("full", portless_home, sound[backend])
     for name in registered((*READING, "verify")):
         assert answers[name].code == 0, (name, answers[name])
     # With jsonl it gets as far as the port that another program has.

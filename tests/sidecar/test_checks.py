@@ -19,7 +19,6 @@ from tests.sidecar.checking import (
     LINKED,
     PROGRAM,
     doctor,
-    home_where_all_is_well,
     levels,
     look,
     programs,
@@ -30,13 +29,8 @@ from tests.sidecar.cli.helpers import append, run
 from tests.streams.builders import event
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return home_where_all_is_well(tmp_path, monkeypatch)
-
-
-def test_all_is_well(home: Home) -> None:
-    found = look(home)
+def test_all_is_well(healthy_home: Home) -> None:
+    found = look(healthy_home)
     assert {check.level for check in found.values()} == {"ok"}
     assert set(found) == {
         *("opencode", "switches", "plugin", "versions", "start-up", "home", "token", "config", "disk"),
@@ -45,17 +39,17 @@ def test_all_is_well(home: Home) -> None:
     assert "5 records" in found["log"].text
 
 
-def test_another_opencode_and_none(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    (programs(home) / "opencode").write_text(PROGRAM.format("2.0.1"))
-    assert (look(home)["opencode"].level, "2.0.1" in look(home)["opencode"].text) == ("note", True)
-    (programs(home) / "opencode").unlink()
-    assert look(home)["opencode"].level == "note"
+def test_another_opencode_and_none(healthy_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    (programs(healthy_home) / "opencode").write_text(PROGRAM.format("2.0.1"))
+    assert (look(healthy_home)["opencode"].level, "2.0.1" in look(healthy_home)["opencode"].text) == ("note", True)
+    (programs(healthy_home) / "opencode").unlink()
+    assert look(healthy_home)["opencode"].level == "note"
 
 
-def test_both_opencodes_and_what_is_not_tested(home: Home) -> None:
-    (programs(home) / "opencode2").write_text(PROGRAM.format("opencode2 v0.0.0-next-16350"))
-    (programs(home) / "opencode2").chmod(0o755)
-    found = look(home)
+def test_both_opencodes_and_what_is_not_tested(healthy_home: Home) -> None:
+    (programs(healthy_home) / "opencode2").write_text(PROGRAM.format("opencode2 v0.0.0-next-16350"))
+    (programs(healthy_home) / "opencode2").chmod(0o755)
+    found = look(healthy_home)
     assert (found["opencode"].level, found["opencode2"].level) == ("ok", "ok")
     for name, version in (
         ("opencode", "1.18.34"),
@@ -63,17 +57,18 @@ def test_both_opencodes_and_what_is_not_tested(home: Home) -> None:
         ("opencode", "2.0.32"),
         ("opencode2", "0.0.0-next-17000"),
     ):
-        (programs(home) / name).write_text(PROGRAM.format(version))
-        assert (look(home)[name].level, "not tested" in look(home)[name].text) == ("note", True), version
+        (programs(healthy_home) / name).write_text(PROGRAM.format(version))
+        check = look(healthy_home)[name]
+        assert (check.level, "not tested" in check.text) == ("note", True), version
 
 
 @pytest.mark.parametrize(
     ("version", "lacked"),
     [("1.18.33", ONE), ("0.9.0", ONE), ("0.0.0-next-16350", TWO), ("2.2.0", RELEASED), ("3.0.0", RELEASED)],
 )
-def test_what_an_opencode_lacks_is_said_in_one_line(home: Home, version: str, lacked: frozenset[str]) -> None:
-    (programs(home) / "opencode").write_text(PROGRAM.format(version))
-    found = look(home)["background"]
+def test_what_an_opencode_lacks_is_said_in_one_line(healthy_home: Home, version: str, lacked: frozenset[str]) -> None:
+    (programs(healthy_home) / "opencode").write_text(PROGRAM.format(version))
+    found = look(healthy_home)["background"]
     assert (found.level, version in found.text) == ("note" if lacked else "ok", True)
     assert {each for each, meaning in MEANINGS.items() if meaning in found.text} == lacked
     assert ("not tried" in found.text) is (lacked is RELEASED)
@@ -89,58 +84,58 @@ def test_what_an_opencode_lacks_is_said_in_one_line(home: Home, version: str, la
         ("refused", "", "problem"),
     ],
 )
-def test_the_services_of_opencode_2(home: Home, state: str, version: str, level: str) -> None:
+def test_the_services_of_opencode_2(healthy_home: Home, state: str, version: str, level: str) -> None:
     service = {"registration": "/s/service.json", "state": state, "version": version, "plugins": 1}
-    scene = scene_of(home, ("durable-stream",))._replace(answer={"services": [service]})
+    scene = scene_of(healthy_home, ("durable-stream",))._replace(answer={"services": [service]})
     assert [check.level for check in check_services(scene)] == [level]
 
 
 @pytest.mark.parametrize("keeps_log", [True, False])
-def test_a_service_that_keeps_no_log_is_noted(home: Home, keeps_log: bool) -> None:
+def test_a_service_that_keeps_no_log_is_noted(healthy_home: Home, keeps_log: bool) -> None:
     service = {"registration": "/s", "state": "read", "version": "0.0.0-next-16350", "keeps_log": keeps_log}
-    scene = scene_of(home, ("durable-stream",))._replace(answer={"services": [service]})
+    scene = scene_of(healthy_home, ("durable-stream",))._replace(answer={"services": [service]})
     noted = [check for check in check_services(scene) if check.level == "note"]
     assert ["keeps no log of its sessions" in check.text for check in noted] == [True] * (not keeps_log)
 
 
 @pytest.mark.parametrize("version", ["1.17.99", "0.9.0"])
-def test_an_opencode_that_is_too_old(home: Home, version: str) -> None:
-    (programs(home) / "opencode").write_text(PROGRAM.format(version))
-    found = look(home)["opencode"]
+def test_an_opencode_that_is_too_old(healthy_home: Home, version: str) -> None:
+    (programs(healthy_home) / "opencode").write_text(PROGRAM.format(version))
+    found = look(healthy_home)["opencode"]
     assert found.level == "problem" and "1.18 is the oldest" in found.hint
 
 
-def test_plugin_missing_twice_broken_or_of_another_home(home: Home) -> None:
+def test_plugin_missing_twice_broken_or_of_another_home(healthy_home: Home) -> None:
     everywhere, project = Target.everywhere(), Target.project(Path.cwd())
-    set_up(home, project, programs(home))
-    found = look(home)["copies"]
+    set_up(healthy_home, project, programs(healthy_home))
+    found = look(healthy_home)["copies"]
     assert found.level == "note" and found.text.count("(0.1.0)") == 2
     assert f"durable-stream uninstall --project {Path.cwd()}" in found.hint
     project.plugin.unlink()
 
-    set_up(Home(home.path / "other"), everywhere, programs(home))
-    assert "another home" in look(home)["plugin"].text
+    set_up(Home(healthy_home.path / "other"), everywhere, programs(healthy_home))
+    assert "another home" in look(healthy_home)["plugin"].text
 
-    set_up(home, everywhere, programs(home))
-    (programs(home) / "durable-stream").write_text("#!/bin/sh\nexit 3\n")
-    assert "cannot be run" in look(home)["plugin"].text
-    (programs(home) / "durable-stream").unlink()
-    assert "does not exist" in look(home)["plugin"].text and look(home)["plugin"].level == "problem"
+    set_up(healthy_home, everywhere, programs(healthy_home))
+    (programs(healthy_home) / "durable-stream").write_text("#!/bin/sh\nexit 3\n")
+    assert "cannot be run" in look(healthy_home)["plugin"].text
+    (programs(healthy_home) / "durable-stream").unlink()
+    assert "does not exist" in look(healthy_home)["plugin"].text and look(healthy_home)["plugin"].level == "problem"
 
     everywhere.plugin.unlink()
-    assert look(home)["plugin"].hint.startswith("run `durable-stream install`")
+    assert look(healthy_home)["plugin"].hint.startswith("run `durable-stream install`")
 
 
-def test_the_tui_plugin_missing_outdated_and_not_named(home: Home, tmp_path: Path) -> None:
+def test_the_tui_plugin_missing_outdated_and_not_named(healthy_home: Home, tmp_path: Path) -> None:
     config = tmp_path / "config" / "opencode"
-    assert look(home)["terminal"].level == "ok"
+    assert look(healthy_home)["terminal"].level == "ok"
     for break_it in ((config / TUI_NAME).unlink, lambda: (config / TUI_NAME).write_text(f"{FIRST_LINE}\nold")):
         break_it()
-        assert levels(home)["terminal"] == "note"
-        assert run(home.path, "doctor", "--fix").out.count("fixed: ") == 1
-        assert "terminal" not in levels(home)
+        assert levels(healthy_home)["terminal"] == "note"
+        assert run(healthy_home.path, "doctor", "--fix").out.count("fixed: ") == 1
+        assert "terminal" not in levels(healthy_home)
     (config / CONFIG_NAME).write_text("{}")
-    theirs = look(home)["terminal"]
+    theirs = look(healthy_home)["terminal"]
     assert theirs.level == "note" and theirs.fix is None and (config / TUI_NAME).as_uri() in theirs.hint
 
 
@@ -153,67 +148,73 @@ def test_the_tui_plugin_missing_outdated_and_not_named(home: Home, tmp_path: Pat
         ("OPENCODE_DISABLE_PROJECT_CONFIG", "true", "ok"),  # the plugin for every project is loaded all the same
     ],
 )
-def test_switches(home: Home, monkeypatch: pytest.MonkeyPatch, name: str, value: str, level: str) -> None:
+def test_switches(healthy_home: Home, monkeypatch: pytest.MonkeyPatch, name: str, value: str, level: str) -> None:
     monkeypatch.setenv(name, value)
-    found = look(home)["switches"]
+    found = look(healthy_home)["switches"]
     assert found.level == level and (name in found.text) == (level != "ok")
-    assert ("is set here" in str(status(home))) == (level != "ok")
+    assert ("is set here" in str(status(healthy_home))) == (level != "ok")
 
 
-def test_a_project_alone_that_opencode_is_told_to_pass_over(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_alone_that_opencode_is_told_to_pass_over(
+    healthy_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uninstall(Target.everywhere())
-    set_up(home, Target.project(Path.cwd()), programs(home))
-    assert look(home)["switches"].level == "ok"
+    set_up(healthy_home, Target.project(Path.cwd()), programs(healthy_home))
+    assert look(healthy_home)["switches"].level == "ok"
     monkeypatch.setenv("OPENCODE_DISABLE_PROJECT_CONFIG", "true")
-    assert look(home)["switches"].level == "problem"
+    assert look(healthy_home)["switches"].level == "problem"
 
 
-def test_versions(home: Home) -> None:
-    (programs(home) / "durable-stream").write_text(PROGRAM.format("durable-stream 0.0.9"))
-    found = look(home)["versions"]
-    assert found.level == "note" and f"{programs(home) / 'durable-stream'} is 0.0.9" in found.text
-    (programs(home) / "durable-stream").write_text(PROGRAM.format("durable-stream 0.1.0"))
-    with home.lock():
-        home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.0.8", 1, 0))
-        found = look(home)["versions"]
+def test_versions(healthy_home: Home) -> None:
+    (programs(healthy_home) / "durable-stream").write_text(PROGRAM.format("durable-stream 0.0.9"))
+    found = look(healthy_home)["versions"]
+    assert found.level == "note" and f"{programs(healthy_home) / 'durable-stream'} is 0.0.9" in found.text
+    (programs(healthy_home) / "durable-stream").write_text(PROGRAM.format("durable-stream 0.1.0"))
+    with healthy_home.lock():
+        healthy_home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.0.8", 1, 0))
+        found = look(healthy_home)["versions"]
     assert "the running sidecar is 0.0.8" in found.text and "durable-stream stop" in found.hint
 
 
-def test_a_plugin_that_the_sidecar_sent_away(home: Home) -> None:
-    scene = scene_of(home, (str(programs(home) / "durable-stream"),))
+def test_a_plugin_that_the_sidecar_sent_away(healthy_home: Home) -> None:
+    scene = scene_of(healthy_home, (str(programs(healthy_home) / "durable-stream"),))
     refused = {"shim_version": "0.0.7", "pid": 77, "protocol": 0}
     told = check_versions(scene._replace(answer={"refused_plugin": refused, "door": {"refused_protocol": 3}}))
     assert [check.level for check in told] == ["problem", "ok"]
     assert "the plugin (0.0.7) in OpenCode (pid 77) speaks link protocol 0" in told[0].text
 
 
-def test_no_opencode_ever_linked(home: Home) -> None:
-    home.log_path.unlink()
-    found = look(home)["links"]
+def test_no_opencode_ever_linked(healthy_home: Home) -> None:
+    healthy_home.log_path.unlink()
+    found = look(healthy_home)["links"]
     assert found.level == "note" and "ever connected" in found.text and "--pure" in found.hint
     assert "the records came through the spool" in found.text
-    home.log_path.write_text(LINKED.replace("1.18.33", "recording"))
-    assert look(home)["links"].level == "note"
-    home.log_path.with_name("sidecar.log.1").write_text(LINKED)
-    found = look(home)["links"]
+    healthy_home.log_path.write_text(LINKED.replace("1.18.33", "recording"))
+    assert look(healthy_home)["links"].level == "note"
+    healthy_home.log_path.with_name("sidecar.log.1").write_text(LINKED)
+    found = look(healthy_home)["links"]
     assert found.level == "ok" and "2026-11-22 01:53:48" in found.text
 
 
-def test_a_start_that_waits_for_npm(home: Home, tmp_path: Path) -> None:
+def test_a_start_that_waits_for_npm(healthy_home: Home, tmp_path: Path) -> None:
     """Here, in a parent, in the user's home, and in a project that only the log knows."""
     known = tmp_path / "known" / "below"
     known.mkdir(parents=True)
     (tmp_path / "known" / ".git").mkdir()
     session = event(type_="lifecycle.session.created", stream="ses_k", payload={"directory": str(known)})
     gone = event(type_="lifecycle.session.created", stream="ses_g", payload={"directory": "/no/such/project"})
-    asyncio.run(append(home.store_path, [[session], [gone]]))
-    assert look(home)["start-up"].level == "ok"
+    asyncio.run(append(healthy_home.store_path, [[session], [gone]]))
+    assert look(healthy_home)["start-up"].level == "ok"
     directories = [tmp_path / name / ".opencode" for name in ("project", "user", "known")]
     for directory in directories:
         directory.mkdir(parents=True)
 
     def waiting(*arguments: str) -> list[dict[str, Any]]:
-        return [check for check in doctor(home, *arguments) if check["name"] == "start-up" and check["level"] != "ok"]
+        return [
+            check
+            for check in doctor(healthy_home, *arguments)
+            if check["name"] == "start-up" and check["level"] != "ok"
+        ]
 
     assert [directory for check in waiting() for directory in directories if str(directory) in check["text"]] == [
         *directories
@@ -225,55 +226,54 @@ def test_a_start_that_waits_for_npm(home: Home, tmp_path: Path) -> None:
     assert [list(directory.iterdir()) for directory in directories] == [[], [], []]
 
 
-def test_a_stub_that_keeps_a_tools_packages_away_and_a_setting_of_the_users(home: Home) -> None:
+def test_a_stub_that_keeps_a_tools_packages_away_and_a_setting_of_the_users(healthy_home: Home) -> None:
     config = Target.everywhere().config
     (config / "tool").mkdir()
     (config / "tool" / "mine.ts").write_text("")
-    assert (
-        "keeps OpenCode from installing them" in look(home)["start-up"].text
-        and look(home)["start-up"].level == "problem"
-    )
-    assert run(home.path, "doctor", "--fix").out.count("fixed: ") == 1
-    assert look(home)["start-up"].level == "ok"
+    check = look(healthy_home)["start-up"]
+    assert "keeps OpenCode from installing them" in check.text and check.level == "problem"
+    assert run(healthy_home.path, "doctor", "--fix").out.count("fixed: ") == 1
+    assert look(healthy_home)["start-up"].level == "ok"
     (config / ".npmrc").write_text("fetch-retries=7\n")
-    found = look(home)["start-up"]
+    found = look(healthy_home)["start-up"]
     assert found.level == "note" and found.fix is None and "set fetch-retries=0" in found.hint
 
 
-def test_without_a_plugin_opencode_waits_for_nothing(home: Home) -> None:
+def test_without_a_plugin_opencode_waits_for_nothing(healthy_home: Home) -> None:
     uninstall(Target.everywhere())
-    assert "start-up" not in look(home)
+    assert "start-up" not in look(healthy_home)
 
 
-def test_an_excluded_project(home: Home) -> None:
-    assert "excluded" not in look(home)
-    home.config_path.write_text(f'[capture]\nexclude = ["{Path.cwd().parent}"]\n')
-    found = look(home)["excluded"]
-    assert found.level == "note" and str(Path.cwd()) in found.text and str(home.config_path) in found.hint
-    assert "is not recorded" in str(status(home)["notes"])
+def test_an_excluded_project(healthy_home: Home) -> None:
+    assert "excluded" not in look(healthy_home)
+    healthy_home.config_path.write_text(f'[capture]\nexclude = ["{Path.cwd().parent}"]\n')
+    found = look(healthy_home)["excluded"]
+    assert found.level == "note" and str(Path.cwd()) in found.text and str(healthy_home.config_path) in found.hint
+    assert "is not recorded" in str(status(healthy_home)["notes"])
 
 
-def test_fixing(home: Home) -> None:
+def test_fixing(healthy_home: Home) -> None:
     """All that can be fixed is fixed, with no finding left; the plugin then names the executable that fixed it."""
-    (programs(home) / "durable-stream").unlink()
-    home.path.chmod(0o755)
-    home.token_path.chmod(0o644)
-    assert {"plugin": "problem", "home": "problem", "token": "problem"}.items() <= levels(home).items()
-    mended = {check["name"]: check["fix"] for check in doctor(home, "--fix") if check["fixed"]}
+    (programs(healthy_home) / "durable-stream").unlink()
+    healthy_home.path.chmod(0o755)
+    healthy_home.token_path.chmod(0o644)
+    assert {"plugin": "problem", "home": "problem", "token": "problem"}.items() <= levels(healthy_home).items()
+    mended = {check["name"]: check["fix"] for check in doctor(healthy_home, "--fix") if check["fixed"]}
     assert mended == {"plugin": "install", "home": "close", "token": "renew token"}
-    assert home.path.stat().st_mode & 0o777 == 0o700
-    assert not home.token_path.exists()
-    assert {check["name"] for check in doctor(home) if check["level"] == "problem"} == set()
+    assert healthy_home.path.stat().st_mode & 0o777 == 0o700
+    assert not healthy_home.token_path.exists()
+    assert {check["name"] for check in doctor(healthy_home) if check["level"] == "problem"} == set()
     uninstall(Target.everywhere())
-    assert run(home.path, "doctor").code == 1
-    done = run(home.path, "doctor", "--fix")
+    assert run(healthy_home.path, "doctor").code == 1
+    done = run(healthy_home.path, "doctor", "--fix")
     assert done.code == 0 and done.out.endswith("\n1 finding fixed, no problems left\n") and "fixed: wrote" in done.out
     assert Target.everywhere().plugin.is_file()
 
 
-def test_what_cannot_be_mended_stays_a_problem(home: Home) -> None:
-    home.token_path.chmod(0o644)
-    with home.lock():
-        home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.1.0", 1, 0))
-        done = run(home.path, "doctor", "--fix")
-    assert done.code == 1 and "not fixed:" in done.out and "1 problem found" in done.out and home.token_path.exists()
+def test_what_cannot_be_mended_stays_a_problem(healthy_home: Home) -> None:
+    healthy_home.token_path.chmod(0o644)
+    with healthy_home.lock():
+        healthy_home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.1.0", 1, 0))
+        done = run(healthy_home.path, "doctor", "--fix")
+    assert done.code == 1 and "not fixed:" in done.out and "1 problem found" in done.out
+    assert healthy_home.token_path.exists()

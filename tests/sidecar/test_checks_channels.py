@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -30,9 +29,7 @@ def answered(key: str, url: str, error: str = "", role: str = "output") -> Strea
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    home = Home(tmp_path / "home")
-    home.create()
+def notifying_home(home: Home) -> Home:
     home.config_path.write_text(f"[notify]\nurls = {json.dumps([PHONE, CHAT])}\n")
     return home
 
@@ -44,11 +41,11 @@ def configured(home: Home, *urls: str) -> list[Check]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # apprise's own
 def test_a_url_that_apprise_cannot_use_is_found_before_the_first_message(
-    home: Home, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    notifying_home: Home, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert check_urls in BEFORE_THE_LOG
-    assert configured(home, PHONE, CHAT) == [] == configured(home)
-    (check,) = configured(home, "nfty://geheim", CHAT, "tgram://geheim", "geheim")
+    assert configured(notifying_home, PHONE, CHAT) == [] == configured(notifying_home)
+    (check,) = configured(notifying_home, "nfty://geheim", CHAT, "tgram://geheim", "geheim")
     assert (check.name, check.level) == ("notify", "note") and "`urls` in [notify]" in check.text
     names = [channel_name(url) for url in ("nfty://geheim", "tgram://geheim", "geheim")]
     assert check.text.partition(": ")[0] == ", ".join(names) and names[2].startswith("url:")
@@ -56,10 +53,10 @@ def test_a_url_that_apprise_cannot_use_is_found_before_the_first_message(
 
 
 def test_urls_without_the_library_name_the_command_that_installs_it(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    notifying_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
-    (check,) = configured(home, PHONE, CHAT)
+    (check,) = configured(notifying_home, PHONE, CHAT)
     assert "apprise" in check.text and extra_command("notify") in check.text
 
 
@@ -69,18 +66,20 @@ def found(home: Home, *answers: StreamEvent) -> list[Check]:
     return check_channels(scene._replace(survey=asyncio.run(survey(home))))
 
 
-def test_a_channel_whose_newest_message_failed_is_named_without_its_url(home: Home) -> None:
+def test_a_channel_whose_newest_message_failed_is_named_without_its_url(notifying_home: Home) -> None:
     assert check_channels in WITH_THE_LOG
-    (note,) = found(home, answered("a", CHAT, "HTTP 500"), answered("b", PHONE, "HTTP 400"), answered("c", CHAT))
+    (note,) = found(
+        notifying_home, answered("a", CHAT, "HTTP 500"), answered("b", PHONE, "HTTP 400"), answered("c", CHAT)
+    )
     assert (note.name, note.level) == ("notify", "note")
     assert note.text == f"{channel_name(PHONE)} did not accept the newest message: HTTP 400"
     assert "durable-stream notify test" in note.hint
-    (note,) = found(home, answered("d", PHONE), answered("e", CHAT, "HTTP 500"))
+    (note,) = found(notifying_home, answered("d", PHONE), answered("e", CHAT, "HTTP 500"))
     assert note.text.startswith(channel_name(CHAT))
-    assert found(home, answered("f", CHAT)) == []
+    assert found(notifying_home, answered("f", CHAT)) == []
 
 
-def test_what_is_no_longer_configured_and_what_no_agent_said_do_not_count(home: Home) -> None:
-    assert found(home, answered("a", "ntfy://old", "HTTP 500"), answered("b", CHAT, "x", role="input")) == []
-    home.config_path.write_text("[")
-    assert found(home, answered("c", CHAT, "HTTP 500")) == []
+def test_what_is_no_longer_configured_and_what_no_agent_said_do_not_count(notifying_home: Home) -> None:
+    assert found(notifying_home, answered("a", "ntfy://old", "HTTP 500"), answered("b", CHAT, "x", role="input")) == []
+    notifying_home.config_path.write_text("[")
+    assert found(notifying_home, answered("c", CHAT, "HTTP 500")) == []

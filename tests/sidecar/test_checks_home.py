@@ -23,7 +23,6 @@ from streams.stores.hints import Hints
 from tests.real.durable import wait_until
 from tests.sidecar.checking import (
     doctor,
-    home_where_all_is_well,
     look,
     programs,
     status,
@@ -32,78 +31,73 @@ from tests.sidecar.cli.helpers import append, run, run_and_stop
 from tests.streams.builders import event
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return home_where_all_is_well(tmp_path, monkeypatch)
+def test_modes(healthy_home: Home) -> None:
+    healthy_home.token_path.chmod(0o644)
+    assert look(healthy_home)["token"].level == "problem"
+    healthy_home.path.chmod(0o755)
+    assert f"chmod 700 {healthy_home.path}" in look(healthy_home)["home"].hint
 
 
-def test_modes(home: Home) -> None:
-    home.token_path.chmod(0o644)
-    assert look(home)["token"].level == "problem"
-    home.path.chmod(0o755)
-    assert f"chmod 700 {home.path}" in look(home)["home"].hint
+def test_a_token_that_is_a_link(healthy_home: Home) -> None:
+    healthy_home.token_path.rename(healthy_home.path / "elsewhere")
+    healthy_home.token_path.symlink_to(healthy_home.path / "elsewhere")
+    assert look(healthy_home)["token"].level == "problem" and "symbolic link" in look(healthy_home)["token"].text
 
 
-def test_a_token_that_is_a_link(home: Home) -> None:
-    home.token_path.rename(home.path / "elsewhere")
-    home.token_path.symlink_to(home.path / "elsewhere")
-    assert look(home)["token"].level == "problem" and "symbolic link" in look(home)["token"].text
+def test_config(healthy_home: Home) -> None:
+    healthy_home.config_path.write_text("[nonsense]\nx = 1\n")
+    assert look(healthy_home)["config"].level == "problem" and "nonsense" in look(healthy_home)["config"].text
 
 
-def test_config(home: Home) -> None:
-    home.config_path.write_text("[nonsense]\nx = 1\n")
-    assert look(home)["config"].level == "problem" and "nonsense" in look(home)["config"].text
-
-
-def test_a_configured_port(home: Home) -> None:
+def test_a_configured_port(healthy_home: Home) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        home.config_path.write_text(f"[link]\nport = {port}\n")
-        found = look(home)["port"]
+        healthy_home.config_path.write_text(f"[link]\nport = {port}\n")
+        found = look(healthy_home)["port"]
         assert found.level == "problem" and "another program is using it" in found.text
-        with home.lock():
-            home.write_info(SidecarInfo(os.getpid(), port, "b" * 32, "0.1.0", 1, 0))
-            assert at_home.check_port(scene_of(home))[0].level == "ok"
-            home.write_info(SidecarInfo(os.getpid(), port - 1, "b" * 32, "0.1.0", 1, 0))
-            assert at_home.check_port(scene_of(home))[0].level == "note"
-    home.remove_info()
-    assert look(home)["port"].text == f"{port} is free"
+        with healthy_home.lock():
+            healthy_home.write_info(SidecarInfo(os.getpid(), port, "b" * 32, "0.1.0", 1, 0))
+            assert at_home.check_port(scene_of(healthy_home))[0].level == "ok"
+            healthy_home.write_info(SidecarInfo(os.getpid(), port - 1, "b" * 32, "0.1.0", 1, 0))
+            assert at_home.check_port(scene_of(healthy_home))[0].level == "note"
+    healthy_home.remove_info()
+    assert look(healthy_home)["port"].text == f"{port} is free"
 
 
-def test_the_clock(home: Home) -> None:
+def test_the_clock(healthy_home: Home) -> None:
     later = system_identity().now_ms() + 3 * 3_600_000
-    os.utime(home.token_path, (later / 1000, later / 1000))
-    found = look(home)["clock"]
-    assert found.level == "note" and str(home.token_path) in found.text
+    os.utime(healthy_home.token_path, (later / 1000, later / 1000))
+    found = look(healthy_home)["clock"]
+    assert found.level == "note" and str(healthy_home.token_path) in found.text
     ahead = StreamEvent.trusted({**event(key="ahead").fields(), "ts": later})
-    asyncio.run(append(home.store_path, [[ahead]]))
-    assert "the newest event is 2h 59m ahead" in look(home)["clock"].text
+    asyncio.run(append(healthy_home.store_path, [[ahead]]))
+    assert "the newest event is 2h 59m ahead" in look(healthy_home)["clock"].text
 
 
-def test_a_service_file_of_another_home(home: Home, tmp_path: Path) -> None:
+def test_a_service_file_of_another_home(healthy_home: Home, tmp_path: Path) -> None:
     service = Service.here()
-    service.install([str(programs(home) / "durable-stream")], home.path)
-    assert look(home)["service"].level == "ok"
-    service.install([str(programs(home) / "durable-stream")], tmp_path / "other")
-    assert look(home)["service"].level == "note"
+    service.install([str(programs(healthy_home) / "durable-stream")], healthy_home.path)
+    assert look(healthy_home)["service"].level == "ok"
+    service.install([str(programs(healthy_home) / "durable-stream")], tmp_path / "other")
+    assert look(healthy_home)["service"].level == "note"
 
 
-def test_a_store_that_cannot_be_written(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    home.store_path.chmod(0o500)
+def test_a_store_that_cannot_be_written(healthy_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy_home.store_path.chmod(0o500)
     with monkeypatch.context() as asked:
         # Root writes everywhere, so the answer is given for it.
         asked.setattr("os.access", lambda path, mode: path.stat().st_mode & 0o200 != 0)
-        found = at_home.check_home(scene_of(home))[0]
-    assert found.level == "problem" and f"{home.store_path} cannot be written" in found.text and found.fix
-    asyncio.run(mend(home, [], found.fix))
-    assert home.store_path.stat().st_mode & 0o777 == 0o700
+        found = at_home.check_home(scene_of(healthy_home))[0]
+    assert found.level == "problem" and f"{healthy_home.store_path} cannot be written" in found.text and found.fix
+    asyncio.run(mend(healthy_home, [], found.fix))
+    assert healthy_home.store_path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_full_disk(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(healthy_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(at_home, "LOW_SPACE_BYTES", 2**70)
-    assert look(home)["disk"].level == "problem"
+    assert look(healthy_home)["disk"].level == "problem"
 
 
 def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,100 +113,100 @@ def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not home.path.exists()
 
 
-def test_a_backlog_is_taken_in(home: Home) -> None:
-    (home.spool_path / f"{'a' * 32}-{'1' * 16}.jsonl").write_text('{"spool": 1, "pid": 2147483646}\n')
-    told = {check["name"]: check for check in doctor(home, "--fix")}
+def test_a_backlog_is_taken_in(healthy_home: Home) -> None:
+    (healthy_home.spool_path / f"{'a' * 32}-{'1' * 16}.jsonl").write_text('{"spool": 1, "pid": 2147483646}\n')
+    told = {check["name"]: check for check in doctor(healthy_home, "--fix")}
     try:
         assert "started a sidecar" in told["spool"]["fixed"]
-        assert "authenticated" in look(home)["sidecar"].text
-        wait_until(lambda: not list(home.spool_path.iterdir()), "an empty spool")
+        assert "authenticated" in look(healthy_home)["sidecar"].text
+        wait_until(lambda: not list(healthy_home.spool_path.iterdir()), "an empty spool")
     finally:
-        run(home.path, "stop")
+        run(healthy_home.path, "stop")
 
 
-def test_spool_backlog(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home.spool_path / "a-b.jsonl").write_text("{}\n" * 100)
-    assert look(home)["spool"].level == "note"
-    assert status(home)["spool"] == {"files": 1, "bytes": 300}
+def test_spool_backlog(healthy_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    (healthy_home.spool_path / "a-b.jsonl").write_text("{}\n" * 100)
+    assert look(healthy_home)["spool"].level == "note"
+    assert status(healthy_home)["spool"] == {"files": 1, "bytes": 300}
     monkeypatch.setattr(at_home, "BACKLOG_BYTES", 200)
-    assert look(home)["spool"].level == "problem"
+    assert look(healthy_home)["spool"].level == "problem"
 
 
-def test_a_sidecar_that_does_not_answer_is_a_problem(home: Home) -> None:
+def test_a_sidecar_that_does_not_answer_is_a_problem(healthy_home: Home) -> None:
     # It holds the lock and says where it is, but nothing listens there.
-    with home.lock():
+    with healthy_home.lock():
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             port = unused.getsockname()[1]
-        home.write_info(SidecarInfo(os.getpid(), port, "b" * 32, "0.1.0", 1, 0))
-        assert look(home)["sidecar"].level == "problem"
-        told = status(home)
+        healthy_home.write_info(SidecarInfo(os.getpid(), port, "b" * 32, "0.1.0", 1, 0))
+        assert look(healthy_home)["sidecar"].level == "problem"
+        told = status(healthy_home)
     assert told["running"] is True and told["sidecar"] is None
     assert "does not answer" in str(told["problems"])
     assert told["log"]["head"] == 4  # type: ignore[index]
 
 
-def test_a_damaged_log(home: Home) -> None:
-    segment = next((home.store_path / "log").iterdir())
+def test_a_damaged_log(healthy_home: Home) -> None:
+    segment = next((healthy_home.store_path / "log").iterdir())
     segment.write_bytes(segment.read_bytes().replace(b"k1", b"k9", 1))
-    found = look(home)["log"]
+    found = look(healthy_home)["log"]
     assert found.level == "problem" and "checksum" in found.text and "verify" in found.hint
-    told = status(home)
+    told = status(healthy_home)
     assert told["problems"] and "checksum" in str(told["problems"])
 
 
-def test_torn_tails_and_gaps_are_notes(home: Home) -> None:
-    (home.store_path / "torn").mkdir()
-    (home.store_path / "torn" / "0-10-0.bin").write_bytes(b"half")
+def test_torn_tails_and_gaps_are_notes(healthy_home: Home) -> None:
+    (healthy_home.store_path / "torn").mkdir()
+    (healthy_home.store_path / "torn" / "0-10-0.bin").write_bytes(b"half")
     gap = event(type_="capture.gap", stream="system", payload={"lost": 3})
-    asyncio.run(append(home.store_path, [[gap]]))
-    found = look(home)
+    asyncio.run(append(healthy_home.store_path, [[gap]]))
+    found = look(healthy_home)
     assert (found["torn tails"].level, found["gaps"].level) == ("note", "note")
-    told = status(home)
+    told = status(healthy_home)
     assert told["gaps"] == 1 and len(told["notes"]) == 2 and told["problems"] == []  # type: ignore[arg-type]
 
 
-def test_leftovers_are_named_with_the_command_that_takes_them_away(home: Home) -> None:
-    (home.store_path / "store.json.new").write_bytes(b"{")
-    (home.store_path / "hints").mkdir()
-    (home.store_path / "hints" / "cursor-mirror").write_bytes(b"?")
-    found = look(home)["leftovers"]
+def test_leftovers_are_named_with_the_command_that_takes_them_away(healthy_home: Home) -> None:
+    (healthy_home.store_path / "store.json.new").write_bytes(b"{")
+    (healthy_home.store_path / "hints").mkdir()
+    (healthy_home.store_path / "hints" / "cursor-mirror").write_bytes(b"?")
+    found = look(healthy_home)["leftovers"]
     assert found.level == "note" and "store.json.new, hints/cursor-mirror" in found.text
     assert "durable-stream repair" in found.hint
-    assert run(home.path, "repair").code == 0 and "leftovers" not in look(home)
+    assert run(healthy_home.path, "repair").code == 0 and "leftovers" not in look(healthy_home)
 
 
-def test_a_tail_that_the_next_start_cuts_is_a_note(home: Home) -> None:
-    with next((home.store_path / "log").iterdir()).open("ab") as segment:
+def test_a_tail_that_the_next_start_cuts_is_a_note(healthy_home: Home) -> None:
+    with next((healthy_home.store_path / "log").iterdir()).open("ab") as segment:
         segment.write(b'{"crc":"0')
-    found = look(home)["log"]
+    found = look(healthy_home)["log"]
     assert found.level == "note" and "torn: " in found.text
-    (home.store_path / "head").unlink()
-    assert look(home)["log"].level == "note"
+    (healthy_home.store_path / "head").unlink()
+    assert look(healthy_home)["log"].level == "note"
 
 
-def test_what_only_the_chain_and_the_hints_can_tell(home: Home) -> None:
+def test_what_only_the_chain_and_the_hints_can_tell(healthy_home: Home) -> None:
     """The quick form of verify notices more than unreadable new records."""
-    hints = Hints(home.store_path)
+    hints = Hints(healthy_home.store_path)
     hints.advance("mirror", 7)
-    found = look(home)["log"]
+    found = look(healthy_home)["log"]
     assert found.level == "problem" and "records 5 to 7 were written and then lost" in found.text
     assert "durable-stream repair --dry-run" in found.hint
     hints.forget_after(4)
-    assert look(home)["log"].level == "ok"
+    assert look(healthy_home)["log"].level == "ok"
 
 
-def test_a_sqlite_log_is_looked_at_and_its_sqlite_noted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_and_stop(home.path, "migrate", "--to", "sqlite").code == 0
+def test_a_sqlite_log_is_looked_at_and_its_sqlite_noted(healthy_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_and_stop(healthy_home.path, "migrate", "--to", "sqlite").code == 0
     monkeypatch.setattr("streams.log.backends.sqlite_version", lambda: (3, 51, 2))
-    found = look(home)
+    found = look(healthy_home)
     assert (found["sqlite"].level, found["log"].level) == ("note", "ok") and "SQLite 3.51.2" in found["sqlite"].text
-    assert doctor(home)[-1] and run(home.path, "doctor").code == 0
+    assert doctor(healthy_home)[-1] and run(healthy_home.path, "doctor").code == 0
     monkeypatch.setattr("streams.log.backends.sqlite_version", lambda: (3, 51, 3))
-    assert "sqlite" not in look(home)
-    connection = sqlite3.connect(home.store_path / "log.db")
+    assert "sqlite" not in look(healthy_home)
+    connection = sqlite3.connect(healthy_home.store_path / "log.db")
     with connection:
         connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 3")
     connection.close()
-    found = look(home)
+    found = look(healthy_home)
     assert found["log"].level == "problem" and "log.db:4 (position 3, stream ses_b)" in found["log"].text

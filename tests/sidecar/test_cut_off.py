@@ -26,8 +26,8 @@ from streams.log.verify import Verification
 from streams.stores.directory import read_manifest
 from tests.sidecar import life
 from tests.sidecar.bad_stores import snapshot
-from tests.sidecar.cli.helpers import Done, run
-from tests.sidecar.support import HANG_SECONDS, REPOSITORY, cli, running, start, wait_for
+from tests.sidecar.cli.helpers import Done, command, run
+from tests.sidecar.support import HANG_SECONDS, REPOSITORY, running, start, wait_for
 from tests.streams.builders import event
 
 DAY_MS = 86_400_000
@@ -55,7 +55,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(home: Home, recorded: Path) -> Home:
+def filled_home(home: Home, recorded: Path) -> Home:
     home.config_path.write_text("[store]\nsegment_bytes = 262144\n")
     shutil.copytree(recorded, home.store_path, dirs_exist_ok=True)
     return home
@@ -95,8 +95,8 @@ there: whatever cuts it off comes in time."""
 
 
 def stopping_half_way(home: Home, *arguments: str) -> list[str]:
-    python, _, _, *command = cli(home, *arguments)
-    return [python, "-c", HELD, str(home.path / "held"), str(home.path / "go-on"), *command]
+    python, _, _, *words = command(home.path, *arguments)
+    return [python, "-c", HELD, str(home.path / "held"), str(home.path / "go-on"), *words]
 
 
 def wait_until_held(home: Home) -> None:
@@ -112,22 +112,22 @@ def one_sentence(text: str) -> bool:
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home, backend: str) -> None:
+def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(filled_home: Home, backend: str) -> None:
     """With jsonl, the kill hits the preceding move to sqlite; with sqlite, the removal."""
     if backend == "sqlite":
-        assert run(home.path, "migrate", "--to", "sqlite").code == 0 and run(home.path, "stop").code == 0
-    sidecar = begin(stopping_half_way(home, "serve"))
-    running(home)
-    pruning = begin(cli(home, "prune", "--older-than", "1d", "--yes", "--json"))
-    wait_until_held(home)
+        assert run(filled_home.path, "migrate", "--to", "sqlite").code == 0 and run(filled_home.path, "stop").code == 0
+    sidecar = begin(stopping_half_way(filled_home, "serve"))
+    running(filled_home)
+    pruning = begin(command(filled_home.path, "prune", "--older-than", "1d", "--yes", "--json"))
+    wait_until_held(filled_home)
     sidecar.kill()
     sidecar.communicate(timeout=HANG_SECONDS)
     out, err = pruning.communicate(timeout=HANG_SECONDS)
     assert pruning.returncode == 1 and out == "" and one_sentence(err), err
     assert "crashed before it finished" in err and "[cut-off]" in err
     assert "it is safe to run the same command again" in err
-    assert run(home.path, "prune", "--older-than", "1d", "--yes").code == 0
-    assert verified(home) and run(home.path, "streams").out == ""
+    assert run(filled_home.path, "prune", "--older-than", "1d", "--yes").code == 0
+    assert verified(filled_home) and run(filled_home.path, "streams").out == ""
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(home: Home, ba
     ids=" ".join,
 )
 def test_a_sidecar_that_is_killed_before_it_is_asked_is_replaced(
-    home: Home, command: list[str], monkeypatch: pytest.MonkeyPatch
+    filled_home: Home, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sidecar = start(home)
-    running(home)
+    sidecar = start(filled_home)
+    running(filled_home)
     connect = ControlClient.connect
 
     async def connect_late(*given: Any, **named: Any) -> ControlClient:
@@ -154,9 +154,9 @@ def test_a_sidecar_that_is_killed_before_it_is_asked_is_replaced(
         return await connect(*given, **named)
 
     monkeypatch.setattr(ControlClient, "connect", connect_late)
-    done = run(home.path, *command)
-    assert sidecar.poll() is not None and home.running() is not None
-    assert done.code == 0 and verified(home), done
+    done = run(filled_home.path, *command)
+    assert sidecar.poll() is not None and filled_home.running() is not None
+    assert done.code == 0 and verified(filled_home), done
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def test_a_sidecar_that_is_killed_before_it_is_asked_is_replaced(
     [["prune", "--older-than", "1d", "--yes"], ["forget", "ses_000", "--yes"], ["migrate", "--to", "sqlite"]],
     ids=" ".join,
 )
-def test_it_starts_a_sidecar_that_leaves_when_idle(home: Home, command: list[str]) -> None:
-    with home.config_path.open("a") as config:
+def test_it_starts_a_sidecar_that_leaves_when_idle(filled_home: Home, command: list[str]) -> None:
+    with filled_home.config_path.open("a") as config:
         config.write("[link]\nidle_exit_seconds = 0.1\n")
-    assert run(home.path, *command).code == 0
-    wait_for(lambda: not home.is_locked(), "the sidecar has left")
-    assert verified(home)
+    assert run(filled_home.path, *command).code == 0
+    wait_for(lambda: not filled_home.is_locked(), "the sidecar has left")
+    assert verified(filled_home)
 
 
 @pytest.mark.parametrize(
@@ -182,117 +182,121 @@ def test_it_starts_a_sidecar_that_leaves_when_idle(home: Home, command: list[str
     ],
     ids=" ".join,
 )
-def test_where_no_sidecar_can_start_it_gives_the_reason_and_changes_nothing(home: Home, command: list[str]) -> None:
-    home.config_path.write_text("[store]\nsegment_bytes = false\n")
-    before = snapshot(home.store_path)
-    done = run(home.path, *command)
+def test_where_no_sidecar_can_start_it_gives_the_reason_and_changes_nothing(
+    filled_home: Home, command: list[str]
+) -> None:
+    filled_home.config_path.write_text("[store]\nsegment_bytes = false\n")
+    before = snapshot(filled_home.store_path)
+    done = run(filled_home.path, *command)
     assert done.code == 1 and done.out == "" and one_sentence(done.err), done
-    assert "segment_bytes" in done.err and snapshot(home.store_path) == before
+    assert "segment_bytes" in done.err and snapshot(filled_home.store_path) == before
 
 
-def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(home: Home) -> None:
-    sidecar = begin(stopping_half_way(home, "serve"))
-    running(home)
+def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(filled_home: Home) -> None:
+    sidecar = begin(stopping_half_way(filled_home, "serve"))
+    running(filled_home)
     arguments = ("migrate", "--to", "sqlite")
-    moving = begin(cli(home, *arguments))
-    wait_until_held(home)
+    moving = begin(command(filled_home.path, *arguments))
+    wait_until_held(filled_home)
     moving.send_signal(signal.SIGINT)
     out, err = moving.communicate(timeout=HANG_SECONDS)
     assert moving.returncode == 130 and out == "" and one_sentence(err), err
     assert err.startswith("Interrupted: ") and "run the same command again" in err
-    (home.path / "go-on").touch()
-    assert run(home.path, *arguments).code == 0
-    assert verified(home)
-    assert run(home.path, "stop").code == 0
+    (filled_home.path / "go-on").touch()
+    assert run(filled_home.path, *arguments).code == 0
+    assert verified(filled_home)
+    assert run(filled_home.path, "stop").code == 0
     sidecar.communicate(timeout=HANG_SECONDS)
     assert sidecar.returncode == 0
 
 
-def test_a_sidecar_does_not_leave_while_it_moves_the_log(home: Home) -> None:
-    with home.config_path.open("a") as config:
+def test_a_sidecar_does_not_leave_while_it_moves_the_log(filled_home: Home) -> None:
+    with filled_home.config_path.open("a") as config:
         config.write("[link]\nidle_exit_seconds = 2\n")
-    sidecar = begin(stopping_half_way(home, "serve", "--idle-exit"))
-    running(home)
-    moving = begin(cli(home, "migrate", "--to", "sqlite"))
-    wait_until_held(home)
+    sidecar = begin(stopping_half_way(filled_home, "serve", "--idle-exit"))
+    running(filled_home)
+    moving = begin(command(filled_home.path, "migrate", "--to", "sqlite"))
+    wait_until_held(filled_home)
     moving.kill()
     moving.communicate(timeout=HANG_SECONDS)
     with pytest.raises(subprocess.TimeoutExpired):
         sidecar.wait(3.0)
-    (home.path / "go-on").touch()
+    (filled_home.path / "go-on").touch()
     sidecar.communicate(timeout=HANG_SECONDS)
-    manifest = read_manifest(home.store_path)
-    assert manifest is not None and manifest.backend == "sqlite" and verified(home)
+    manifest = read_manifest(filled_home.store_path)
+    assert manifest is not None and manifest.backend == "sqlite" and verified(filled_home)
 
 
-def test_what_is_already_so_is_a_success_and_what_cannot_be_is_a_failure(home: Home) -> None:
-    already = run(home.path, "migrate", "--to", "jsonl", "--json")
+def test_what_is_already_so_is_a_success_and_what_cannot_be_is_a_failure(filled_home: Home) -> None:
+    already = run(filled_home.path, "migrate", "--to", "jsonl", "--json")
     assert already.objects() == [{"backend": "jsonl", "moved": False}]
-    assert run(home.path, "stop").code == 0
-    segment = next((home.store_path / "log").iterdir())
-    segment.rename(home.path / "aside")
-    lost = run(home.path, "migrate", "--to", "jsonl")
+    assert run(filled_home.path, "stop").code == 0
+    segment = next((filled_home.store_path / "log").iterdir())
+    segment.rename(filled_home.path / "aside")
+    lost = run(filled_home.path, "migrate", "--to", "jsonl")
     assert lost.code == 1 and lost.out == "", "a damaged log is nowhere"
-    (home.path / "aside").rename(segment)
-    assert run(home.path, "migrate", "--discard-old", "--json").objects() == [{"freed": 0}]
-    assert run(home.path, "migrate", "--rollback").code == 1
-    assert run(home.path, "migrate", "--to", "sqlite").code == 0
-    assert run(home.path, "migrate", "--rollback").code == 0
-    assert run(home.path, "migrate", "--discard-old", "--json").objects()[0]["freed"] > 0
-    assert run(home.path, "migrate", "--rollback").code == 1 and verified(home)
+    (filled_home.path / "aside").rename(segment)
+    assert run(filled_home.path, "migrate", "--discard-old", "--json").objects() == [{"freed": 0}]
+    assert run(filled_home.path, "migrate", "--rollback").code == 1
+    assert run(filled_home.path, "migrate", "--to", "sqlite").code == 0
+    assert run(filled_home.path, "migrate", "--rollback").code == 0
+    assert run(filled_home.path, "migrate", "--discard-old", "--json").objects()[0]["freed"] > 0
+    assert run(filled_home.path, "migrate", "--rollback").code == 1 and verified(filled_home)
 
 
 def test_while_a_repair_holds_the_home_nothing_else_changes_the_log(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    filled_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.link.launch.START_SECONDS", 0.3)
-    with home.lock():
-        before = snapshot(home.store_path)
-        done = run(home.path, "prune", "--older-than", "1d", "--yes")
+    with filled_home.lock():
+        before = snapshot(filled_home.store_path)
+        done = run(filled_home.path, "prune", "--older-than", "1d", "--yes")
         assert done.code == 1 and one_sentence(done.err) and "repair" in done.err, done
-        assert snapshot(home.store_path) == before
-    life.end_sidecars(home)
+        assert snapshot(filled_home.store_path) == before
+    life.end_sidecars(filled_home)
 
 
-def test_a_repair_is_refused_while_a_sidecar_runs(home: Home) -> None:
-    sidecar = start(home)
-    running(home)
-    done = run(home.path, "repair")
+def test_a_repair_is_refused_while_a_sidecar_runs(filled_home: Home) -> None:
+    sidecar = start(filled_home)
+    running(filled_home)
+    done = run(filled_home.path, "repair")
     assert done.code == 1 and one_sentence(done.err) and f"pid {sidecar.pid}" in done.err, done
-    assert run(home.path, "stop").code == 0
+    assert run(filled_home.path, "stop").code == 0
     sidecar.wait(HANG_SECONDS)
 
 
-def test_an_old_store_is_not_deleted_under_who_writes_the_log(home: Home) -> None:
-    assert run(home.path, "migrate", "--to", "sqlite").code == 0
-    assert run(home.path, "stop").code == 0
+def test_an_old_store_is_not_deleted_under_who_writes_the_log(filled_home: Home) -> None:
+    assert run(filled_home.path, "migrate", "--to", "sqlite").code == 0
+    assert run(filled_home.path, "stop").code == 0
 
     async def refused() -> Done:
-        log = await Log.open(home.store_path, system_identity())
+        log = await Log.open(filled_home.store_path, system_identity())
         try:
-            return await asyncio.to_thread(run, home.path, "migrate", "--discard-old")
+            return await asyncio.to_thread(run, filled_home.path, "migrate", "--discard-old")
         finally:
             await log.close()
 
     done = asyncio.run(refused())
     assert done.code == 1 and one_sentence(done.err) and f"process {os.getpid()}" in done.err
-    assert (home.store_path / "log").is_dir()
-    back = run(home.path, "migrate", "--rollback")
-    assert back.code == 0 and verified(home), back
+    assert (filled_home.store_path / "log").is_dir()
+    back = run(filled_home.path, "migrate", "--rollback")
+    assert back.code == 0 and verified(filled_home), back
 
 
-async def test_nothing_is_deleted_while_the_log_moves(home: Home) -> None:
-    log = await Log.open(home.store_path, system_identity())
+async def test_nothing_is_deleted_while_the_log_moves(filled_home: Home) -> None:
+    log = await Log.open(filled_home.store_path, system_identity())
     upkeep = Upkeep(log, CaptureState(), lambda: True, system_identity().now_ms, config=StoreConfig())
     upkeep.migrate("sqlite")
     with pytest.raises(StoreUnavailable, match="is migrating to another backend, so nothing was deleted"):
         await upkeep.discard()
     await upkeep.close()
     await log.close()
-    assert [finding async for finding in Verification(home.store_path).run()] == []
+    assert [finding async for finding in Verification(filled_home.store_path).run()] == []
 
 
-def test_a_log_that_is_being_moved_is_not_called_where_it_was(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_being_moved_is_not_called_where_it_was(
+    filled_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @asynccontextmanager
     async def moving(*_: object) -> AsyncIterator[object]:
         class Client:
@@ -303,5 +307,5 @@ def test_a_log_that_is_being_moved_is_not_called_where_it_was(home: Home, monkey
         yield Client()
 
     monkeypatch.setattr("sidecar.cli.shared.control.control", moving)
-    done = run(home.path, "migrate", "--to", "jsonl")
+    done = run(filled_home.path, "migrate", "--to", "jsonl")
     assert done.code == 1 and "a migration to sqlite is in progress" in done.err

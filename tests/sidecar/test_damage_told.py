@@ -48,7 +48,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[Backend, Path]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def damaged_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a test puts a log and damages it."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path / "home"
@@ -84,43 +85,43 @@ def live_damaged(store: Path, backend: Backend) -> None:
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 @pytest.mark.parametrize("more", [0, 2])
 def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
-    home: Path, sound: dict[Backend, Path], damage: Callable[[Path, Backend], None], backend: Backend, more: int
+    damaged_home: Path, sound: dict[Backend, Path], damage: Callable[[Path, Backend], None], backend: Backend, more: int
 ) -> None:
     """The advice on how to return to it works."""
     other: Backend = "jsonl" if backend == "sqlite" else "sqlite"
-    store = put(home, sound[other])
-    assert run_and_stop(home, "migrate", "--to", backend).code == 0
+    store = put(damaged_home, sound[other])
+    assert run_and_stop(damaged_home, "migrate", "--to", backend).code == 0
     if more:
         append(store, more)
     damage(store, backend)
     kept = f"{other}.*position 11"
     for name in ("verify", "status", "doctor"):
-        done = run(home, name)
+        done = run(damaged_home, name)
         assert done.code == 1 and re.search(kept, done.out), (name, done)
-    assert re.search(kept, run(home, "verify", "--json").objects()[-1]["hint"])
+    assert re.search(kept, run(damaged_home, "verify", "--json").objects()[-1]["hint"])
     before = snapshot(store)
     for arguments in (["repair", "--dry-run"], ["repair"]):
-        done = run(home, *arguments)
+        done = run(damaged_home, *arguments)
         assert done.code == 1 and snapshot(store) == before, "going back is the user's choice"
     [names] = re.findall(r"without a backup, move (.*) away and run this command again", done.out)
     for name in names.split(" and "):
         path = store / name.rstrip("/")
         if path.exists():
             path.rename(store.parent / f"{path.name}-away")
-    assert run(home, "repair").code == 0
-    done = run(home, "verify")
+    assert run(damaged_home, "repair").code == 0
+    done = run(damaged_home, "verify")
     assert done.code == 0 and "all 12 records" in done.out, done
 
 
-def test_a_kept_store_that_is_damaged_is_not_taken(home: Path, sound: dict[Backend, Path]) -> None:
-    store = put(home, sound["jsonl"])
-    assert run_and_stop(home, "migrate", "--to", "sqlite").code == 0
+def test_a_kept_store_that_is_damaged_is_not_taken(damaged_home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(damaged_home, sound["jsonl"])
+    assert run_and_stop(damaged_home, "migrate", "--to", "sqlite").code == 0
     middle_segment_gone(store)
     database_gone(store)
     for name in ("sqlite-head", "store.json"):
         (store / name).unlink()
     before = snapshot(store)
-    done = run(home, "repair")
+    done = run(damaged_home, "repair")
     assert done.code == 1 and snapshot(store) == before, done
 
 
@@ -162,24 +163,26 @@ def another_programs_directory(home: Path) -> str:
         another_programs_directory,
     ],
 )
-def test_what_is_not_ours_is_no_damage(home: Path, sound: dict[Backend, Path], foreign: Callable[[Path], str]) -> None:
-    put(home, sound["jsonl"])
-    wanted = foreign(home)
-    before = files(home)
+def test_what_is_not_ours_is_no_damage(
+    damaged_home: Path, sound: dict[Backend, Path], foreign: Callable[[Path], str]
+) -> None:
+    put(damaged_home, sound["jsonl"])
+    wanted = foreign(damaged_home)
+    before = files(damaged_home)
     readers = () if foreign is another_programs_directory else ("streams", "query")
     for name in ("verify", "repair", "repair --dry-run", *readers):
-        done = run(home, *name.split())
+        done = run(damaged_home, *name.split())
         assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1) and wanted in done.err, (name, done)
-    assert files(home) == before
-    assert run(home, "status").code == run(home, "doctor").code == 1
+    assert files(damaged_home) == before
+    assert run(damaged_home, "status").code == run(damaged_home, "doctor").code == 1
 
 
 @pytest.mark.parametrize("how", ["another program's", "its owner flipped"])
 def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
-    home: Path, sound: dict[Backend, Path], how: str
+    damaged_home: Path, sound: dict[Backend, Path], how: str
 ) -> None:
     """``store.json`` next to it is ours, so the advice is not another home."""
-    store = put(home, sound["sqlite"])
+    store = put(damaged_home, sound["sqlite"])
     path = store / "log.db"
     if how == "its owner flipped":
         change(store, 68, 0, 0x45)
@@ -187,16 +190,16 @@ def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
         path.unlink()
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE mine (x)")
-    before = files(home)
+    before = files(damaged_home)
     reason = "another program"
-    done = run(home, "verify")
+    done = run(damaged_home, "verify")
     assert done.code == 1 and re.search(f"^corrupt: {path}: .*{reason}.*backup", done.out), done
     assert "durable-stream verify" not in done.out
     for name in ("streams", "query", "status", "doctor", "repair", "repair --dry-run", "serve"):
-        done = run(home, *name.split())
+        done = run(damaged_home, *name.split())
         told = done.out + done.err
         assert done.code == 1 and reason in told and "backup" in told and "another home" not in told, (name, done)
-    after = files(home)
+    after = files(damaged_home)
     assert {name: after[name] for name in before} == before
 
 
@@ -212,43 +215,45 @@ def change(store: Path, at: bytes | int, by: int, value: int) -> None:
     ("at", "by"), [(b"CREATE INDEX records_by_type", 3), (b"records_by_typerecords", 3), (b"CREATE TABLE records", 30)]
 )
 def test_a_damaged_schema_is_a_fault_in_plain_letters(
-    home: Path, sound: dict[Backend, Path], at: bytes, by: int
+    damaged_home: Path, sound: dict[Backend, Path], at: bytes, by: int
 ) -> None:
-    store = put(home, sound["sqlite"])
+    store = put(damaged_home, sound["sqlite"])
     change(store, at, by, 0x1B)
     for name in ("verify", "streams", "status", "doctor", "repair --dry-run"):
-        done = run(home, *name.split())
+        done = run(damaged_home, *name.split())
         assert done.code == 1 and "log.db" in done.out + done.err, (name, done)
         assert "\x1b" not in done.out + done.err, (name, done)
 
 
-def test_verify_does_not_tell_to_verify(home: Path, sound: dict[Backend, Path]) -> None:
-    store = put(home, sound["sqlite"])
+def test_verify_does_not_tell_to_verify(damaged_home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(damaged_home, sound["sqlite"])
     no_database(store)
-    [fault, _] = run(home, "verify").out.splitlines()
+    [fault, _] = run(damaged_home, "verify").out.splitlines()
     assert "log.db" in fault and "restore" in fault and "durable-stream verify" not in fault
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-def test_verify_says_what_was_forgotten_and_pruned(home: Path, sound: dict[Backend, Path], backend: Backend) -> None:
-    put(home, sound[backend])
-    assert run_and_stop(home, "forget", "ses_a", "--yes").code == 0
-    assert run(home, "verify").out == "all 12 records, 6 of them forgotten, in 2 streams verified\n"
-    assert run_and_stop(home, "prune", "--stream", "ses_b", "--yes").code == 0
-    assert run(home, "verify").out == "all 6 records (6 pruned), 6 of them forgotten, in 1 stream verified\n"
-    [told] = run(home, "verify", "--json").objects()
+def test_verify_says_what_was_forgotten_and_pruned(
+    damaged_home: Path, sound: dict[Backend, Path], backend: Backend
+) -> None:
+    put(damaged_home, sound[backend])
+    assert run_and_stop(damaged_home, "forget", "ses_a", "--yes").code == 0
+    assert run(damaged_home, "verify").out == "all 12 records, 6 of them forgotten, in 2 streams verified\n"
+    assert run_and_stop(damaged_home, "prune", "--stream", "ses_b", "--yes").code == 0
+    assert run(damaged_home, "verify").out == "all 6 records (6 pruned), 6 of them forgotten, in 1 stream verified\n"
+    [told] = run(damaged_home, "verify", "--json").objects()
     assert (told["summary"]["pruned"], told["summary"]["forgotten"]) == (6, 6)
 
 
 @pytest.mark.parametrize("cut", [first_segment_gone, last_segment_gone, all_segments_gone])
 def test_gaps_have_the_same_numbers_everywhere(
-    home: Path, sound: dict[Backend, Path], cut: Callable[[Path], None]
+    damaged_home: Path, sound: dict[Backend, Path], cut: Callable[[Path], None]
 ) -> None:
-    store = put(home, sound["jsonl"])
+    store = put(damaged_home, sound["jsonl"])
     cut(store)
     told = {}
     for name in ("verify", "status", "streams", "query", "forget ses_b --yes"):
-        done = run(home, *name.split())
+        done = run(damaged_home, *name.split())
         [told[name], *_] = re.findall(r"(?:\d+ of the )?records? \d+(?: to \d+)?", done.out + done.err)
         assert done.code == 1 and "log:1" not in done.out + done.err, (name, done)
     assert len(set(told.values())) == 1, told
@@ -258,75 +263,75 @@ class TestWhatKeepsASidecarFromStarting:
     """Reads may work although nothing can be recorded: ``status`` must not say that all is well."""
 
     @pytest.fixture
-    def home(self, home: Path) -> Path:
-        config = home.parent / "config"
-        assert run(home, "install", HOME=str(home.parent), XDG_CONFIG_HOME=str(config)).code == 0
-        return home
+    def installed_home(self, damaged_home: Path) -> Path:
+        config = damaged_home.parent / "config"
+        assert run(damaged_home, "install", HOME=str(damaged_home.parent), XDG_CONFIG_HOME=str(config)).code == 0
+        return damaged_home
 
-    def test_the_last_start_failed_until_one_serves(self, home: Path, sound: dict[Backend, Path]) -> None:
-        store = put(home, sound["jsonl"])
+    def test_the_last_start_failed_until_one_serves(self, installed_home: Path, sound: dict[Backend, Path]) -> None:
+        store = put(installed_home, sound["jsonl"])
         segment = segments(store)[0]
         data = segment.read_bytes()
         segment.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
-        assert run(home, "status").code == 0, "no look at the ends of files sees it"
-        assert run(home, "serve").code == 1
-        done = run(home, "status")
+        assert run(installed_home, "status").code == 0, "no look at the ends of files sees it"
+        assert run(installed_home, "serve").code == 1
+        done = run(installed_home, "status")
         assert done.code == 1 and "the last start of the sidecar failed" in done.out and segment.name in done.out, done
-        (check,) = (c for c in run(home, "doctor", "--json").objects() if c["name"] == "start")
+        (check,) = (c for c in run(installed_home, "doctor", "--json").objects() if c["name"] == "start")
         assert check["level"] == "problem" and segment.name in check["text"]
         segment.write_bytes(data)
-        recording = home.parent / "recording.jsonl"
+        recording = installed_home.parent / "recording.jsonl"
         recording.write_text('{"t":1,"hook":"dispose","input":null,"output":null}\n')
-        assert run(home, "status").code == 1
+        assert run(installed_home, "status").code == 1
         try:
-            played = run(home, "play", str(recording))
+            played = run(installed_home, "play", str(recording))
             assert played.code == 0, played
-            assert "last start" not in run(home, "status").out
+            assert "last start" not in run(installed_home, "status").out
         finally:
-            run(home, "stop")
-        assert run(home, "status").code == 0
+            run(installed_home, "stop")
+        assert run(installed_home, "status").code == 0
 
 
-def test_a_directory_named_like_a_segment_is_told_by_its_path(home: Path, sound: dict[Backend, Path]) -> None:
-    place = put(home, sound["jsonl"]) / "log" / "00000000000000000099.jsonl"
+def test_a_directory_named_like_a_segment_is_told_by_its_path(damaged_home: Path, sound: dict[Backend, Path]) -> None:
+    place = put(damaged_home, sound["jsonl"]) / "log" / "00000000000000000099.jsonl"
     place.mkdir()
     for name in ("status", "streams", "doctor"):
-        done = run(home, name)
+        done = run(damaged_home, name)
         assert done.code == 1 and str(place) in done.out + done.err, (name, done)
 
 
-def test_only_a_wal_that_is_there_is_to_be_copied(home: Path, sound: dict[Backend, Path]) -> None:
-    store = put(home, sound["sqlite"])
+def test_only_a_wal_that_is_there_is_to_be_copied(damaged_home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(damaged_home, sound["sqlite"])
     wal_gone(store)
-    done = run(home, "repair", "--dry-run")
+    done = run(damaged_home, "repair", "--dry-run")
     assert done.code == 1 and "without a backup: move sqlite-head away" in done.out, done
     (store / "log.db-wal").write_bytes(b"half a WAL" * 10)
-    done = run(home, "repair", "--dry-run")
+    done = run(damaged_home, "repair", "--dry-run")
     assert done.code == 1 and "without a backup: copy log.db-wal, then move sqlite-head away" in done.out, done
 
 
-def test_a_dry_run_at_a_lock_names_the_process(home: Path, sound: dict[Backend, Path]) -> None:
-    store = put(home, sound["jsonl"])
+def test_a_dry_run_at_a_lock_names_the_process(damaged_home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(damaged_home, sound["jsonl"])
     lock = take_lock(store)
     try:
-        done = run(home, "repair", "--dry-run")
+        done = run(damaged_home, "repair", "--dry-run")
     finally:
         lock.release()
     assert (done.code, done.out) == (1, "") and f"is being written by process {os.getpid()}; " in done.err, done
-    with Home(home).lock():
-        done = run(home, "repair", "--dry-run")
+    with Home(damaged_home).lock():
+        done = run(damaged_home, "repair", "--dry-run")
     assert (done.code, done.out) == (1, "") and "repair" in done.err, done
-    assert run(home, "repair", "--dry-run").code == 0
+    assert run(damaged_home, "repair", "--dry-run").code == 0
 
 
-def test_a_page_of_zeros_is_told_in_a_short_line(home: Path, sound: dict[Backend, Path]) -> None:
-    store = put(home, sound["sqlite"])
+def test_a_page_of_zeros_is_told_in_a_short_line(damaged_home: Path, sound: dict[Backend, Path]) -> None:
+    store = put(damaged_home, sound["sqlite"])
     size = 4096
     with (store / "log.db").open("r+b") as file:
         file.seek(size)  # the map of pages, which every tree in the file is compared with
         file.write(bytes(size))
     for name in ("verify", "doctor", "repair --dry-run"):
-        done = run(home, *name.split())
+        done = run(damaged_home, *name.split())
         (line,) = (line for line in done.out.splitlines() if "SQLite reports" in line or "log.db: " in line)
         assert done.code == 1 and len(line) - len(str(store)) < 250, (name, done)
         assert re.search(r"SQLite reports: Failed to .* \(and \d+ more\)", line) and "***" not in line, (name, line)

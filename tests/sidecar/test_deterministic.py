@@ -12,7 +12,8 @@ from sidecar.home import Home
 from sidecar.playing.play import play
 from streams.identity import seeded_identity, system_identity
 from streams.log.reader import LogReader
-from tests.sidecar.support import HANG_SECONDS, RECORDINGS, run, running, start
+from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.support import HANG_SECONDS, RECORDINGS, running, start
 
 FIRST, SECOND = RECORDINGS / "chat.jsonl", RECORDINGS / "task_parallel.jsonl"
 
@@ -27,7 +28,7 @@ async def recorded(path: Path, seed: int, backend: str, *, between: Sequence[str
         await asyncio.to_thread(running, home)
         await play(home, FIRST, nonce=system_identity().nonce)
         for command in between:
-            assert run(home, command).stdout
+            assert run_process(home.path, command).out
         await play(home, SECOND, nonce=system_identity().nonce)
     finally:
         process.terminate()
@@ -54,8 +55,8 @@ async def test_who_only_looks_changes_no_record(tmp_path: Path) -> None:
 async def test_a_home_with_records_is_refused_and_unchanged(tmp_path: Path) -> None:
     before = await recorded(tmp_path / "1", 7, "jsonl")
     home = Home(tmp_path / "1")
-    refused = run(home, "serve", "--deterministic")
-    assert refused.returncode == 1 and "[home-not-empty]" in refused.stderr
+    refused = run_process(home.path, "serve", "--deterministic")
+    assert refused.code == 1 and "[home-not-empty]" in refused.err
     reader = LogReader(home.store_path)
     assert [record.hash async for record in reader.read_all()] == before
     await reader.close()
@@ -71,5 +72,5 @@ async def test_a_seed_does_not_tell_the_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [("--seed", "3"), ("--deterministic", "--seed", "many")])
 def test_a_seed_needs_deterministic_mode(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    assert run(Home(tmp_path / "home"), "serve", *arguments).returncode == 2
+    assert run_process(tmp_path / "home", "serve", *arguments).code == 2
     assert not (tmp_path / "home").exists()

@@ -23,7 +23,8 @@ from streams.identity import system_identity
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.stores.directory import LOCK, Backend
-from tests.sidecar.support import HANG_SECONDS, run, start, wait_for
+from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.support import HANG_SECONDS, start, wait_for
 from tests.torture.sidecars import shim, text_hook
 
 
@@ -102,7 +103,7 @@ async def test_a_sidecar_that_wakes_up_acknowledges_and_writes_nothing(sidecars:
         await second.send(hooks(20, 30))
         await second.drained()
     await first.close()
-    assert run(sidecars.home, "stop").returncode == 0
+    assert run_process(sidecars.home.path, "stop").code == 0
     assert await sidecars.recorded() == Counter(range(30))
 
 
@@ -114,8 +115,8 @@ async def test_an_unknown_sidecar_keeps_the_log_until_it_ends(sidecars: Sidecars
     sidecars.stop_and_unlock(old)
     sidecars.home.info_path.unlink()
     await first.send(hooks(0, 5))
-    refused = run(sidecars.home, "serve")
-    assert refused.returncode == 1 and refused.stderr.endswith("[log-locked]\n")
+    refused = run_process(sidecars.home.path, "serve")
+    assert refused.code == 1 and refused.err.endswith("[log-locked]\n")
     old.send_signal(signal.SIGCONT)
     with pytest.raises(LinkClosed):
         await first.drained()
@@ -125,7 +126,7 @@ async def test_an_unknown_sidecar_keeps_the_log_until_it_ends(sidecars: Sidecars
     async with await sidecars.link() as second:
         await second.send(hooks(0, 5))
         await second.drained()
-    assert run(sidecars.home, "stop").returncode == 0
+    assert run_process(sidecars.home.path, "stop").code == 0
     assert await sidecars.recorded() == Counter(range(5))
 
 
@@ -133,7 +134,7 @@ async def test_an_unknown_sidecar_keeps_the_log_until_it_ends(sidecars: Sidecars
 def test_a_process_that_is_not_proved_to_be_the_sidecar_is_not_killed(sidecars: Sidecars, mark: str) -> None:
     other = sidecars.other()
     sidecars.home.write_info(SidecarInfo(other.pid, 9, "b" * 32, "0.1.0", 1, 2**42, mark))
-    assert run(sidecars.home, "stop").returncode == 0
+    assert run_process(sidecars.home.path, "stop").code == 0
     sidecars.start()
     assert other.poll() is None
 
@@ -142,7 +143,7 @@ def test_stop_kills_no_process_that_took_the_pid(sidecars: Sidecars) -> None:
     other = sidecars.other()
     sidecars.home.write_info(SidecarInfo(other.pid, 9, "b" * 32, "0.1.0", 1, 2**42, "another process"))
     with sidecars.home.lock():  # as `repair` holds it
-        assert run(sidecars.home, "stop").returncode == 0
+        assert run_process(sidecars.home.path, "stop").code == 0
     assert other.poll() is None
 
 
@@ -153,11 +154,11 @@ def test_stop_ends_a_suspended_sidecar(sidecars: Sidecars, unlocked: bool) -> No
         sidecars.stop_and_unlock(old)
     else:
         old.send_signal(signal.SIGSTOP)
-    stopped = run(sidecars.home, "stop")
-    assert stopped.returncode == 0 and str(old.pid) in stopped.stdout
+    stopped = run_process(sidecars.home.path, "stop")
+    assert stopped.code == 0 and str(old.pid) in stopped.out
     assert old.wait(HANG_SECONDS) == -signal.SIGKILL
     sidecars.start()
-    assert run(sidecars.home, "status").returncode == 0
+    assert run_process(sidecars.home.path, "status").code == 0
 
 
 @pytest.mark.parametrize("unlocked", [False, True])
@@ -167,9 +168,9 @@ def test_status_says_how_to_end_a_suspended_sidecar(sidecars: Sidecars, unlocked
         sidecars.stop_and_unlock(old)
     else:
         old.send_signal(signal.SIGSTOP)
-    status = run(sidecars.home, "status")
-    told = " ".join(status.stdout.split())
-    assert status.returncode == 1 and str(old.pid) in told and "`durable-stream stop`" in told
+    status = run_process(sidecars.home.path, "status")
+    told = " ".join(status.out.split())
+    assert status.code == 1 and str(old.pid) in told and "`durable-stream stop`" in told
 
 
 def test_a_sidecar_without_its_lock_exits_by_itself(sidecars: Sidecars) -> None:

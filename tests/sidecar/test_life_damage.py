@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from sidecar.home import Home
 from streams.identity import system_identity
 from streams.stores.jsonl.reader import JsonlReader
-from tests.sidecar.life import COMMAND, RUNTIMES, end_sidecars, recorded, shims
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    yield home
-    end_sidecars(home)
-
+from tests.sidecar.life import COMMAND, RUNTIMES, recorded, shims
 
 # Of 220 hooks, hook n under seq n.
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], range]] = {
@@ -33,7 +24,6 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], range]] = {
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("what", DAMAGE)
 async def test_damage_costs_its_own_hooks_and_the_log_says_which(home: Home, runtime: str, what: str) -> None:
-    home.create()
     home.ensure_token(system_identity().nonce)
     command = home.path / "command"  # it cannot start a sidecar yet
     damage, lost = DAMAGE[what]

@@ -23,7 +23,8 @@ from sidecar.nats.mirror.task import MirrorTask
 from sidecar.playing.play import play
 from sidecar.runtime.metrics import Metrics, NoMetrics
 from streams.identity import system_identity
-from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, run, running, start
+from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, running, start
 
 METHODS = [name for name in vars(Metrics) if not name.startswith("_")]
 
@@ -143,15 +144,16 @@ def test_the_operations_page_lists_the_metrics_as_they_are_registered() -> None:
 
 async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path: Path) -> None:
     home = Home(tmp_path / 'a "home"')
-    assert run(home, "metrics").returncode == 1 and "[not-running]" in run(home, "metrics", "--scrape-config").stderr
+    assert run_process(home.path, "metrics").code == 1
+    assert "[not-running]" in run_process(home.path, "metrics", "--scrape-config").err
     process = start(home)
     try:
         info = running(home)
         await play(home, RECORDINGS / "chat.jsonl", nonce=system_identity().nonce)
-        printed = run(home, "metrics", "--scrape-config")
-        assert printed.returncode == 0 and "`port` in [link]" in printed.stderr
-        assert f'["127.0.0.1:{info.port}"]' in printed.stdout
-        (file,) = re.findall(r"credentials_file: (.*)", printed.stdout)
+        printed = run_process(home.path, "metrics", "--scrape-config")
+        assert printed.code == 0 and "`port` in [link]" in printed.err
+        assert f'["127.0.0.1:{info.port}"]' in printed.out
+        (file,) = re.findall(r"credentials_file: (.*)", printed.out)
         credentials = Path(file[1:-1].replace('\\"', '"'))
         assert credentials.parent == home.path and stat.S_IMODE(credentials.stat().st_mode) == 0o600
         bearer = credentials.read_text().strip()
@@ -165,7 +167,7 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path:
         refused.value.close()
         assert refused.value.code == 401
 
-        asked = samples(run(home, "metrics").stdout)
+        asked = samples(run_process(home.path, "metrics").out)
         assert scraped.keys() == asked.keys()
         head = scraped["durable_stream_log_head", ""]
         assert head == asked["durable_stream_log_head", ""] >= 5

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -20,19 +20,9 @@ from streams.identity import system_identity
 from streams.log.reader import LogReader
 from tests.bridge.opencode.playing import Log
 from tests.bridge.opencode.playing2 import RECORDINGS, names, play2, summary
-from tests.sidecar.support import run, wait_for
+from tests.sidecar.cli.helpers import run_process
 
 NONCE = system_identity().nonce
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home")
-    yield home
-    info = home.running()
-    if info is not None:
-        os.kill(info.pid, signal.SIGKILL)
-        wait_for(lambda: home.running() is None, "the sidecar is gone")
 
 
 async def recorded(home: Home) -> list[StreamEvent]:
@@ -74,7 +64,7 @@ async def test_every_recording_is_read_as_its_service_was(home: Home) -> None:
     before = len(await recorded(home))
     for name in ("permission", "subagents", "subagent", "abort"):
         assert (await play(home, RECORDINGS / f"{name}.jsonl", nonce=NONCE)).added == 0, name
-    run(home, "stop")
+    run_process(home.path, "stop")
     assert (await play(home, RECORDINGS / "tools.jsonl", nonce=NONCE)).added == 0
     assert len(await recorded(home)) == before
 

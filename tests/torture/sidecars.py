@@ -15,7 +15,8 @@ from bridge.opencode.link.frames import HookItem, ShimIdentity
 from sidecar.home import Home
 from sidecar.link.client import ControlClient, ShimClient
 from streams.identity import system_identity
-from tests.sidecar.support import cli, running
+from tests.sidecar.cli.helpers import command
+from tests.sidecar.support import running
 from tests.torture.figures import percentile, rss_mib
 
 HANG_S = 60.0
@@ -45,7 +46,7 @@ class RunningSidecar:
     def spawn(self) -> None:
         """Start it and return at once."""
         self._process = subprocess.Popen(
-            cli(self.home, "serve"), stdout=self._output, stderr=self._output, text=True, cwd="/"
+            command(self.home.path, "serve"), stdout=self._output, stderr=self._output, text=True, cwd="/"
         )
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""One home shared by all tests that only read."""
+"""Homes with a log, and processes that end with their test."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.home import Home
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from streams.stores.directory import Backend
 from tests.sidecar.cli.helpers import make_home
 from tests.sidecar.cli.processes import Process
+from tests.sidecar.runtime.agents import Counter
+from tests.sidecar.runtime.support import command, running, steps
 
 NAMES = (
     "chat",
@@ -25,9 +31,28 @@ NAMES = (
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read-only: a test that changes a log makes its own."""
+def recorded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home shared by all tests that only read: a test that changes a log makes its own."""
     return make_home(tmp_path_factory.mktemp("cli") / "home", *NAMES)
+
+
+@pytest.fixture
+def backend() -> Backend:
+    """Of the log in ``counted_home``; a file may override it."""
+    return "jsonl"
+
+
+@pytest.fixture
+async def counted_home(home: Home, backend: Backend) -> Home:
+    """A home with a directory for agents, whose log has steps, and commands of the agent ``Counter``."""
+    (home.path / "agents").mkdir()
+    store = await Log.open(home.store_path, seeded_identity(1), backend=backend)
+    async with running(store, Counter) as runtime:
+        await store.append(steps("completed"))
+        for n in range(5):
+            await runtime.command("counter", command(f"k{n}", by=n))
+    await store.close()
+    return home
 
 
 @pytest.fixture

@@ -47,13 +47,17 @@ class Done:
 
 
 def command(home: Path, *arguments: str) -> list[str]:
+    """The command line of a ``durable-stream`` command."""
     return [sys.executable, "-m", "sidecar.cli", "--home", str(home), *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:
+    """Our environment without the user's settings; this checkout is importable from any directory."""
     # A size in the environment would win over the terminal's own.
     ours = ("DURABLE_", "XDG_", "COLUMNS", "LINES")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours) or name == "XDG_CONFIG_HOME"}
+    # Those that every test process sets for itself.
+    own = ("XDG_CONFIG_HOME", "XDG_STATE_HOME")
+    kept = {name: value for name, value in os.environ.items() if name in own or not name.startswith(ours)}
     return {**kept, "PYTHONPATH": str(ROOT), "TZ": "UTC", **more}
 
 

@@ -14,15 +14,15 @@ from tests.sidecar.views.conversations import DEMO
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def changes_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Read only: edits, an approved command, and one that was rejected in a session of its own."""
     return make_home(tmp_path_factory.mktemp("changes") / "home", DEMO, "permission_reject")
 
 
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("options", [[], ["--diff"]])
-def test_the_screen_is_as_drawn(home: Path, options: list[str], width: int) -> None:
-    output = on_terminal(home, "changes", *options, width=width, HOME="/home/ada")
+def test_the_screen_is_as_drawn(changes_home: Path, options: list[str], width: int) -> None:
+    output = on_terminal(changes_home, "changes", *options, width=width, HOME="/home/ada")
     golden = SCREENS / f"{'-'.join(['changes', *(option.strip('-') for option in options)])}-{width}.txt"
     screen = shown(drawn(output, width))
     if os.environ.get("DRAW_SCREENS"):

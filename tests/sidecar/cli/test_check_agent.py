@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
 from sidecar.home import Home
-from streams.identity import seeded_identity
-from streams.log.log import Log
 from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import ROOT, run, run_process
-from tests.sidecar.runtime.agents import Counter
-from tests.sidecar.runtime.support import command, running, steps
 
 CLOCK = """
 import time
@@ -37,61 +32,46 @@ class Forgets:
 """
 
 
-@pytest.fixture
-async def home(tmp_path: Path) -> Home:
-    """A home whose log has steps, and commands of an agent."""
-    home = Home(tmp_path / "home")
-    home.create()
-    store = await Log.open(home.store_path, seeded_identity(1))
-    async with running(store, Counter) as runtime:
-        await store.append(steps("completed"))
-        for n in range(5):
-            await runtime.command("counter", command(f"k{n}", by=n))
-    await store.close()
-    (home.path / "agents").mkdir()
-    return home
-
-
 @pytest.mark.parametrize("name", ["Watcher", "Reporter"])
-def test_the_example_is_pure(home: Home, name: str) -> None:
-    shutil.copy(ROOT / "examples" / "watch.py", home.path / "agents" / "watch.py")
-    before = snapshot(home.store_path)
-    done = run_process(home.path, "agents", "--check", f"agents/watch.py:{name}")
+def test_the_example_is_pure(counted_home: Home, name: str) -> None:
+    shutil.copy(ROOT / "examples" / "watch.py", counted_home.path / "agents" / "watch.py")
+    before = snapshot(counted_home.store_path)
+    done = run_process(counted_home.path, "agents", "--check", f"agents/watch.py:{name}")
     assert done.code == 0, done
-    assert snapshot(home.store_path) == before
+    assert snapshot(counted_home.store_path) == before
 
 
-def test_an_agent_gets_the_events_and_commands_of_the_log(home: Home) -> None:
-    done = run_process(home.path, "agents", "--check", "tests.sidecar.runtime.agents:Counter", "--json")
+def test_an_agent_gets_the_events_and_commands_of_the_log(counted_home: Home) -> None:
+    done = run_process(counted_home.path, "agents", "--check", "tests.sidecar.runtime.agents:Counter", "--json")
     (found,) = done.objects()
     assert (done.code, found["agent"], found["findings"]) == (0, "counter", [])
     assert found["events"] >= 5
 
 
-def test_a_clock_is_found_in_the_source_and_when_it_runs(home: Home) -> None:
-    (home.path / "agents" / "late.py").write_text(CLOCK)
-    done = run_process(home.path, "agents", "--check", "agents/late.py:Late", "--json")
+def test_a_clock_is_found_in_the_source_and_when_it_runs(counted_home: Home) -> None:
+    (counted_home.path / "agents" / "late.py").write_text(CLOCK)
+    done = run_process(counted_home.path, "agents", "--check", "agents/late.py:Late", "--json")
     (found,) = done.objects()
     assert done.code == 1 and found["events"] > 0
     assert {"Late.receive (line 8)", "receive"} <= {finding["where"] for finding in found["findings"]}
-    assert run_process(home.path, "agents", "--check", "agents/late.py:Late").code == 1
+    assert run_process(counted_home.path, "agents", "--check", "agents/late.py:Late").code == 1
 
 
-def test_events_of_a_file_are_tried(home: Home) -> None:
-    (home.path / "agents" / "forgets.py").write_text(FORGETS)
-    events = home.path / "events.jsonl"
+def test_events_of_a_file_are_tried(counted_home: Home) -> None:
+    (counted_home.path / "agents" / "forgets.py").write_text(FORGETS)
+    events = counted_home.path / "events.jsonl"
     spec = "agents/forgets.py:Forgets"
-    assert run_process(home.path, "agents", "--check", spec).code == 0, "no event of the log is for it"
+    assert run_process(counted_home.path, "agents", "--check", spec).code == 0, "no event of the log is for it"
     events.write_text(json.dumps({"type": "add", "payload": {}}) + "\n\n")
-    done = run_process(home.path, "agents", "--check", spec, "--events", str(events), "--json")
+    done = run_process(counted_home.path, "agents", "--check", spec, "--events", str(events), "--json")
     (found,) = done.objects()
     assert (done.code, found["events"], [finding["where"] for finding in found["findings"]]) == (1, 1, ["receive"])
     events.write_text("[]\n")
-    done = run_process(home.path, "agents", "--check", spec, "--events", str(events))
+    done = run_process(counted_home.path, "agents", "--check", spec, "--events", str(events))
     assert done.code == 1 and done.err.endswith(" [bad-json]\n")
 
 
 @pytest.mark.parametrize("spec", ["agents/none.py:Agent", "json:dumps", "sys:maxsize", "nonsense"])
-def test_what_is_no_agent_is_refused(home: Home, spec: str) -> None:
-    done = run(home.path, "agents", "--check", spec)
+def test_what_is_no_agent_is_refused(counted_home: Home, spec: str) -> None:
+    done = run(counted_home.path, "agents", "--check", spec)
     assert done.code == 1 and done.err.endswith(" [bad-agent]\n")

@@ -124,9 +124,9 @@ def test_an_error_has_the_code_of_its_class_or_its_own(error: Exception, code: s
     assert code_of(error) == code
 
 
-def test_a_command_prints_it_at_the_end_of_its_one_line(home: Path, tmp_path: Path) -> None:
+def test_a_command_prints_it_at_the_end_of_its_one_line(recorded_home: Path, tmp_path: Path) -> None:
     for arguments in (["log", "nobody"], ["show", "01NONE"]):
-        done = run(home, *arguments)
+        done = run(recorded_home, *arguments)
         assert done.code == 1 and re.fullmatch(r"durable-stream: .+ \[not-found\]\n", done.err), done
     done = run(tmp_path / "none", "log")
     assert done.code == 1 and done.err.endswith(" [no-log]\n"), done

@@ -59,64 +59,68 @@ def offered(programs: Path, home: Path, *words: str) -> list[str]:
     return in_bash(programs, home, script).split()
 
 
-def test_commands_and_options(programs: Path, home: Path) -> None:
-    assert offered(programs, home, "st") == ["streams", "status", "stop"]
-    assert set(offered(programs, home, "log", "--")) >= {"--follow", "--last", "--from", "--json"}
+def test_commands_and_options(programs: Path, recorded_home: Path) -> None:
+    assert offered(programs, recorded_home, "st") == ["streams", "status", "stop"]
+    assert set(offered(programs, recorded_home, "log", "--")) >= {"--follow", "--last", "--from", "--json"}
 
 
-def test_streams_and_sessions(programs: Path, home: Path) -> None:
-    streams = {stream["stream_id"] for stream in run(home, "streams", "--json").objects()}
+def test_streams_and_sessions(programs: Path, recorded_home: Path) -> None:
+    streams = {stream["stream_id"] for stream in run(recorded_home, "streams", "--json").objects()}
     for words in (["log"], ["read"], ["tree"], ["export"], ["query", "--stream"]):
-        assert set(offered(programs, home, *words, "ses_")) >= streams
+        assert set(offered(programs, recorded_home, *words, "ses_")) >= streams
     one = min(streams)
-    assert offered(programs, home, "log", one[:-2]) == [one]
-    event = run(home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]
+    assert offered(programs, recorded_home, "log", one[:-2]) == [one]
+    event = run(recorded_home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]
     child = event["payload"]["child"]
-    assert offered(programs, home, "log", child[:-2]) == [child]
-    assert offered(programs, home, "export", child[:-2]) == []
+    assert offered(programs, recorded_home, "log", child[:-2]) == [child]
+    assert offered(programs, recorded_home, "export", child[:-2]) == []
 
 
-def test_events_types_and_actors(programs: Path, home: Path) -> None:
-    event = run(home, "query", "--type", "agent.error", "--json").objects()[0]["event"]
-    assert offered(programs, home, "show", event["id"][-6:-1]) == [event["id"][-6:]]
-    assert offered(programs, home, "why", event["id"][:-1]) == [event["id"]]
-    newest = run(home, "query", "--limit", "1", "--json").objects()[0]["event"]["id"]
-    assert offered(programs, home, "show", "")[0] == newest[-6:]
-    assert offered(programs, home, "query", "--type", "agent.e") == ["agent.error"]
-    assert "execution.*" in offered(programs, home, "query", "--type", "exec")
-    assert offered(programs, home, "query", "--actor", "us") == ["user"]
+def test_events_types_and_actors(programs: Path, recorded_home: Path) -> None:
+    event = run(recorded_home, "query", "--type", "agent.error", "--json").objects()[0]["event"]
+    assert offered(programs, recorded_home, "show", event["id"][-6:-1]) == [event["id"][-6:]]
+    assert offered(programs, recorded_home, "why", event["id"][:-1]) == [event["id"]]
+    newest = run(recorded_home, "query", "--limit", "1", "--json").objects()[0]["event"]["id"]
+    assert offered(programs, recorded_home, "show", "")[0] == newest[-6:]
+    assert offered(programs, recorded_home, "query", "--type", "agent.e") == ["agent.error"]
+    assert "execution.*" in offered(programs, recorded_home, "query", "--type", "exec")
+    assert offered(programs, recorded_home, "query", "--actor", "us") == ["user"]
 
 
-def test_an_event_id_is_completed_from_any_beginning_of_what_a_terminal_shows(programs: Path, home: Path) -> None:
+def test_an_event_id_is_completed_from_any_beginning_of_what_a_terminal_shows(
+    programs: Path, recorded_home: Path
+) -> None:
     """Also where that begins as whole ids do."""
-    ids = [record["event"]["id"] for record in run(home, "query", "--json").objects()]
+    ids = [record["event"]["id"] for record in run(recorded_home, "query", "--json").objects()]
     for identifier in (ids[0], next(each for each in ids if each[-6:].startswith("0")), ids[-1]):
         for typed in (identifier[-6:-5], identifier[-6:-2]):
-            found = offered(programs, home, "show", typed)
+            found = offered(programs, recorded_home, "show", typed)
             assert identifier[-6:] in found and set(found) == {each[-6:] for each in ids if each[-6:].startswith(typed)}
-    found = offered(programs, home, "why", ids[0][:16])
+    found = offered(programs, recorded_home, "why", ids[0][:16])
     assert ids[0] in found and set(found) == {each for each in ids if each.startswith(ids[0][:16])}
 
 
-def test_the_home_that_was_typed_counts(programs: Path, home: Path, empty: Path) -> None:
-    stream = run(home, "streams", "--json").objects()[0]["stream_id"]
+def test_the_home_that_was_typed_counts(programs: Path, recorded_home: Path, empty: Path) -> None:
+    stream = run(recorded_home, "streams", "--json").objects()[0]["stream_id"]
     assert offered(programs, empty, "log", stream[:-1]) == []
-    assert offered(programs, empty, "--home", str(home), "log", stream[:-1]) == [stream]
+    assert offered(programs, empty, "--home", str(recorded_home), "log", stream[:-1]) == [stream]
     assert not empty.exists()
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_it_reads_the_log_that_the_manifest_names(programs: Path, home: Path, tmp_path: Path, kept: bool) -> None:
+def test_it_reads_the_log_that_the_manifest_names(
+    programs: Path, recorded_home: Path, tmp_path: Path, kept: bool
+) -> None:
     """This includes records made after the log moved to SQLite, whether or not the old store is kept."""
     copy = tmp_path / "home"
-    shutil.copytree(home, copy)
+    shutil.copytree(recorded_home, copy)
     assert run(copy, "migrate", "--to", "sqlite").code == 0
     assert kept or run(copy, "migrate", "--discard-old").code == 0
     assert run_process(copy, "play", str(RECORDINGS / "task_parallel.jsonl")).code == 0
     assert run(copy, "stop").code == 0
     streams = {stream["stream_id"] for stream in run(copy, "streams", "--json").objects()}
     assert set(offered(programs, copy, "export", "ses_")) == {name for name in streams if name.startswith("ses_")}
-    assert len(offered(programs, copy, "export", "ses_")) > len(offered(programs, home, "export", "ses_"))
+    assert len(offered(programs, copy, "export", "ses_")) > len(offered(programs, recorded_home, "export", "ses_"))
     newest = run(copy, "query", "--limit", "1", "--json").objects()[0]["event"]["id"]
     assert offered(programs, copy, "show", "")[0] == newest[-6:]
 
@@ -132,7 +136,7 @@ def test_what_cannot_be_read_is_left_out_quietly(programs: Path, tmp_path: Path,
     assert offered(programs, home, "log", "ses_") == []
 
 
-def test_completing_imports_no_screen_and_no_network(home: Path) -> None:
+def test_completing_imports_no_screen_and_no_network(recorded_home: Path) -> None:
     program = (
         "import sys, json; from sidecar.cli import main\n"
         "try: main()\n"
@@ -144,15 +148,15 @@ def test_completing_imports_no_screen_and_no_network(home: Path) -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=environment(DURABLE_STREAM_HOME=str(home), **wanted),
+        env=environment(DURABLE_STREAM_HOME=str(recorded_home), **wanted),
         timeout=LIMIT_SECONDS,
     )
     assert len(done.stdout.split()) == 30
     assert not {name for name in HEAVY if f'"{name}"' in done.stderr}
 
 
-def test_a_press_of_the_tab_key_completes_the_line(programs: Path, home: Path, tmp_path: Path) -> None:
-    stream = run(home, "streams", "--json").objects()[0]["stream_id"]
+def test_a_press_of_the_tab_key_completes_the_line(programs: Path, recorded_home: Path, tmp_path: Path) -> None:
+    stream = run(recorded_home, "streams", "--json").objects()[0]["stream_id"]
     start = tmp_path / "rc"
     start.write_text(
         "bind 'set enable-bracketed-paste off'\nPS1='ready> '\neval \"$(durable-stream --show-completion)\"\n"
@@ -162,7 +166,7 @@ def test_a_press_of_the_tab_key_completes_the_line(programs: Path, home: Path, t
     shell = subprocess.Popen(
         ["bash", "--noprofile", "--rcfile", str(start), "-i"],
         stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, start_new_session=True,
-        env=environment(PATH=path, DURABLE_STREAM_HOME=str(home), TERM="dumb", HISTFILE=""),
+        env=environment(PATH=path, DURABLE_STREAM_HOME=str(recorded_home), TERM="dumb", HISTFILE=""),
     )  # fmt: skip
     os.close(theirs)
     said = b""
@@ -182,8 +186,8 @@ def test_a_press_of_the_tab_key_completes_the_line(programs: Path, home: Path, t
         os.close(ours)
 
 
-def test_install_completion_writes_what_bash_loads(programs: Path, home: Path, tmp_path: Path) -> None:
-    said = in_bash(programs, home, "durable-stream --install-completion; true", HOME=str(tmp_path))
+def test_install_completion_writes_what_bash_loads(programs: Path, recorded_home: Path, tmp_path: Path) -> None:
+    said = in_bash(programs, recorded_home, "durable-stream --install-completion; true", HOME=str(tmp_path))
     assert "bash completion installed in" in said
     script = f'. "{tmp_path}/.bashrc"; complete -p durable-stream'
-    assert "_durable_stream_completion" in in_bash(programs, home, script, HOME=str(tmp_path))
+    assert "_durable_stream_completion" in in_bash(programs, recorded_home, script, HOME=str(tmp_path))

@@ -7,12 +7,9 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from bridge.opencode.link.frames import ShimIdentity
 from sidecar.home import Home, SidecarInfo
@@ -76,86 +73,79 @@ class TestFollow:
 
 
 class TestSidecar:
-    @pytest.fixture
-    def home(self, tmp_path: Path) -> Iterator[Path]:
-        home = tmp_path / "home"
-        yield home
-        run(home, "stop")
-
-    def test_status_answers_beside_silent_connections_and_notes_them(self, home: Path) -> None:
-        home.mkdir(mode=0o700)
-        (home / "config.toml").write_text("[link]\nmax_connections = 4\nhandshake_seconds = 60\n")
-        run_process(home, "play", str(RECORDINGS / "chat.jsonl"))
-        info = Home(home).running()
+    def test_status_answers_beside_silent_connections_and_notes_them(self, home: Home) -> None:
+        home.config_path.write_text("[link]\nmax_connections = 4\nhandshake_seconds = 60\n")
+        run_process(home.path, "play", str(RECORDINGS / "chat.jsonl"))
+        info = home.running()
         assert info is not None
         with ExitStack() as stack:
             for _ in range(10):
                 stack.enter_context(socket.create_connection(("127.0.0.1", info.port)))
-            told = run(home, "status", "--json")
+            told = run(home.path, "status", "--json")
         (status,) = told.objects()
         assert told.code == 0 and status["problems"] == []
         assert any("connections" in note for note in status["notes"])
 
-    def test_play_starts_one_status_shows_it_and_stop_ends_it(self, home: Path) -> None:
+    def test_play_starts_one_status_shows_it_and_stop_ends_it(self, home: Home) -> None:
         file = str(RECORDINGS / "task_child.jsonl")
-        played = run_process(home, "play", file, "--json")
+        played = run_process(home.path, "play", file, "--json")
         assert played.code == 0, played.err
         assert played.objects()[0]["items"] > 20
-        records = run(home, "query", "--json").objects()
+        records = run(home.path, "query", "--json").objects()
         assert [r["event"]["type"] for r in records].count("agent.spawned") == 1
-        assert run(home, "play", file).code == 0
-        assert run(home, "query", "--json").objects() == records, "played twice it adds nothing"
+        assert run(home.path, "play", file).code == 0
+        assert run(home.path, "query", "--json").objects() == records, "played twice it adds nothing"
 
-        told = run(home, "status", "--json")
+        told = run(home.path, "status", "--json")
         status = told.objects()[0]
         assert told.code == 0 and status["running"] is True
         assert status["log"]["head"] == len(records) - 1
-        assert f"pid {status['sidecar']['pid']}" in run(home, "status").out
-        assert run(home, "verify").code == 0
+        assert f"pid {status['sidecar']['pid']}" in run(home.path, "status").out
+        assert run(home.path, "verify").code == 0
 
-        stopped = run(home, "stop", "--json")
+        stopped = run(home.path, "stop", "--json")
         assert stopped.objects() == [{"stopped": True, "pid": status["sidecar"]["pid"]}]
-        assert Home(home).running() is None
-        assert run(home, "status", "--json").objects()[0]["sidecar"] is None
+        assert home.running() is None
+        assert run(home.path, "status", "--json").objects()[0]["sidecar"] is None
 
-    def test_two_instances_of_the_plugin_in_one_opencode_are_one_line(self, home: Path) -> None:
+    def test_two_instances_of_the_plugin_in_one_opencode_are_one_line(self, home: Home) -> None:
         async def look() -> str:
             async with AsyncExitStack() as stack:
                 for instance, directory in (("a", "/one"), ("b", "/one"), ("c", "/other")):
                     who = ShimIdentity("0.1.0", "ab" * 16, instance * 16, os.getpid(), "p", directory, "/", "1.18.3", 0)
-                    client = await ShimClient.connect(Home(home), identity=who, nonce=system_identity().nonce)
+                    client = await ShimClient.connect(home, identity=who, nonce=system_identity().nonce)
                     stack.push_async_callback(client.close)
-                return (await asyncio.to_thread(run_process, home, "status")).out
+                return (await asyncio.to_thread(run_process, home.path, "status")).out
 
-        run_process(home, "play", str(RECORDINGS / "chat.jsonl"))
+        run_process(home.path, "play", str(RECORDINGS / "chat.jsonl"))
         told = asyncio.run(look())
         assert told.count(" in /one and 1 more, ") == 1, told
 
-    def test_a_second_sidecar_is_refused_or_leaves_quietly(self, home: Path) -> None:
-        run_process(home, "play", str(RECORDINGS / "chat.jsonl"))
-        refused = run(home, "serve")
+    def test_a_second_sidecar_is_refused_or_leaves_quietly(self, home: Home) -> None:
+        run_process(home.path, "play", str(RECORDINGS / "chat.jsonl"))
+        refused = run(home.path, "serve")
         assert refused.code == 1 and "durable-stream stop" in refused.err
-        quiet = run(home, "serve", "--idle-exit")
+        quiet = run(home.path, "serve", "--idle-exit")
         assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
 
-    def test_stop_without_one(self, home: Path) -> None:
-        done = run(home, "stop")
-        assert (done.code, done.out) == (0, f"no sidecar is running for {home}\n")
-        assert not home.exists()
+    def test_stop_without_one(self, empty: Path) -> None:
+        done = run(empty, "stop")
+        assert (done.code, done.out) == (0, f"no sidecar is running for {empty}\n")
+        assert not empty.exists()
 
-    def test_one_that_takes_no_request_is_ended_by_a_signal(self, home: Path) -> None:
-        Home(home).create()
+    def test_one_that_takes_no_request_is_ended_by_a_signal(self, home: Home) -> None:
         program = (
             "import sys, time, os; from sidecar.home import Home\n"
-            f"home = Home({str(home)!r}); lock = home.lock(); home.ensure_token(lambda: 'ab' * 32)\n"
+            f"home = Home({str(home.path)!r}); lock = home.lock(); home.ensure_token(lambda: 'ab' * 32)\n"
             "print(os.getpid(), flush=True); time.sleep(600)"
         )
-        hung = subprocess.Popen([command(home)[0], "-c", program], stdout=subprocess.PIPE, text=True, env=environment())
+        words = [command(home.path)[0], "-c", program]
+        hung = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
         try:
             assert hung.stdout is not None
             pid = int(hung.stdout.readline())
-            Home(home).write_info(SidecarInfo(pid, 1, "b" * 32, "0.1.0", 1, 0))
-            done = run(home, "stop")
+            home.write_info(SidecarInfo(pid, 1, "b" * 32, "0.1.0", 1, 0))
+            done = run(home.path, "stop")
             assert done.code == 0 and "with SIGTERM" in done.out
             assert hung.wait(LIMIT_SECONDS) == -signal.SIGTERM
         finally:

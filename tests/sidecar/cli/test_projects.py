@@ -55,7 +55,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def home(places: Path) -> Path:
+def projects_home(places: Path) -> Path:
     home = places / "home"
     home.mkdir(mode=0o700)
     made = [
@@ -69,50 +69,54 @@ def home(places: Path) -> Path:
 
 
 class TestProjects:
-    def test_its_own_streams_come_first_and_all_are_there(self, home: Path, places: Path) -> None:
-        found = run(home, "streams", "--json").objects()
+    def test_its_own_streams_come_first_and_all_are_there(self, projects_home: Path, places: Path) -> None:
+        found = run(projects_home, "streams", "--json").objects()
         assert [one["stream_id"] for one in found] == ["ses_web", "ses_shop", "ses_tree", "ses_blog"]
         assert {one["stream_id"]: one["directory"] for one in found}["ses_blog"] == str(places / "blog")
         assert found[1]["project"] == "abc"
 
-    def test_elsewhere_the_newest_comes_first(self, home: Path, places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_elsewhere_the_newest_comes_first(
+        self, projects_home: Path, places: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(places / "empty")
-        assert run(home, "streams", "--json").objects()[0]["stream_id"] == "ses_blog"
+        assert run(projects_home, "streams", "--json").objects()[0]["stream_id"] == "ses_blog"
 
-    def test_a_named_project_with_what_is_below_it_and_other_worktrees(self, home: Path, places: Path) -> None:
+    def test_a_named_project_with_what_is_below_it_and_other_worktrees(self, projects_home: Path, places: Path) -> None:
         shop = {"ses_web", "ses_shop", "ses_tree"}
         for verb in ("streams", "tree"):
-            found = run(home, verb, "--project", str(places / "shop"), "--json").objects()
+            found = run(projects_home, verb, "--project", str(places / "shop"), "--json").objects()
             assert {one["stream_id"] for one in found} == shop
-        found = run(home, "query", "--project", str(places / "shop"), "--type", "human.input", "--json").objects()
+        found = run(
+            projects_home, "query", "--project", str(places / "shop"), "--type", "human.input", "--json"
+        ).objects()
         assert {one["event"]["stream_id"] for one in found} == shop
-        everything = run(home, "streams", "--project", "all", "--json").objects()
+        everything = run(projects_home, "streams", "--project", "all", "--json").objects()
         assert {one["stream_id"] for one in everything} == {*shop, "ses_blog"}
 
     @pytest.mark.parametrize("verb", ["streams", "query", "tree", "log"])
-    def test_a_project_without_sessions_is_named(self, home: Path, places: Path, verb: str) -> None:
-        done = run(home, verb, "--project", str(places / "empty"))
+    def test_a_project_without_sessions_is_named(self, projects_home: Path, places: Path, verb: str) -> None:
+        done = run(projects_home, verb, "--project", str(places / "empty"))
         assert done.out == "" and str(places / "empty") in done.err and done.code == (verb == "log")
 
-    def test_log_alone_shows_the_newest_of_this_project(self, home: Path, places: Path) -> None:
-        assert {r["event"]["stream_id"] for r in run(home, "log", "--json").objects()} == {"ses_web"}
+    def test_log_alone_shows_the_newest_of_this_project(self, projects_home: Path, places: Path) -> None:
+        assert {r["event"]["stream_id"] for r in run(projects_home, "log", "--json").objects()} == {"ses_web"}
         for given, stream in ((str(places / "blog"), "ses_blog"), ("all", "ses_blog")):
-            found = run(home, "log", "--project", given, "--json").objects()
+            found = run(projects_home, "log", "--project", given, "--json").objects()
             assert {r["event"]["stream_id"] for r in found} == {stream}
 
     def test_where_nothing_ran_log_shows_the_newest_of_all(
-        self, home: Path, places: Path, monkeypatch: pytest.MonkeyPatch
+        self, projects_home: Path, places: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(places / "empty")
-        assert {r["event"]["stream_id"] for r in run(home, "log", "--json").objects()} == {"ses_blog"}
+        assert {r["event"]["stream_id"] for r in run(projects_home, "log", "--json").objects()} == {"ses_blog"}
 
     @pytest.mark.parametrize("verb", ["log", "read", "export"])
     def test_a_stream_of_an_agent_is_never_the_newest_session(
-        self, home: Path, places: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+        self, projects_home: Path, places: Path, monkeypatch: pytest.MonkeyPatch, verb: str
     ) -> None:
-        asyncio.run(append(home / "store", [[agent_record("agent/intents", "ses_x")]]))
+        asyncio.run(append(projects_home / "store", [[agent_record("agent/intents", "ses_x")]]))
         monkeypatch.chdir(places / "empty")
-        assert f"The newest session in {places}/blog: ses_blog" in run(home, verb).err
+        assert f"The newest session in {places}/blog: ses_blog" in run(projects_home, verb).err
 
     def test_a_log_of_agents_alone_has_no_newest_session(self, places: Path) -> None:
         home = places / "agents"
@@ -121,8 +125,8 @@ class TestProjects:
         done = run(home, "log")
         assert done.code == 1 and "only streams of agents" in done.err
 
-    def test_a_stream_and_a_project_exclude_each_other(self, home: Path) -> None:
-        assert run(home, "log", "ses_web", "--project", "all").code == 2
+    def test_a_stream_and_a_project_exclude_each_other(self, projects_home: Path) -> None:
+        assert run(projects_home, "log", "ses_web", "--project", "all").code == 2
 
     def test_the_project_is_the_repository_around(self, places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert project_here() == Project(str(places / "shop"))
@@ -150,28 +154,30 @@ class TestFilters:
             (["--until", "1970-01-01T00:00:00.006Z"], []),
         ],
     )
-    def test_log_filters_as_query_does(self, home: Path, options: list[str], types: list[str]) -> None:
-        assert [r["event"]["type"] for r in run(home, "log", "ses_blog", *options, "--json").objects()] == types
+    def test_log_filters_as_query_does(self, projects_home: Path, options: list[str], types: list[str]) -> None:
+        assert [
+            r["event"]["type"] for r in run(projects_home, "log", "ses_blog", *options, "--json").objects()
+        ] == types
 
-    def test_a_moment_that_cannot_be_read_is_refused(self, home: Path) -> None:
-        assert run(home, "log", "ses_blog", "--since", "yesterday-ish").code == 2
+    def test_a_moment_that_cannot_be_read_is_refused(self, projects_home: Path) -> None:
+        assert run(projects_home, "log", "ses_blog", "--since", "yesterday-ish").code == 2
 
 
 class TestWaiting:
-    def test_what_waits_is_shown_until_it_is_answered(self, home: Path) -> None:
-        store = home / "store"
+    def test_what_waits_is_shown_until_it_is_answered(self, projects_home: Path) -> None:
+        store = projects_home / "store"
         ask = asked("ses_web", "per_1", permission="bash", metadata={"command": "rm -rf build"}, patterns=["rm *"])
         asyncio.run(append(store, [[happened("ses_web", "turn.started", message="m_ses_web"), ask]]))
-        found = run(home, "streams", "--json").objects()[0]
+        found = run(projects_home, "streams", "--json").objects()[0]
         assert found["status"] == "waiting" and found["asks"][0]["text"] == "bash rm -rf build"
         assert found["asks"][0]["event"] == ask.id
-        for done in (run(home, "log", "ses_web").err, run(home, "status").out):
+        for done in (run(projects_home, "log", "ses_web").err, run(projects_home, "status").out):
             assert "waiting for you: bash rm -rf build, " in done and "shop/web" in done
-        assert "waiting for you" not in run(home, "log", "ses_blog").err
+        assert "waiting for you" not in run(projects_home, "log", "ses_blog").err
         replied = happened("ses_web", "workflow.checkpoint", state="replied", request="per_1", reply="once")
         asyncio.run(append(store, [[replied]]))
-        assert run(home, "streams", "--json").objects()[0]["status"] == "active"
-        assert "waiting for you" not in run(home, "status").out
+        assert run(projects_home, "streams", "--json").objects()[0]["status"] == "active"
+        assert "waiting for you" not in run(projects_home, "status").out
 
     @pytest.mark.parametrize(
         "end",
@@ -182,15 +188,15 @@ class TestWaiting:
         ],
         ids=["turn ended", "resumed", "deleted"],
     )
-    def test_asks_end_with_their_turn_and_their_process(self, home: Path, end: StreamEvent) -> None:
+    def test_asks_end_with_their_turn_and_their_process(self, projects_home: Path, end: StreamEvent) -> None:
         begun = [happened("ses_web", "turn.started", message="m_ses_web"), asked("ses_web", "q", questions=[{}])]
-        asyncio.run(append(home / "store", [[*begun, end]]))
-        assert run(home, "streams", "--json").objects()[0]["asks"] == []
+        asyncio.run(append(projects_home / "store", [[*begun, end]]))
+        assert run(projects_home, "streams", "--json").objects()[0]["asks"] == []
 
-    def test_a_snapshot_keeps_them(self, home: Path) -> None:
+    def test_a_snapshot_keeps_them(self, projects_home: Path) -> None:
         questions = [{"question": "Which one?"}, {"question": "And\x1b[2J why?"}, 5]
-        asyncio.run(append(home / "store", [[asked("ses_blog", "que_1", questions=questions)]]))
-        catalog, _ = asyncio.run(catalog_of(LogReader(home / "store")))
+        asyncio.run(append(projects_home / "store", [[asked("ses_blog", "que_1", questions=questions)]]))
+        catalog, _ = asyncio.run(catalog_of(LogReader(projects_home / "store")))
         again = Catalog.load(catalog.dump())
         assert again.asks() == catalog.asks() and again.asks({"ses_web"}) == []
         assert [ask.text for ask in again.asks({"ses_blog"})] == ["Which one?; And why?"]
@@ -206,7 +212,7 @@ class TestWaiting:
 
 
 class TestDead:
-    def test_a_turn_of_a_dead_process_is_not_active_though_no_sidecar_runs(self, home: Path) -> None:
+    def test_a_turn_of_a_dead_process_is_not_active_though_no_sidecar_runs(self, projects_home: Path) -> None:
         process = subprocess.Popen(["sleep", "60"])
         started = event(
             stream="ses_web",
@@ -215,50 +221,52 @@ class TestDead:
             payload={"session": "ses_web", "message": "m_ses_web"},
             metadata={"pid": process.pid},
         )
-        asyncio.run(append(home / "store", [[started, asked("ses_web", "per_1", permission="bash")]]))
+        asyncio.run(append(projects_home / "store", [[started, asked("ses_web", "per_1", permission="bash")]]))
         try:
-            assert run(home, "streams", "--json").objects()[0]["status"] == "waiting"
+            assert run(projects_home, "streams", "--json").objects()[0]["status"] == "waiting"
         finally:
             process.kill()
             process.wait()
-        assert run(home, "streams", "--json").objects()[0]["status"] == "idle"
-        assert "waiting for you" not in run(home, "status").out
+        assert run(projects_home, "streams", "--json").objects()[0]["status"] == "idle"
+        assert "waiting for you" not in run(projects_home, "status").out
 
 
 class TestTitles:
-    def test_a_resumed_session_keeps_its_title(self, home: Path) -> None:
-        asyncio.run(append(home / "store", [[happened("ses_web", "lifecycle.session.resumed")]]))
-        assert run(home, "streams", "--json").objects()[0]["title"] == "Work of ses_web"
+    def test_a_resumed_session_keeps_its_title(self, projects_home: Path) -> None:
+        asyncio.run(append(projects_home / "store", [[happened("ses_web", "lifecycle.session.resumed")]]))
+        assert run(projects_home, "streams", "--json").objects()[0]["title"] == "Work of ses_web"
 
-    def test_a_forgotten_stream_says_so(self, home: Path) -> None:
-        assert run_and_stop(home, "forget", "ses_blog", "--yes").code == 0
-        assert "(forgotten)" in run(home, "streams").out
+    def test_a_forgotten_stream_says_so(self, projects_home: Path) -> None:
+        assert run_and_stop(projects_home, "forget", "ses_blog", "--yes").code == 0
+        assert "(forgotten)" in run(projects_home, "streams").out
 
 
 class TestFollowAll:
-    def test_new_records_of_every_stream_and_of_new_ones(self, home: Path, started: list[Process]) -> None:
-        started.append(follower := Process(home, "log", "--follow", "--json", "--last", "1"))
+    def test_new_records_of_every_stream_and_of_new_ones(self, projects_home: Path, started: list[Process]) -> None:
+        started.append(follower := Process(projects_home, "log", "--follow", "--json", "--last", "1"))
         assert follower.record()["event"]["stream_id"] == "ses_blog"
         made = [
             happened("ses_web", "turn.started"),
             *session("ses_new", "/tmp/x", 8),
             happened("ses_blog", "turn.ended"),
         ]
-        asyncio.run(append(home / "store", [made]))
+        asyncio.run(append(projects_home / "store", [made]))
         told = [follower.record()["event"]["stream_id"] for _ in made]
         assert told == ["ses_web", "ses_new", "ses_new", "ses_blog"]
         assert follower.interrupt() == 130
 
-    def test_only_of_a_project_and_only_what_fits(self, home: Path, places: Path, started: list[Process]) -> None:
+    def test_only_of_a_project_and_only_what_fits(
+        self, projects_home: Path, places: Path, started: list[Process]
+    ) -> None:
         options = ["--project", str(places / "shop"), "--type", "turn.*", "--last", "0"]
-        started.append(follower := Process(home, "log", "--follow", "--json", *options))
+        started.append(follower := Process(projects_home, "log", "--follow", "--json", *options))
         follower.err.get(timeout=30)  # it follows now
         made = [
             happened("ses_blog", "turn.started"),
             *session("ses_new", places / "shop" / "new", 8),
             happened("ses_new", "turn.started"),
         ]
-        asyncio.run(append(home / "store", [made]))
+        asyncio.run(append(projects_home / "store", [made]))
         assert follower.record()["event"]["stream_id"] == "ses_new"
 
     def test_it_begins_before_anything_was_recorded(self, tmp_path: Path, started: list[Process]) -> None:
@@ -267,54 +275,55 @@ class TestFollowAll:
         asyncio.run(append(tmp_path / "later" / "store", [session("ses_a", "/tmp/x", 8)]))
         assert follower.record()["event"]["stream_id"] == "ses_a"
 
-    def test_an_offset_needs_a_stream(self, home: Path) -> None:
-        assert run(home, "log", "--follow", "--from", "3").code == 2
+    def test_an_offset_needs_a_stream(self, projects_home: Path) -> None:
+        assert run(projects_home, "log", "--follow", "--from", "3").code == 2
 
 
-def test_install_warns_of_what_git_would_commit(places: Path, home: Path) -> None:
+def test_install_warns_of_what_git_would_commit(places: Path, projects_home: Path) -> None:
     project = places / "repo"
     subprocess.run(["git", "init", "--quiet", str(project)], check=True)
-    loose = run(home, "install", "--project", str(project), "--json").objects()[0]["git_would_commit"]
+    loose = run(projects_home, "install", "--project", str(project), "--json").objects()[0]["git_would_commit"]
     assert ".opencode/plugin/durable-stream.js" in loose
-    assert loose[0] in run(home, "install", "--project", str(project)).err
+    assert loose[0] in run(projects_home, "install", "--project", str(project)).err
     (project / ".gitignore").write_text(".opencode/\n")
-    assert "git_would_commit" not in run(home, "install", "--project", str(project), "--json").objects()[0]
+    assert "git_would_commit" not in run(projects_home, "install", "--project", str(project), "--json").objects()[0]
 
 
-def test_changes_of_a_project(home: Path, places: Path) -> None:
+def test_changes_of_a_project(projects_home: Path, places: Path) -> None:
     step = {"kind": "tool", "tool": "write", "input": {"filePath": "a.txt", "content": "x\n"}, "status": "completed"}
     made = [
         happened(name, type_, message=f"m_{name}", turn=f"m_{name}", **(step if type_ == "execution.step" else {}))
         for name in ("ses_web", "ses_blog")
         for type_ in ("turn.started", "execution.step")
     ]
-    asyncio.run(append(home / "store", [made]))
-    assert {one["session"] for one in run(home, "changes", "--json").objects()} == {"ses_web"}, "of this project"
-    everything = run(home, "changes", "--project", "all", "--json").objects()
+    asyncio.run(append(projects_home / "store", [made]))
+    ours = run(projects_home, "changes", "--json").objects()
+    assert {one["session"] for one in ours} == {"ses_web"}, "of this project"
+    everything = run(projects_home, "changes", "--project", "all", "--json").objects()
     assert {one["session"] for one in everything} == {"ses_web", "ses_blog"}
-    found = run(home, "changes", "--project", str(places / "blog"), "--json").objects()
+    found = run(projects_home, "changes", "--project", str(places / "blog"), "--json").objects()
     assert {one["session"] for one in found} == {"ses_blog"}
-    assert str(places / "empty") in run(home, "changes", "--project", str(places / "empty")).err
-    assert run(home, "changes", "ses_web", "--project", "all").code == 2
+    assert str(places / "empty") in run(projects_home, "changes", "--project", str(places / "empty")).err
+    assert run(projects_home, "changes", "ses_web", "--project", "all").code == 2
 
 
-def test_a_turn_that_was_undone_says_so_and_is_not_counted(home: Path, places: Path) -> None:
+def test_a_turn_that_was_undone_says_so_and_is_not_counted(projects_home: Path, places: Path) -> None:
     step = {"kind": "tool", "tool": "write", "input": {"filePath": "a.txt", "content": "x\n"}, "status": "completed"}
     turn = {"message": "m_ses_web", "turn": "m_ses_web"}
     removed = happened("ses_web", "opencode.message.removed", properties={"messageID": "m_ses_web"})
     made = [happened("ses_web", "turn.started", **turn), happened("ses_web", "execution.step", **turn, **step), removed]
-    asyncio.run(append(home / "store", [made]))
-    [found] = run(home, "changes", "--json").objects()
+    asyncio.run(append(projects_home / "store", [made]))
+    [found] = run(projects_home, "changes", "--json").objects()
     assert found["undone"] is True
-    said = ANSI.sub("", on_terminal(home, "changes", width=100, cwd=places / "shop"))
+    said = ANSI.sub("", on_terminal(projects_home, "changes", width=100, cwd=places / "shop"))
     assert "1 turn undone" in said and "1 file changed" not in said
 
 
-def test_what_a_command_says_of_its_choice_cannot_drive_a_terminal(home: Path, places: Path) -> None:
+def test_what_a_command_says_of_its_choice_cannot_drive_a_terminal(projects_home: Path, places: Path) -> None:
     hostile = happened("ses_web", "lifecycle.session.resumed", title="\x1b]0;PWN\x07\u202eevil\x1b[31m")
-    asyncio.run(append(home / "store", [[hostile]]))
+    asyncio.run(append(projects_home / "store", [[hostile]]))
     for verb in ("log", "read"):
-        told = run(home, verb).err
+        told = run(projects_home, verb).err
         assert "evil" in told and not any(not c.isprintable() for c in told.replace("\n", ""))
 
 
@@ -330,10 +339,10 @@ def test_ids_by_the_beginning_that_a_terminal_shows(places: Path) -> None:
 
 
 @pytest.mark.parametrize("day", ["today", "yesterday"])
-def test_days(home: Path, day: str) -> None:
+def test_days(projects_home: Path, day: str) -> None:
     now = int(time.time() * 1000)
-    asyncio.run(append(home / "store", [session("ses_now", "/tmp/x", now)]))
-    told = run(home, "query", "--since", day, "--json").objects()
+    asyncio.run(append(projects_home / "store", [session("ses_now", "/tmp/x", now)]))
+    told = run(projects_home, "query", "--since", day, "--json").objects()
     assert {one["event"]["stream_id"] for one in told} == {"ses_now"}
 
 

@@ -27,33 +27,33 @@ def find(home: Path, *filters: str) -> dict[str, Any]:
 
 
 class TestStreams:
-    def test_json_is_newest_first_as_on_a_terminal_with_all_figures(self, home: Path) -> None:
-        done = run(home, "streams", "--json")
+    def test_json_is_newest_first_as_on_a_terminal_with_all_figures(self, recorded_home: Path) -> None:
+        done = run(recorded_home, "streams", "--json")
         assert done.code == 0
         found = done.objects()
         first = found[0]
         assert set(first) >= {
             "stream_id", "records", "first_ts", "last_ts", "status", "title", "sessions", "turns", "cost", "tokens",
         }  # fmt: skip
-        appeared = dict.fromkeys(r["event"]["stream_id"] for r in run(home, "query", "--json").objects())
+        appeared = dict.fromkeys(r["event"]["stream_id"] for r in run(recorded_home, "query", "--json").objects())
         assert {s["stream_id"] for s in found} == set(appeared)
         assert [s["last_ts"] for s in found] == sorted((s["last_ts"] for s in found), reverse=True)
-        assert sum(s["records"] for s in found) == len(run(home, "query", "--json").objects())
+        assert sum(s["records"] for s in found) == len(run(recorded_home, "query", "--json").objects())
 
-    def test_figures_of_a_session_with_a_child(self, home: Path) -> None:
-        stream = stream_with(home, "agent.spawned")
-        found = next(s for s in run(home, "streams", "--json").objects() if s["stream_id"] == stream)
+    def test_figures_of_a_session_with_a_child(self, recorded_home: Path) -> None:
+        stream = stream_with(recorded_home, "agent.spawned")
+        found = next(s for s in run(recorded_home, "streams", "--json").objects() if s["stream_id"] == stream)
         assert (found["sessions"], found["turns"], found["status"]) == (2, 2, "idle")
         # four answers of the model, 10 tokens in and 5 out each
         assert (found["tokens"]["input"], found["tokens"]["output"], found["root"]) == (40, 20, None)
 
-    def test_a_deleted_session_has_ended(self, home: Path) -> None:
-        stream = stream_with(home, "lifecycle.session.ended")
-        found = next(s for s in run(home, "streams", "--json").objects() if s["stream_id"] == stream)
+    def test_a_deleted_session_has_ended(self, recorded_home: Path) -> None:
+        stream = stream_with(recorded_home, "lifecycle.session.ended")
+        found = next(s for s in run(recorded_home, "streams", "--json").objects() if s["stream_id"] == stream)
         assert found["status"] == "ended"
 
-    def test_pipe_gets_newest_first_without_ansi_or_boxes(self, home: Path) -> None:
-        done = run_process(home, "streams", FORCE_COLOR="1")
+    def test_pipe_gets_newest_first_without_ansi_or_boxes(self, recorded_home: Path) -> None:
+        done = run_process(recorded_home, "streams", FORCE_COLOR="1")
         header, *rows = done.rows()
         assert header[:2] == ["stream", "status"] and {len(row) for row in rows} == {len(header)}
         last = [row[7] for row in rows]
@@ -64,15 +64,16 @@ class TestStreams:
         home = make_home(tmp_path / "home", "sigterm_while_busy")
         assert run(home, "streams", "--json").objects()[0]["status"] == "active"
 
-    def test_limit_keeps_the_newest(self, home: Path) -> None:
-        assert run(home, "streams", "--limit", "2", "--json").objects() == run(home, "streams", "--json").objects()[:2]
-        assert run(home, "tree", "--limit", "2", "--json").objects() == run(home, "tree", "--json").objects()[-2:]
+    def test_limit_keeps_the_newest(self, recorded_home: Path) -> None:
+        for verb, last in (("streams", slice(2)), ("tree", slice(-2, None))):
+            everything = run(recorded_home, verb, "--json").objects()
+            assert run(recorded_home, verb, "--limit", "2", "--json").objects() == everything[last]
 
 
 class TestTree:
-    def test_json_nests_the_child_below_the_turn_that_started_it(self, home: Path) -> None:
-        stream = stream_with(home, "agent.spawned")
-        roots = run(home, "tree", stream, "--json").objects()
+    def test_json_nests_the_child_below_the_turn_that_started_it(self, recorded_home: Path) -> None:
+        stream = stream_with(recorded_home, "agent.spawned")
+        roots = run(recorded_home, "tree", stream, "--json").objects()
         assert len(roots) == 1
         turn = roots[0]["turns"][0]
         assert (turn["outcome"], turn["steps"], turn["sessions"][0]["agent"]) == ("completed", 3, "general")
@@ -80,97 +81,97 @@ class TestTree:
         assert turn["duration_ms"] == turn["ended_ms"] - turn["started_ms"] > 0
         assert roots[0]["sessions"] == []
 
-    def test_outcomes(self, home: Path) -> None:
-        found = {turn["outcome"] for root in run(home, "tree", "--json").objects() for turn in root["turns"]}
+    def test_outcomes(self, recorded_home: Path) -> None:
+        found = {turn["outcome"] for root in run(recorded_home, "tree", "--json").objects() for turn in root["turns"]}
         assert found == {"completed", "failed", "aborted"}
 
-    def test_pipe_is_indented_text(self, home: Path) -> None:
-        out = run(home, "tree", stream_with(home, "agent.spawned")).out.splitlines()
+    def test_pipe_is_indented_text(self, recorded_home: Path) -> None:
+        out = run(recorded_home, "tree", stream_with(recorded_home, "agent.spawned")).out.splitlines()
         assert [len(line) - len(line.lstrip()) for line in out] == [0, 2, 4, 6]
 
 
 class TestLog:
-    def test_json_gives_records_in_order(self, home: Path) -> None:
-        stream = stream_with(home, "agent.spawned")
-        records = run(home, "log", stream, "--json").objects()
+    def test_json_gives_records_in_order(self, recorded_home: Path) -> None:
+        stream = stream_with(recorded_home, "agent.spawned")
+        records = run(recorded_home, "log", stream, "--json").objects()
         assert [r["offset"] for r in records] == list(range(len(records)))
         assert all(set(r) == {"event", "offset", "position", "hash"} for r in records)
         assert {r["event"]["stream_id"] for r in records} == {stream}
 
-    def test_without_a_stream_it_is_the_newest_session(self, home: Path, empty: Path) -> None:
-        newest = run(home, "query", "--json").objects()[-1]["event"]["stream_id"]
-        told = run(home, "log", "--json")
+    def test_without_a_stream_it_is_the_newest_session(self, recorded_home: Path, empty: Path) -> None:
+        newest = run(recorded_home, "query", "--json").objects()[-1]["event"]["stream_id"]
+        told = run(recorded_home, "log", "--json")
         assert {r["event"]["stream_id"] for r in told.objects()} == {newest}
         assert newest in told.err and told.err.count("\n") == 1
         assert run(empty, "log").code == 1
 
-    def test_from_is_an_offset(self, home: Path) -> None:
-        stream = stream_with(home, "agent.spawned")
-        records = run(home, "log", stream, "--from", "5", "--json").objects()
+    def test_from_is_an_offset(self, recorded_home: Path) -> None:
+        stream = stream_with(recorded_home, "agent.spawned")
+        records = run(recorded_home, "log", stream, "--from", "5", "--json").objects()
         assert records[0]["offset"] == 5
-        assert run(home, "log", stream, "--from", "5000", "--json").objects() == []
+        assert run(recorded_home, "log", stream, "--from", "5000", "--json").objects() == []
 
-    def test_pipe_says_what_happened_without_cutting(self, home: Path) -> None:
-        rows = run(home, "log", stream_with(home, "agent.error"), COLUMNS="20").rows()
+    def test_pipe_says_what_happened_without_cutting(self, recorded_home: Path) -> None:
+        rows = run(recorded_home, "log", stream_with(recorded_home, "agent.error"), COLUMNS="20").rows()
         assert all(len(row) == 7 for row in rows)
         assert rows[0] == ["time", "stream", "offset", "event", "actor", "type", "text"]
         assert rows[4][5:] == ["agent.error", "error: APIError HTTP 400: scripted error"]
         assert rows[1][0].startswith("2026-11-22T01:19:11.") and rows[1][0].endswith("Z")
 
     @pytest.mark.parametrize("cut", [slice(0, 20), slice(-6, None)], ids=["prefix", "suffix"])
-    def test_a_unique_part_of_the_id_is_enough(self, home: Path, cut: slice) -> None:
-        stream = stream_with(home, "agent.spawned")
-        assert run(home, "log", stream[cut], "--json").objects()[0]["event"]["stream_id"] == stream
+    def test_a_unique_part_of_the_id_is_enough(self, recorded_home: Path, cut: slice) -> None:
+        stream = stream_with(recorded_home, "agent.spawned")
+        assert run(recorded_home, "log", stream[cut], "--json").objects()[0]["event"]["stream_id"] == stream
 
-    def test_unknown_stream_names_near_ones(self, home: Path) -> None:
-        stream = stream_with(home, "agent.spawned")
-        done = run(home, "log", stream[:-2] + "xx")
+    def test_unknown_stream_names_near_ones(self, recorded_home: Path) -> None:
+        stream = stream_with(recorded_home, "agent.spawned")
+        done = run(recorded_home, "log", stream[:-2] + "xx")
         assert (done.code, done.out) == (1, "")
         assert "no stream matches" in done.err and stream in done.err
         assert done.err.startswith("durable-stream: ") and done.err.count("\n") == 1
 
-    def test_ambiguous_stream_is_refused(self, home: Path) -> None:
-        done = run(home, "log", "ses_dff")
+    def test_ambiguous_stream_is_refused(self, recorded_home: Path) -> None:
+        done = run(recorded_home, "log", "ses_dff")
         assert done.code == 1 and re.search(r"matches \d+ streams: ses_dff", done.err)
-        assert run(home, "log", "ses_", "--follow").code == 1, "and is not waited for"
+        assert run(recorded_home, "log", "ses_", "--follow").code == 1, "and is not waited for"
 
     @pytest.mark.parametrize("cut", [slice(None), slice(0, 20), slice(-6, None)], ids=["whole", "prefix", "suffix"])
-    def test_of_a_child_session_only_what_it_did(self, home: Path, cut: slice) -> None:
-        child = find(home, "--type", "agent.spawned")["payload"]["child"]
-        records = run(home, "log", child[cut], "--json").objects()
+    def test_of_a_child_session_only_what_it_did(self, recorded_home: Path, cut: slice) -> None:
+        child = find(recorded_home, "--type", "agent.spawned")["payload"]["child"]
+        records = run(recorded_home, "log", child[cut], "--json").objects()
         assert {r["event"]["payload"]["session"] for r in records} == {child}
         stream = records[0]["event"]["stream_id"]
-        whole = run(home, "log", stream, "--json").objects()
+        whole = run(recorded_home, "log", stream, "--json").objects()
         assert records == [r for r in whole if r["event"]["payload"]["session"] == child]
-        assert run(home, "tree", child[cut], "--json").objects()[0]["session"] == child
+        assert run(recorded_home, "tree", child[cut], "--json").objects()[0]["session"] == child
 
-    def test_where_a_stream_is_asked_for_a_child_session_is_told_where_it_is(self, home: Path) -> None:
-        spawned = find(home, "--type", "agent.spawned")
+    def test_where_a_stream_is_asked_for_a_child_session_is_told_where_it_is(self, recorded_home: Path) -> None:
+        spawned = find(recorded_home, "--type", "agent.spawned")
         for verb in (["export", spawned["payload"]["child"]], ["query", "--stream", spawned["payload"]["child"]]):
-            done = run(home, *verb)
+            done = run(recorded_home, *verb)
             assert done.code == 1 and spawned["stream_id"] in done.err
 
-    def test_last_keeps_the_newest(self, home: Path) -> None:
-        stream = stream_with(home, "agent.spawned")
-        everything = run(home, "log", stream, "--json").objects()
-        assert run(home, "log", stream, "--last", "3", "--json").objects() == everything[-3:]
+    def test_last_keeps_the_newest(self, recorded_home: Path) -> None:
+        stream = stream_with(recorded_home, "agent.spawned")
+        everything = run(recorded_home, "log", stream, "--json").objects()
+        assert run(recorded_home, "log", stream, "--last", "3", "--json").objects() == everything[-3:]
         assert (
-            run(home, "log", stream, "-n", "3", "--from", str(len(everything) - 2), "--json").objects()
+            run(recorded_home, "log", stream, "-n", "3", "--from", str(len(everything) - 2), "--json").objects()
             == (everything[-2:])
         )
-        assert run(home, "log", stream, "--last", "0").out == ""
+        assert run(recorded_home, "log", stream, "--last", "0").out == ""
 
-    def test_nothing_from_there_on_is_said_on_stderr(self, home: Path) -> None:
-        done = run(home, "log", stream_with(home, "agent.spawned"), "--from", "5000")
+    def test_nothing_from_there_on_is_said_on_stderr(self, recorded_home: Path) -> None:
+        done = run(recorded_home, "log", stream_with(recorded_home, "agent.spawned"), "--from", "5000")
         assert (done.code, done.out) == (0, "") and "at or after offset 5000" in done.err
 
-    def test_an_id_as_a_narrow_terminal_shows_it(self, home: Path) -> None:
-        stream = stream_with(home, "agent.spawned")
-        assert run(home, "log", f"…{stream[-10:]}", "--json").objects()[0]["event"]["stream_id"] == stream
+    def test_an_id_as_a_narrow_terminal_shows_it(self, recorded_home: Path) -> None:
+        stream = stream_with(recorded_home, "agent.spawned")
+        assert run(recorded_home, "log", f"…{stream[-10:]}", "--json").objects()[0]["event"]["stream_id"] == stream
 
-    def test_reader_that_goes_away_ends_it_quietly(self, home: Path) -> None:
-        stream = stream_with(home, "agent.spawned")
-        shell = f"{' '.join(command(home, 'log', stream))} | true; echo ${{PIPESTATUS[0]}}"
+    def test_reader_that_goes_away_ends_it_quietly(self, recorded_home: Path) -> None:
+        stream = stream_with(recorded_home, "agent.spawned")
+        shell = f"{' '.join(command(recorded_home, 'log', stream))} | true; echo ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env=environment(), timeout=30)
         assert done.stderr == ""
         assert done.stdout.strip() in ("0", "141")
@@ -256,23 +257,23 @@ def test_why_follows_causes_into_other_streams_and_ends_in_a_circle(tmp_path: Pa
 
 
 class TestShowAndWhy:
-    def test_show_json_is_the_record(self, home: Path) -> None:
-        event = find(home, "--type", "agent.error")
-        done = run(home, "show", event["id"], "--json")
+    def test_show_json_is_the_record(self, recorded_home: Path) -> None:
+        event = find(recorded_home, "--type", "agent.error")
+        done = run(recorded_home, "show", event["id"], "--json")
         assert set(done.objects()[0]) == {"event", "offset", "position", "hash"}
         assert done.objects()[0]["event"] == event
 
-    def test_show_names_cause_effects_and_the_whole_payload(self, home: Path) -> None:
-        event = find(home, "--type", "turn.started")
-        out = run(home, "show", event["id"][-8:].lower()).out
+    def test_show_names_cause_effects_and_the_whole_payload(self, recorded_home: Path) -> None:
+        event = find(recorded_home, "--type", "turn.started")
+        out = run(recorded_home, "show", event["id"][-8:].lower()).out
         assert re.search(rf"^cause +{event['causation_id'][-6:]} input: SAY:pong$", out, re.M)
         assert len(re.findall(r"^effect ", out, re.M)) >= 3
         assert re.search(r"^model +mock/mock-1$", out, re.M) and f"event        {event['id']}\n" in out
         assert re.search(r"effect +\w{6} turn end: completed · \d step · \d", out), "with its duration"
 
-    def test_show_begins_with_what_was_done_and_says_nothing_twice(self, home: Path, tmp_path: Path) -> None:
-        step = find(home, "--type", "execution.step", "--text", "echo ask once")
-        lines = run(home, "show", step["id"]).out.splitlines()
+    def test_show_begins_with_what_was_done_and_says_nothing_twice(self, recorded_home: Path, tmp_path: Path) -> None:
+        step = find(recorded_home, "--type", "execution.step", "--text", "echo ask once")
+        lines = run(recorded_home, "show", step["id"]).out.splitlines()
         assert lines[:4] == ["bash  execution.step", "$ echo ask once", "ask once", ""]
         assert sum("echo ask once" in line for line in lines) == 1
         assert any(re.fullmatch(r"approval +approved once by user after \d+ms \(bash\)", line) for line in lines)
@@ -283,31 +284,31 @@ class TestShowAndWhy:
             "edit  execution.step\n--- /home/dev/project/a.txt\n+++ /home/dev/project/a.txt\n@@ -1,1 +1,1 @@\n-hello\n"
         )
 
-    def test_show_raw_prints_every_field_as_it_is_stored(self, home: Path) -> None:
-        event = find(home, "--type", "agent.error")
-        out = run(home, "show", event["id"], "--raw").out
+    def test_show_raw_prints_every_field_as_it_is_stored(self, recorded_home: Path) -> None:
+        event = find(recorded_home, "--type", "agent.error")
+        out = run(recorded_home, "show", event["id"], "--raw").out
         assert all(re.search(rf"^ *{re.escape(name)}:", out, re.M) for name in (*event, *event["payload"], "hash"))
 
     @pytest.mark.parametrize("verb", ["show", "why"])
-    def test_unknown_event(self, home: Path, verb: str) -> None:
-        event = find(home, "--type", "agent.error")
-        done = run(home, verb, event["id"][:-1] + "!")
+    def test_unknown_event(self, recorded_home: Path, verb: str) -> None:
+        event = find(recorded_home, "--type", "agent.error")
+        done = run(recorded_home, verb, event["id"][:-1] + "!")
         assert (done.code, done.out) == (1, "") and "no event matches" in done.err
         assert event["id"][:12] in done.err
 
-    def test_why_walks_to_the_input(self, home: Path) -> None:
-        spawned = find(home, "--type", "agent.spawned")
-        child = find(home, "--type", "lifecycle.session.created", "--text", spawned["payload"]["child"])
-        types = [r["event"]["type"] for r in run(home, "why", child["id"], "--json").objects()]
+    def test_why_walks_to_the_input(self, recorded_home: Path) -> None:
+        spawned = find(recorded_home, "--type", "agent.spawned")
+        child = find(recorded_home, "--type", "lifecycle.session.created", "--text", spawned["payload"]["child"])
+        types = [r["event"]["type"] for r in run(recorded_home, "why", child["id"], "--json").objects()]
         assert types == ["human.input", "turn.started", "agent.spawned", "lifecycle.session.created"]
 
-    def test_why_says_that_a_cause_is_unknown(self, home: Path) -> None:
-        compaction = find(home, "--type", "turn.started", "--text", "compaction")
-        assert f"(the cause of {compaction['id']}: unknown)" in run(home, "why", compaction["id"]).err
+    def test_why_says_that_a_cause_is_unknown(self, recorded_home: Path) -> None:
+        compaction = find(recorded_home, "--type", "turn.started", "--text", "compaction")
+        assert f"(the cause of {compaction['id']}: unknown)" in run(recorded_home, "why", compaction["id"]).err
 
-    def test_why_of_an_input_says_nothing_more(self, home: Path) -> None:
-        event = find(home, "--type", "human.input")
-        assert len(run(home, "why", event["id"]).rows()) == 2
+    def test_why_of_an_input_says_nothing_more(self, recorded_home: Path) -> None:
+        event = find(recorded_home, "--type", "human.input")
+        assert len(run(recorded_home, "why", event["id"]).rows()) == 2
 
     @pytest.mark.parametrize("recording", ["permission_once", "permission_reject", "question_replied"])
     def test_why_shows_what_a_step_asked_for_and_the_answer_before_it(self, tmp_path: Path, recording: str) -> None:
@@ -327,68 +328,68 @@ class TestShowAndWhy:
 
 
 class TestQuery:
-    def test_types_repeat_and_take_a_star(self, home: Path) -> None:
-        done = run(home, "query", "--type", "agent.error", "--type", "turn.*", "--json")
+    def test_types_repeat_and_take_a_star(self, recorded_home: Path) -> None:
+        done = run(recorded_home, "query", "--type", "agent.error", "--type", "turn.*", "--json")
         assert {r["event"]["type"] for r in done.objects()} == {"agent.error", "turn.started", "turn.ended"}
 
-    def test_actor_stream_text_and_times(self, home: Path) -> None:
-        error = find(home, "--type", "agent.error")
+    def test_actor_stream_text_and_times(self, recorded_home: Path) -> None:
+        error = find(recorded_home, "--type", "agent.error")
         stream = error["stream_id"]
-        assert {r["event"]["stream_id"] for r in run(home, "query", "--stream", stream[-8:], "--json").objects()} == {
-            stream
-        }
-        assert {r["event"]["actor"] for r in run(home, "query", "--actor", "user", "--json").objects()} == {"user"}
-        assert run(home, "query", "--text", "SCRIPTED", "--json").objects()[0]["event"]["id"] == error["id"]
+        found = run(recorded_home, "query", "--stream", stream[-8:], "--json").objects()
+        assert {r["event"]["stream_id"] for r in found} == {stream}
+        found = run(recorded_home, "query", "--actor", "user", "--json").objects()
+        assert {r["event"]["actor"] for r in found} == {"user"}
+        assert run(recorded_home, "query", "--text", "SCRIPTED", "--json").objects()[0]["event"]["id"] == error["id"]
         moment = str(error["ts"])
-        assert run(home, "query", "--type", "agent.error", "--since", moment, "--json").objects()
-        assert not run(home, "query", "--type", "agent.error", "--until", moment, "--json").objects()
+        assert run(recorded_home, "query", "--type", "agent.error", "--since", moment, "--json").objects()
+        assert not run(recorded_home, "query", "--type", "agent.error", "--until", moment, "--json").objects()
 
-    def test_a_bare_word_is_a_text(self, home: Path) -> None:
+    def test_a_bare_word_is_a_text(self, recorded_home: Path) -> None:
         assert (
-            run(home, "query", "SCRIPTED", "--json").objects()
-            == run(home, "query", "--text", "scripted", "--json").objects()
+            run(recorded_home, "query", "SCRIPTED", "--json").objects()
+            == run(recorded_home, "query", "--text", "scripted", "--json").objects()
             != []
         )
-        assert run(home, "query", "one", "--text", "two").code == 2
+        assert run(recorded_home, "query", "one", "--text", "two").code == 2
 
-    def test_names_of_fields_are_not_searched(self, home: Path) -> None:
-        assert run(home, "query", "idempotency_key", "--json").objects() == []
-        assert run(home, "query", "patterns", "--json").objects() == []
+    def test_names_of_fields_are_not_searched(self, recorded_home: Path) -> None:
+        assert run(recorded_home, "query", "idempotency_key", "--json").objects() == []
+        assert run(recorded_home, "query", "patterns", "--json").objects() == []
 
-    def test_limit_keeps_the_newest(self, home: Path) -> None:
-        everything = run(home, "query", "--json").objects()
-        assert run(home, "query", "--limit", "3", "--json").objects() == everything[-3:]
+    def test_limit_keeps_the_newest(self, recorded_home: Path) -> None:
+        everything = run(recorded_home, "query", "--json").objects()
+        assert run(recorded_home, "query", "--limit", "3", "--json").objects() == everything[-3:]
 
-    def test_nothing_found_is_no_error(self, home: Path) -> None:
-        done = run(home, "query", "--type", "no.such")
+    def test_nothing_found_is_no_error(self, recorded_home: Path) -> None:
+        done = run(recorded_home, "query", "--type", "no.such")
         assert (done.code, done.out, done.err) == (0, "", "No event matches.\n")
-        done = run(home, "query", "--type", "no.such", "--limit", "3", "--json")
+        done = run(recorded_home, "query", "--type", "no.such", "--limit", "3", "--json")
         assert (done.code, done.out, done.err) == (0, "", "No event matches.\n")
 
-    def test_bad_moment_is_a_usage_error(self, home: Path) -> None:
-        done = run(home, "query", "--since", "yesterday-ish")
+    def test_bad_moment_is_a_usage_error(self, recorded_home: Path) -> None:
+        done = run(recorded_home, "query", "--since", "yesterday-ish")
         assert done.code == 2 and "is not a time" in done.err
 
 
 class TestExport:
-    def test_a_header_then_the_records(self, home: Path, tmp_path: Path) -> None:
-        stream = stream_with(home, "agent.spawned")
-        header, *records = run(home, "export", stream).objects()
+    def test_a_header_then_the_records(self, recorded_home: Path, tmp_path: Path) -> None:
+        stream = stream_with(recorded_home, "agent.spawned")
+        header, *records = run(recorded_home, "export", stream).objects()
         assert header["durable_stream_export"] == 1
         assert (header["stream_id"], header["streams"], header["records"]) == (stream, [stream], len(records))
         assert len(header["log_id"]) == 26 and header["exported_ms"] > 1_700_000_000_000
-        assert records == run(home, "log", stream, "--json").objects()
+        assert records == run(recorded_home, "log", stream, "--json").objects()
 
-    def test_refuses_to_overwrite(self, home: Path, tmp_path: Path) -> None:
+    def test_refuses_to_overwrite(self, recorded_home: Path, tmp_path: Path) -> None:
         file = tmp_path / "mine.txt"
         file.write_text("mine")
-        done = run(home, "export", stream_with(home, "agent.spawned"), "--output", str(file))
+        done = run(recorded_home, "export", stream_with(recorded_home, "agent.spawned"), "--output", str(file))
         assert done.code == 1 and "not overwritten" in done.err
         assert file.read_text() == "mine"
 
-    def test_file_is_private(self, home: Path, tmp_path: Path) -> None:
+    def test_file_is_private(self, recorded_home: Path, tmp_path: Path) -> None:
         file = tmp_path / "out.jsonl"
-        run(home, "export", stream_with(home, "agent.spawned"), "-o", str(file))
+        run(recorded_home, "export", stream_with(recorded_home, "agent.spawned"), "-o", str(file))
         assert file.stat().st_mode & 0o777 == 0o600
 
 

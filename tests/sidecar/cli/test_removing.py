@@ -25,7 +25,7 @@ NAMES = ("chat", "task_child", "http_400")
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
+def marked_home(tmp_path: Path) -> Iterator[Path]:
     """Sessions of a few recordings, each with a unique word in a payload."""
     home = make_home(tmp_path / "home", *NAMES)
     batch = [event(f"mark-{name}", stream=name, payload={"text": f"MARK-{name}"}) for name in streams(home)]
@@ -35,10 +35,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def served(home: Path) -> Path:
+def served(marked_home: Path) -> Path:
     """The home with a running sidecar."""
-    assert run_process(home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
-    return home
+    assert run_process(marked_home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
+    return marked_home
 
 
 def move(home: Path, to: str) -> None:
@@ -60,127 +60,127 @@ def files_with(home: Path, text: str) -> list[str]:
 
 
 class TestPrune:
-    def test_it_wants_to_be_told_what(self, home: Path) -> None:
-        assert run(home, "prune").code == 2
+    def test_it_wants_to_be_told_what(self, marked_home: Path) -> None:
+        assert run(marked_home, "prune").code == 2
         for wrong in (["--older-than", "soon"], ["--older-than", "2026-11-22"], ["--max-bytes", "many"]):
-            done = run(home, "prune", *wrong)
+            done = run(marked_home, "prune", *wrong)
             assert done.code == 2 and repr(wrong[1]) in done.err, done.err
 
-    def test_the_store_that_a_move_left_goes_too_and_the_mirror_is_named(self, home: Path) -> None:
-        stream = next(iter(streams(home)))
-        assert run(home, "migrate", "--to", "sqlite").code == 0
-        (home / "config.toml").write_text('[nats]\nmode = "embedded"\n')
+    def test_the_store_that_a_move_left_goes_too_and_the_mirror_is_named(self, marked_home: Path) -> None:
+        stream = next(iter(streams(marked_home)))
+        assert run(marked_home, "migrate", "--to", "sqlite").code == 0
+        (marked_home / "config.toml").write_text('[nats]\nmode = "embedded"\n')
         for more in ([], ["--yes"]):
-            done = run(home, "prune", "--stream", stream, *more)
+            done = run(marked_home, "prune", "--stream", stream, *more)
             assert done.code == 0 and "mirror rebuild" in done.err, done
-        assert not (home / "store" / "log").exists() and files_with(home, f"MARK-{stream}") == []
-        gone = run(home, "forget", stream, "--yes")
+        assert not (marked_home / "store" / "log").exists() and files_with(marked_home, f"MARK-{stream}") == []
+        gone = run(marked_home, "forget", stream, "--yes")
         assert gone.code == 0 and "mirror rebuild" in gone.err, gone
-        assert run(home, "verify").code == 0
+        assert run(marked_home, "verify").code == 0
 
     @pytest.mark.parametrize("command", [["prune", "--stream"], ["forget"]], ids=" ".join)
-    def test_a_jsonl_log_moves_to_sqlite_first_and_says_so(self, home: Path, command: list[str]) -> None:
-        first, second, *_ = streams(home)
-        done = run(home, *command, first, "--yes")
+    def test_a_jsonl_log_moves_to_sqlite_first_and_says_so(self, marked_home: Path, command: list[str]) -> None:
+        first, second, *_ = streams(marked_home)
+        done = run(marked_home, *command, first, "--yes")
         assert done.code == 0 and "sqlite" in done.err, done
-        assert run(home, "status", "--json").objects()[0]["log"]["backend"] == "sqlite"
-        again = run(home, *command, second, "--yes")
+        assert run(marked_home, "status", "--json").objects()[0]["log"]["backend"] == "sqlite"
+        again = run(marked_home, *command, second, "--yes")
         assert again.code == 0 and "sqlite" not in again.err, again
 
-    def test_without_yes_it_tells_and_changes_nothing(self, home: Path) -> None:
-        before = run(home, "query", "--json").out
-        told = run(home, "prune", "--older-than", "1s")
+    def test_without_yes_it_tells_and_changes_nothing(self, marked_home: Path) -> None:
+        before = run(marked_home, "query", "--json").out
+        told = run(marked_home, "prune", "--older-than", "1s")
         assert told.code == 0 and "would remove" in told.out and "--yes" in told.err
-        assert len(told.rows()) == len(streams(home)) + 2, "a heading and the sum"
-        titles = {s["stream_id"]: s["title"] for s in run(home, "streams", "--json").objects()}
+        assert len(told.rows()) == len(streams(marked_home)) + 2, "a heading and the sum"
+        titles = {s["stream_id"]: s["title"] for s in run(marked_home, "streams", "--json").objects()}
         assert {row[0]: row[-1] for row in told.rows()[1:-1]} == titles
-        plan = run(home, "prune", "--older-than", "1s", "--json").objects()[0]
-        assert plan["done"] is None and plan["plan"]["records"] == sum(streams(home).values())
-        assert run(home, "query", "--json").out == before
+        plan = run(marked_home, "prune", "--older-than", "1s", "--json").objects()[0]
+        assert plan["done"] is None and plan["plan"]["records"] == sum(streams(marked_home).values())
+        assert run(marked_home, "query", "--json").out == before
 
-    def test_what_is_pruned_already_is_no_failure_and_what_never_was_is_one(self, home: Path) -> None:
-        first, second, *_ = streams(home)
-        assert run(home, "prune", "--stream", first, "--yes").code == 0
+    def test_what_is_pruned_already_is_no_failure_and_what_never_was_is_one(self, marked_home: Path) -> None:
+        first, second, *_ = streams(marked_home)
+        assert run(marked_home, "prune", "--stream", first, "--yes").code == 0
         for more in ([], ["--yes"]):
-            again = run(home, "prune", "--stream", first, *more)
+            again = run(marked_home, "prune", "--stream", first, *more)
             assert again.code == 0 and again.err == "Nothing to remove.\n", again
             assert again.out.startswith(f"{first}: its first") and "left to remove" in again.out, again
-        both = run(home, "prune", "--stream", first, "--stream", second, "--yes", "--json").objects()[0]
+        both = run(marked_home, "prune", "--stream", first, "--stream", second, "--yes", "--json").objects()[0]
         assert both["plan"]["unknown"] == [first] and both["done"]["streams"] == 1
         for command in (["prune", "--stream"], ["forget"]):
-            wrong = run(home, *command, f"{first}x", "--yes")
+            wrong = run(marked_home, *command, f"{first}x", "--yes")
             assert wrong.code == 1 and wrong.err.endswith(" [not-found]\n"), wrong
-        assert run(home, "prune", "--older-than", "1s", "--yes").code == 0 and streams(home) == {}
+        assert run(marked_home, "prune", "--older-than", "1s", "--yes").code == 0 and streams(marked_home) == {}
         for command in (["prune", "--stream"], ["forget"]):
-            several = run(home, *command, "ses_", "--yes")
+            several = run(marked_home, *command, "ses_", "--yes")
             assert several.code == 1 and several.err.endswith(" [ambiguous]\n"), several
-        assert run(home, "forget", first, "--yes", "--json").objects() == [
+        assert run(marked_home, "forget", first, "--yes", "--json").objects() == [
             {"streams": [first], "done": {"records": 0, "bytes": 0, "streams": 0}}
         ]
 
-    def test_nothing_to_remove(self, home: Path) -> None:
-        done = run(home, "prune", "--older-than", "5000d", "--yes")
+    def test_nothing_to_remove(self, marked_home: Path) -> None:
+        done = run(marked_home, "prune", "--older-than", "5000d", "--yes")
         assert (done.code, done.out, done.err) == (0, "", "Nothing to remove.\n")
 
     def test_an_empty_home(self, empty: Path) -> None:
         done = run(empty, "prune", "--older-than", "1d", "--yes")
         assert done.code == 1 and "nothing to remove" in done.err and not empty.exists()
 
-    def test_a_stream_goes_and_the_rest_verifies(self, home: Path) -> None:
-        first, *others = streams(home)
-        counts = streams(home)
-        done = run(home, "prune", "--stream", first, "--yes", "--json").objects()[0]
+    def test_a_stream_goes_and_the_rest_verifies(self, marked_home: Path) -> None:
+        first, *others = streams(marked_home)
+        counts = streams(marked_home)
+        done = run(marked_home, "prune", "--stream", first, "--yes", "--json").objects()[0]
         assert done["done"]["records"] == counts[first]
-        assert streams(home) == {name: counts[name] for name in others}
-        assert run(home, "verify").code == 0
-        told = run(home, "log", first)
+        assert streams(marked_home) == {name: counts[name] for name in others}
+        assert run(marked_home, "verify").code == 0
+        told = run(marked_home, "log", first)
         assert told.code == 1 and f"its first {counts[first]} records were pruned" in told.err
         left, gone = sum(counts.values()) - counts[first], counts[first]
-        assert f"{left} records ({gone} pruned)" in run(home, "status").out
-        assert f"{left} records ({gone} pruned); the newest {left} are intact" in run(home, "doctor").out
-        again = run(home, "prune", "--older-than", "1s", "--yes")
-        assert again.code == 0 and streams(home) == {}
-        assert f"0 records ({left + gone} pruned)" in run(home, "status").out
-        assert f"0 records ({left + gone} pruned); none is left" in run(home, "doctor").out
-        assert run(home, "status", "--json").objects()[0]["log"]["pruned"] == left + gone
-        assert run(home, "verify").code == 0
+        assert f"{left} records ({gone} pruned)" in run(marked_home, "status").out
+        assert f"{left} records ({gone} pruned); the newest {left} are intact" in run(marked_home, "doctor").out
+        again = run(marked_home, "prune", "--older-than", "1s", "--yes")
+        assert again.code == 0 and streams(marked_home) == {}
+        assert f"0 records ({left + gone} pruned)" in run(marked_home, "status").out
+        assert f"0 records ({left + gone} pruned); none is left" in run(marked_home, "doctor").out
+        assert run(marked_home, "status", "--json").objects()[0]["log"]["pruned"] == left + gone
+        assert run(marked_home, "verify").code == 0
 
     @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-    def test_every_command_counts_alike_what_is_left(self, home: Path, backend: str) -> None:
+    def test_every_command_counts_alike_what_is_left(self, marked_home: Path, backend: str) -> None:
         if backend == "sqlite":
-            move(home, "sqlite")
-        counts = streams(home)
+            move(marked_home, "sqlite")
+        counts = streams(marked_home)
         first, second, *others = sorted(counts, key=lambda name: counts[name])[::-1]
         cut_to = counts[second] - 1
 
         async def prune() -> None:
-            log = await Log.open(home / "store", system_identity())
+            log = await Log.open(marked_home / "store", system_identity())
             await log.prune({first: counts[first], second: cut_to}, at_ms=1)
             await log.close()
 
         asyncio.run(prune())
         left, gone = sum(counts[name] for name in others) + 1, counts[first] + cut_to
         held = f"{left} records ({gone} pruned) in {counted(len(others) + 1, 'stream')}"
-        assert f" {held}" in run(home, "status").out
-        assert f"all {held} verified" in run(home, "verify").out
-        assert f"{left} records ({gone} pruned)" in run(home, "doctor").out
-        told = {stream["stream_id"]: stream for stream in run(home, "streams", "--json").objects()}
+        assert f" {held}" in run(marked_home, "status").out
+        assert f"all {held} verified" in run(marked_home, "verify").out
+        assert f"{left} records ({gone} pruned)" in run(marked_home, "doctor").out
+        told = {stream["stream_id"]: stream for stream in run(marked_home, "streams", "--json").objects()}
         assert sum(stream["records"] for stream in told.values()) == left and len(told) == len(others) + 1
         assert told[second]["pruned"] == cut_to and not any(told[name]["pruned"] for name in others)
-        assert f"({cut_to} pruned)" in run(home, "streams").out
-        back = run(home, "migrate", "--to", "jsonl")
+        assert f"({cut_to} pruned)" in run(marked_home, "streams").out
+        back = run(marked_home, "migrate", "--to", "jsonl")
         assert back.code == 1 and back.err.endswith(" [holds-removed]\n"), back
 
     @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
     def test_one_that_was_cut_off_is_told_and_all_count_alike(
-        self, home: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+        self, marked_home: Path, backend: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if backend == "sqlite":
-            move(home, "sqlite")
-        first, second, *_ = counts = streams(home)
+            move(marked_home, "sqlite")
+        first, second, *_ = counts = streams(marked_home)
 
         async def cut_off() -> None:
-            log = await Log.open(home / "store", system_identity())
+            log = await Log.open(marked_home / "store", system_identity())
             catalog = await fold(Catalog(), log.read_all())
             await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
             with monkeypatch.context() as patched:
@@ -195,40 +195,40 @@ class TestPrune:
             raise OSError(5, "cut off")
 
         asyncio.run(cut_off())
-        told = run(home, "status")
+        told = run(marked_home, "status")
         assert "a prune or forget was interrupted" in told.out and "`durable-stream repair`" in told.out
-        listed = run(home, "streams", "--json")
+        listed = run(marked_home, "streams", "--json")
         assert "a prune or forget was interrupted" in listed.err
         left = sum(stream["records"] for stream in listed.objects())
         held = f"{left} records ({sum(counts.values()) - left} pruned) in {counted(len(listed.objects()), 'stream')}"
-        assert f" {held}" in told.out and f"1 finding in {held}" in run(home, "verify").out
-        assert run(home, "repair").code == 0
-        told = run(home, "status")
-        assert f" {held}" in told.out and "interrupted" not in told.out and run(home, "streams").err == ""
+        assert f" {held}" in told.out and f"1 finding in {held}" in run(marked_home, "verify").out
+        assert run(marked_home, "repair").code == 0
+        told = run(marked_home, "status")
+        assert f" {held}" in told.out and "interrupted" not in told.out and run(marked_home, "streams").err == ""
 
-    def test_a_size(self, home: Path) -> None:
-        asyncio.run(append(home / "store", [[event("old", stream="ses_old")]]))
-        done = run(home, "prune", "--max-bytes", "1KiB", "--yes", "--json").objects()[0]
+    def test_a_size(self, marked_home: Path) -> None:
+        asyncio.run(append(marked_home / "store", [[event("old", stream="ses_old")]]))
+        done = run(marked_home, "prune", "--max-bytes", "1KiB", "--yes", "--json").objects()[0]
         assert "ses_old" in [cut["stream_id"] for cut in done["plan"]["cuts"]]
         assert done["done"]["streams"] == len(done["plan"]["cuts"])
-        assert "ses_old" not in streams(home) and run(home, "verify").code == 0
+        assert "ses_old" not in streams(marked_home) and run(marked_home, "verify").code == 0
 
-    def test_what_is_played_again_is_known(self, home: Path) -> None:
+    def test_what_is_played_again_is_known(self, marked_home: Path) -> None:
         file = str(RECORDINGS / "chat.jsonl")
-        played = run_process(home, "play", file)
+        played = run_process(marked_home, "play", file)
         assert played.code == 0
-        before = streams(home)
-        chat = run(home, "query", "--json").objects()[-1]["event"]["stream_id"]
-        run(home, "prune", "--stream", chat, "--yes")
-        assert chat not in streams(home)
-        assert run_process(home, "play", file).code == 0
-        after = streams(home)
+        before = streams(marked_home)
+        chat = run(marked_home, "query", "--json").objects()[-1]["event"]["stream_id"]
+        run(marked_home, "prune", "--stream", chat, "--yes")
+        assert chat not in streams(marked_home)
+        assert run_process(marked_home, "play", file).code == 0
+        after = streams(marked_home)
         # A session that sends another hook appears as resumed; nothing that was removed comes back.
         assert {name: count for name, count in after.items() if name != chat} == {
             name: count for name, count in before.items() if name != chat
         }
-        assert after.get(chat, 0) <= 1, run(home, "log", chat).out
-        run(home, "stop")
+        assert after.get(chat, 0) <= 1, run(marked_home, "log", chat).out
+        run(marked_home, "stop")
 
     def test_a_running_sidecar_does_it(self, served: Path) -> None:
         assert Home(served).running() is not None
@@ -244,23 +244,23 @@ class TestPrune:
 
 class TestForget:
     @pytest.mark.parametrize("left", ["all of it", "a part", "nothing"])
-    def test_the_store_that_a_move_left_goes_too(self, home: Path, left: str) -> None:
-        move(home, "sqlite")
-        kept = home / "store" / "log"
+    def test_the_store_that_a_move_left_goes_too(self, marked_home: Path, left: str) -> None:
+        move(marked_home, "sqlite")
+        kept = marked_home / "store" / "log"
         if left == "a part":
             next(kept.iterdir()).unlink()
         elif left == "nothing":
-            kept.rename(home / "aside")
-        first = next(iter(streams(home)))
-        told = run(home, "forget", first)
+            kept.rename(marked_home / "aside")
+        first = next(iter(streams(marked_home)))
+        told = run(marked_home, "forget", first)
         assert "--yes" in told.err, told
-        done = run(home, "forget", first, "--yes")
+        done = run(marked_home, "forget", first, "--yes")
         assert done.code == 0 and not kept.exists(), done
-        assert "kept " not in run(home, "status").out and run(home, "verify").code == 0
+        assert "kept " not in run(marked_home, "status").out and run(marked_home, "verify").code == 0
 
-    def test_a_child_session_alone_and_what_system_holds_of_a_session(self, home: Path) -> None:
-        root = next(name for name in streams(home) if len(sessions_of(home, name)) == 2)
-        (child,) = sessions_of(home, root) - {root}
+    def test_a_child_session_alone_and_what_system_holds_of_a_session(self, marked_home: Path) -> None:
+        root = next(name for name in streams(marked_home) if len(sessions_of(marked_home, name)) == 2)
+        (child,) = sessions_of(marked_home, root) - {root}
         stray = [
             event(
                 "of-root", type_="opencode.odd", stream="system", payload={"deep": [{"ID": root}], "text": "STRAY-ROOT"}
@@ -270,32 +270,34 @@ class TestForget:
             ),
             event("of-none", type_="opencode.odd", stream="system", payload={"id": "ses_other", "text": "STRAY-OTHER"}),
         ]
-        asyncio.run(append(home / "store", [stray]))
-        records = run(home, "log", child, "--json").objects()
+        asyncio.run(append(marked_home / "store", [stray]))
+        records = run(marked_home, "log", child, "--json").objects()
         own = [each for each in records if each["event"]["payload"]["session"] == child]
-        told = run(home, "forget", child)
+        told = run(marked_home, "forget", child)
         assert told.code == 0 and f"{len(own) + 1} records" in told.out and child in told.out, told
-        assert run(home, "forget", child, "--yes").code == 0
-        after = run(home, "log", root, "--json").objects()
+        assert run(marked_home, "forget", child, "--yes").code == 0
+        after = run(marked_home, "log", root, "--json").objects()
         for each in after:
             is_gone = set(each["event"]["payload"]) == {"$sha256"}
             assert is_gone is (each["position"] in {one["position"] for one in own}), each
-        assert files_with(home, "STRAY-CHILD") == [] != files_with(home, "STRAY-ROOT")
-        assert run(home, "verify").code == 0
-        assert run(home, "forget", root, "--yes").code == 0
-        assert files_with(home, "STRAY-ROOT") == [] != files_with(home, "STRAY-OTHER")
-        assert all(set(each["event"]["payload"]) == {"$sha256"} for each in run(home, "log", root, "--json").objects())
-        assert run(home, "verify").code == 0
+        assert files_with(marked_home, "STRAY-CHILD") == [] != files_with(marked_home, "STRAY-ROOT")
+        assert run(marked_home, "verify").code == 0
+        assert run(marked_home, "forget", root, "--yes").code == 0
+        assert files_with(marked_home, "STRAY-ROOT") == [] != files_with(marked_home, "STRAY-OTHER")
+        assert all(
+            set(each["event"]["payload"]) == {"$sha256"} for each in run(marked_home, "log", root, "--json").objects()
+        )
+        assert run(marked_home, "verify").code == 0
 
-    def test_without_yes_it_tells_and_changes_nothing(self, home: Path) -> None:
-        first = next(iter(streams(home)))
-        before = run(home, "log", first, "--json").out
-        told = run(home, "forget", first)
+    def test_without_yes_it_tells_and_changes_nothing(self, marked_home: Path) -> None:
+        first = next(iter(streams(marked_home)))
+        before = run(marked_home, "log", first, "--json").out
+        told = run(marked_home, "forget", first)
         assert told.code == 0 and first in told.out and "--yes" in told.err
-        assert run(home, "log", first, "--json").out == before
+        assert run(marked_home, "log", first, "--json").out == before
 
     @pytest.mark.parametrize("serving", [False, True])
-    def test_without_yes_it_tells_of_a_turn_under_way(self, home: Path, serving: bool) -> None:
+    def test_without_yes_it_tells_of_a_turn_under_way(self, marked_home: Path, serving: bool) -> None:
         now = system_identity().now_ms()
         payload = {"session": "ses_busy", "message": "msg_1"}
         batch = [
@@ -304,72 +306,72 @@ class TestForget:
             ),
             event("begun", type_="turn.started", stream="ses_busy", ts=now, payload=payload),
         ]
-        asyncio.run(append(home / "store", [batch]))
+        asyncio.run(append(marked_home / "store", [batch]))
         if serving:
-            assert run_process(home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
-        told = run(home, "forget", "ses_busy")
+            assert run_process(marked_home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
+        told = run(marked_home, "forget", "ses_busy")
         assert told.code == 0 and "would forget the payloads of 2 records" in told.out, told
         assert (
             "would be refused now, because a turn is in progress in ses_busy: wait until the turn has ended."
             in told.err
         )
         assert "Nothing was changed." in told.err and "--yes" not in told.err
-        refused = run(home, "forget", "ses_busy", "--json").objects()[0]["refused"]
+        refused = run(marked_home, "forget", "ses_busy", "--json").objects()[0]["refused"]
         assert len(refused) == 1 and "a turn is in progress in ses_busy" in refused[0]
-        done = run(home, "forget", "ses_busy", "--yes")
+        done = run(marked_home, "forget", "ses_busy", "--yes")
         assert done.code == 1 and done.err.endswith(" [still-needed]\n"), "the sidecar's code comes over the link"
-        other = next(name for name in streams(home) if name != "ses_busy")
-        free = run(home, "forget", other)
+        other = next(name for name in streams(marked_home) if name != "ses_busy")
+        free = run(marked_home, "forget", other)
         assert "refused" not in free.err and "--yes" in free.err, free
 
     @pytest.mark.parametrize("stream", ["agent/counter", "agent/counter/effects"])
-    def test_an_agents_stream_is_refused_and_unchanged(self, home: Path, stream: str) -> None:
+    def test_an_agents_stream_is_refused_and_unchanged(self, marked_home: Path, stream: str) -> None:
         made = event("said", type_="counter.said", stream=stream, payload={"n": 7}, ts=system_identity().now_ms())
-        asyncio.run(append(home / "store", [[made]]))
-        preview = run(home, "forget", stream, "--json").objects()[0]
+        asyncio.run(append(marked_home / "store", [[made]]))
+        preview = run(marked_home, "forget", stream, "--json").objects()[0]
         assert len(preview["refused"]) == 1 and stream in preview["refused"][0]
-        done = run(home, "forget", stream, "--yes")
+        done = run(marked_home, "forget", stream, "--yes")
         assert done.code == 1 and done.err.endswith(" [agents-memory]\n"), done
-        (kept,) = run(home, "log", stream, "--json").objects()
+        (kept,) = run(marked_home, "log", stream, "--json").objects()
         assert kept["event"]["payload"] == {"n": 7}
 
-    def test_it_says_first_what_would_go(self, home: Path) -> None:
-        counts = streams(home)
-        sessions = {s["stream_id"]: s["sessions"] for s in run(home, "streams", "--json").objects()}
+    def test_it_says_first_what_would_go(self, marked_home: Path) -> None:
+        counts = streams(marked_home)
+        sessions = {s["stream_id"]: s["sessions"] for s in run(marked_home, "streams", "--json").objects()}
         parent = next(name for name, count in sessions.items() if count > 1)
-        would = run(home, "forget", parent, "--json").objects()[0]
+        would = run(marked_home, "forget", parent, "--json").objects()[0]
         assert (would["streams"], would["records"], would["done"]) == ([parent], counts[parent], None)
         assert would["sessions"][0]["id"] == parent and len(would["sessions"]) == sessions[parent] == 2
         assert [s["parent"] for s in would["sessions"]] == [None, parent] and would["sessions"][0]["title"]
-        told = run(home, "forget", parent)
+        told = run(marked_home, "forget", parent)
         assert f"would forget the payloads of {counts[parent]} records in {parent} and its child session" in told.out
         assert told.rows()[2][1:] == ["child", would["sessions"][1]["title"]]
-        assert run(home, "forget", parent, "--yes").code == 0
-        again = run(home, "forget", parent)
+        assert run(marked_home, "forget", parent, "--yes").code == 0
+        again = run(marked_home, "forget", parent)
         assert again.code == 0 and "payloads of 0 records" in again.out and again.err == "Nothing to forget.\n"
-        assert run(home, "migrate", "--to", "sqlite").code == 0
-        again = run(home, "forget", parent, "--yes")
+        assert run(marked_home, "migrate", "--to", "sqlite").code == 0
+        again = run(marked_home, "forget", parent, "--yes")
         assert again.code == 0 and f"the payloads in {parent} have already been forgotten" in again.out, (
             "the old store does not hold them either"
         )
 
     @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-    def test_nothing_of_it_stays_and_the_log_verifies(self, home: Path, backend: str) -> None:
+    def test_nothing_of_it_stays_and_the_log_verifies(self, marked_home: Path, backend: str) -> None:
         if backend == "sqlite":
-            assert run(home, "migrate", "--to", "sqlite").code == 0
-            assert run(home, "migrate", "--discard-old").code == 0
-        counts = streams(home)
+            assert run(marked_home, "migrate", "--to", "sqlite").code == 0
+            assert run(marked_home, "migrate", "--discard-old").code == 0
+        counts = streams(marked_home)
         for stream in counts:
             word = f"MARK-{stream}"
-            assert files_with(home, word)
-            done = run(home, "forget", stream, "--yes")
+            assert files_with(marked_home, word)
+            done = run(marked_home, "forget", stream, "--yes")
             assert done.code == 0 and f"forgot the payloads of {counts[stream]} records" in done.out
-            assert not files_with(home, word)
-        assert streams(home) == counts
-        assert run(home, "verify").code == 0
-        assert "(payload forgotten)" in run(home, "log", next(iter(counts))).out
+            assert not files_with(marked_home, word)
+        assert streams(marked_home) == counts
+        assert run(marked_home, "verify").code == 0
+        assert "(payload forgotten)" in run(marked_home, "log", next(iter(counts))).out
         for name in ("tree", "status", "streams"):
-            assert run(home, name).code == 0
+            assert run(marked_home, name).code == 0
 
     def test_a_running_sidecar_does_it(self, served: Path) -> None:
         stream = next(name for name in streams(served) if files_with(served, f"MARK-{name}"))
@@ -381,7 +383,7 @@ class TestForget:
         assert not files_with(served, word)
         assert run_process(served, "play", str(RECORDINGS / "chat.jsonl")).code == 0
 
-    def test_what_a_dead_opencode_left_in_the_spool_is_forgotten_too(self, home: Path, tmp_path: Path) -> None:
+    def test_what_a_dead_opencode_left_in_the_spool_is_forgotten_too(self, marked_home: Path, tmp_path: Path) -> None:
         whole = make_home(tmp_path / "whole", "chat")
         stream = next(iter(streams(whole)))
         payloads = [record["event"]["payload"] for record in run(whole, "query", "--json").objects()]
@@ -397,6 +399,6 @@ class TestForget:
         assert streams(mine)[stream] > 1 and files_with(mine, told) == []
         assert run(mine, "verify").code == 0
 
-    def test_an_unknown_session(self, home: Path) -> None:
-        done = run(home, "forget", "ses_nobody", "--yes")
+    def test_an_unknown_session(self, marked_home: Path) -> None:
+        done = run(marked_home, "forget", "ses_nobody", "--yes")
         assert done.code == 1 and "no stream matches" in done.err

@@ -17,7 +17,6 @@ from streams.log.log import Log
 from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import run
 from tests.sidecar.runtime.agents import Counter
-from tests.sidecar.runtime.support import command, running, steps
 
 SPEC = "tests.sidecar.runtime.agents:Counter"
 
@@ -30,30 +29,22 @@ class Changed(Counter):
 
 
 @pytest.fixture(params=["jsonl", "sqlite"])
-async def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
-    home = Home(tmp_path / "home")
-    home.create()
-    store = await Log.open(home.store_path, seeded_identity(1), backend=request.param)
-    async with running(store, Counter) as runtime:
-        await store.append(steps("completed"))
-        for n in range(5):
-            await runtime.command("counter", command(f"k{n}", by=n))
-    await store.close()
-    return home
+def backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
-def test_an_agent_that_is_as_it_was_replays(home: Home) -> None:
-    before = snapshot(home.store_path)
-    done = run(home.path, "replay", "agent/counter", "--agent", SPEC, "--json")
+def test_an_agent_that_is_as_it_was_replays(counted_home: Home) -> None:
+    before = snapshot(counted_home.store_path)
+    done = run(counted_home.path, "replay", "agent/counter", "--agent", SPEC, "--json")
     (found,) = done.objects()
     assert (done.code, found["difference"], found["inputs"], found["snapshot"]) == (0, None, 5, "equal")
-    assert run(home.path, "replay", "agent/counter", "--agent", SPEC).code == 0
-    assert snapshot(home.store_path) == before
+    assert run(counted_home.path, "replay", "agent/counter", "--agent", SPEC).code == 0
+    assert snapshot(counted_home.store_path) == before
 
 
-def test_the_agents_of_the_config_are_used(home: Home) -> None:
-    home.config_path.write_text(f'[worker]\nagents = ["no.such:Agent", "{SPEC}"]\n')
-    assert run(home.path, "replay", "agent/counter").code == 0
+def test_the_agents_of_the_config_are_used(counted_home: Home) -> None:
+    counted_home.config_path.write_text(f'[worker]\nagents = ["no.such:Agent", "{SPEC}"]\n')
+    assert run(counted_home.path, "replay", "agent/counter").code == 0
 
 
 async def test_the_agent_of_intents_is_known(tmp_path: Path) -> None:
@@ -70,11 +61,13 @@ async def test_the_agent_of_intents_is_known(tmp_path: Path) -> None:
     assert (done.code, done.objects()[0]["inputs"]) == (0, 1)
 
 
-def test_a_changed_agent_is_shown_at_its_first_difference(home: Home) -> None:
-    done = run(home.path, "replay", "agent/counter", "--agent", "tests.sidecar.cli.test_replay:Changed", "--json")
+def test_a_changed_agent_is_shown_at_its_first_difference(counted_home: Home) -> None:
+    done = run(
+        counted_home.path, "replay", "agent/counter", "--agent", "tests.sidecar.cli.test_replay:Changed", "--json"
+    )
     assert done.code == 1
     assert (done.objects()[0]["difference"]["what"], done.objects()[0]["difference"]["offset"]) == ("outputs", 2)
-    assert "counter.other" in run(home.path, "replay", "agent/counter", "--agent", f"{__name__}:Changed").out
+    assert "counter.other" in run(counted_home.path, "replay", "agent/counter", "--agent", f"{__name__}:Changed").out
 
 
 @pytest.mark.parametrize(
@@ -86,7 +79,7 @@ def test_a_changed_agent_is_shown_at_its_first_difference(home: Home) -> None:
         ("agent/nobody", ["--agent", SPEC], "not-found"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(home: Home, stream: str, more: list[str], code: str) -> None:
-    done = run(home.path, "replay", stream, *more)
+def test_what_cannot_be_replayed_is_refused(counted_home: Home, stream: str, more: list[str], code: str) -> None:
+    done = run(counted_home.path, "replay", stream, *more)
     assert done.code == 1
     assert done.err.strip().endswith(f"[{code}]")

@@ -96,8 +96,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("verb", ["streams", "log", "status"])
-def test_what_a_short_command_reads_with_is_light(home: Path, verb: str) -> None:
-    loaded = loaded_by("--home", str(home), verb)
+def test_what_a_short_command_reads_with_is_light(recorded_home: Path, verb: str) -> None:
+    loaded = loaded_by("--home", str(recorded_home), verb)
     assert "streams.log.reader" in loaded and ("sidecar.link.client" in loaded) == (verb == "status")
     assert not loaded & {"websockets", "rich", "pydantic", "nats", "platformdirs"}
 
@@ -210,8 +210,8 @@ def test_doctor_exits_with_1_for_a_problem(tmp_path: Path) -> None:
     assert "problem  plugin: not installed" in plain.out
 
 
-def test_verify_prints_findings_and_a_summary(home: Path) -> None:
-    done = run(home, "verify")
+def test_verify_prints_findings_and_a_summary(recorded_home: Path) -> None:
+    done = run(recorded_home, "verify")
     assert done.code == 0 and done.out.startswith("all ") and done.out.endswith(" verified\n")
-    summary = run(home, "verify", "--json").objects()[-1]["summary"]
+    summary = run(recorded_home, "verify", "--json").objects()[-1]["summary"]
     assert summary["findings"] == 0 and summary["records"] == summary["head"] + 1

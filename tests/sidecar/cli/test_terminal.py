@@ -55,30 +55,30 @@ def on_terminal(home: Path, *arguments: str, width: int, code: int = 0, cwd: Pat
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("verb", ["streams", "tree", "query", "log"])
-def test_nothing_is_wider_than_the_terminal(home: Path, verb: str, width: int) -> None:
-    stream = run(home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["stream_id"]
-    said = on_terminal(home, verb, *([stream] if verb == "log" else []), width=width)
+def test_nothing_is_wider_than_the_terminal(recorded_home: Path, verb: str, width: int) -> None:
+    stream = run(recorded_home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["stream_id"]
+    said = on_terminal(recorded_home, verb, *([stream] if verb == "log" else []), width=width)
     lines = ANSI.sub("", said).splitlines()
     assert len(lines) > 5 and max(map(len, lines)) <= width
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_errors_and_plans_are_broken_at_words(home: Path, width: int) -> None:
-    parent = run(home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["stream_id"]
-    whole = run(home, "log", "ses_").err
+def test_errors_and_plans_are_broken_at_words(recorded_home: Path, width: int) -> None:
+    parent = run(recorded_home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["stream_id"]
+    whole = run(recorded_home, "log", "ses_").err
     assert len(whole) > 200 and len(whole.splitlines()) == 1, "one line where no terminal is"
-    said = on_terminal(home, "log", "ses_", width=width, code=1)
+    said = on_terminal(recorded_home, "log", "ses_", width=width, code=1)
     assert said.replace("\n", " ").strip() == whole.strip() and "\n" in said.strip()
     for verb in (["prune", "--older-than", "1s"], ["forget", parent]):
-        lines = ANSI.sub("", on_terminal(home, *verb, width=width)).splitlines()
+        lines = ANSI.sub("", on_terminal(recorded_home, *verb, width=width)).splitlines()
         assert max(map(len, lines)) <= width and "title" in lines[0]
         assert "--yes" in lines[-1] and any(line.startswith("would ") for line in lines)
     assert max(map(len, said.splitlines())) <= width
 
 
-def test_what_was_pruned_before_is_told_in_whole_words(home: Path, tmp_path: Path) -> None:
+def test_what_was_pruned_before_is_told_in_whole_words(recorded_home: Path, tmp_path: Path) -> None:
     copy = tmp_path / "home"
-    shutil.copytree(home, copy)
+    shutil.copytree(recorded_home, copy)
     stream = run(copy, "streams", "--json").objects()[0]["stream_id"]
     assert run_and_stop(copy, "prune", "--stream", stream, "--yes").code == 0
     for verb in ("prune", "forget"):
@@ -88,23 +88,23 @@ def test_what_was_pruned_before_is_told_in_whole_words(home: Path, tmp_path: Pat
         assert re.search(r"pruned,\s+last\s+on\s+\d{4}-\d\d-\d\d\s+\d\d:", said), said
 
 
-def test_child_sessions_are_indented_and_ids_can_be_used(home: Path) -> None:
-    stream = run(home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["stream_id"]
-    said = ANSI.sub("", on_terminal(home, "log", stream, width=120))
+def test_child_sessions_are_indented_and_ids_can_be_used(recorded_home: Path) -> None:
+    stream = run(recorded_home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["stream_id"]
+    said = ANSI.sub("", on_terminal(recorded_home, "log", stream, width=120))
     assert re.search(r"^\S+  \S{6}  build         spawns", said, re.M)
     child = re.search(r"^\S+  (\S{6})  general       1 bash", said, re.M)
     assert child is not None
-    assert run(home, "show", child[1], "--json").objects()[0]["event"]["payload"]["tool"] == "bash"
+    assert run(recorded_home, "show", child[1], "--json").objects()[0]["event"]["payload"]["tool"] == "bash"
 
 
-def test_colour_is_left_out_when_it_is_unwanted(home: Path) -> None:
-    stream = run(home, "query", "--type", "agent.error", "--json").objects()[0]["event"]["stream_id"]
-    assert "\x1b[31m" in on_terminal(home, "log", stream, width=80)
-    assert not re.search(r"\x1b\[(?:\d+;)?3\dm", on_terminal(home, "log", stream, width=80, NO_COLOR="1"))
+def test_colour_is_left_out_when_it_is_unwanted(recorded_home: Path) -> None:
+    stream = run(recorded_home, "query", "--type", "agent.error", "--json").objects()[0]["event"]["stream_id"]
+    assert "\x1b[31m" in on_terminal(recorded_home, "log", stream, width=80)
+    assert not re.search(r"\x1b\[(?:\d+;)?3\dm", on_terminal(recorded_home, "log", stream, width=80, NO_COLOR="1"))
 
 
-def test_a_quick_verify_shows_the_verdict_alone(home: Path) -> None:
-    said = ANSI.sub("", on_terminal(home, "verify", width=80))
+def test_a_quick_verify_shows_the_verdict_alone(recorded_home: Path) -> None:
+    said = ANSI.sub("", on_terminal(recorded_home, "verify", width=80))
     assert re.fullmatch(r"all \d+ records in \d+ streams verified\n", said)
 
 
@@ -200,18 +200,18 @@ def test_a_step_tells_working_from_waiting_wherever_it_is_shown(tmp_path: Path, 
     assert re.search(r"^took +4\.2s$", out, re.M) and re.search(r"^waited +3\.1s for you$", out, re.M)
 
 
-def test_a_found_text_is_highlighted_and_shown_where_the_line_does_not_hold_it(home: Path) -> None:
-    said = on_terminal(home, "query", "SCRIPTED", width=120)
+def test_a_found_text_is_highlighted_and_shown_where_the_line_does_not_hold_it(recorded_home: Path) -> None:
+    said = on_terminal(recorded_home, "query", "SCRIPTED", width=120)
     assert re.search(r"\x1b\[[0-9;]*7[0-9;]*mscripted\x1b\[0m", said)
-    said = on_terminal(home, "query", "--type", "execution.step", "call_1_0", width=120)
+    said = on_terminal(recorded_home, "query", "--type", "execution.step", "call_1_0", width=120)
     lines = ANSI.sub("", said).splitlines()
     found = [number for number, line in enumerate(lines) if line.strip() == "call_1_0"]
     assert len(found) > 1 and all("call_1_0" not in lines[number - 1] for number in found)
 
 
-def test_a_move_shows_a_bar_that_fits_and_ends_in_whole_words(home: Path, tmp_path: Path) -> None:
+def test_a_move_shows_a_bar_that_fits_and_ends_in_whole_words(recorded_home: Path, tmp_path: Path) -> None:
     copy = tmp_path / "home"
-    shutil.copytree(home, copy)
+    shutil.copytree(recorded_home, copy)
     raw = on_terminal(copy, "migrate", "--to", "sqlite", width=80)
     end_sidecars(Home(copy))
     frames = [line for line in re.split(r"[\r\n]+", ANSI.sub("", raw)) if line.strip()]

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ IDENTITY = seeded_identity(3)
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
+def busy_home(tmp_path: Path) -> Path:
     """A session that asks for a permission and waits; background work of every kind; more than is shown has ended."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
@@ -42,7 +41,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
         started = ("intent.started", {"session": f"ses_{n}", "parent": None, "ts": NOW})
         made += intent(f"int_ended{n}", started, ("intent.completed", {"ts": NOW}))
     asyncio.run(append(home / "store", [[event] for event in made]))
-    yield home
+    return home
 
 
 def intent(name: str, *more: tuple[str, dict[str, Any]], title: str = "", **given: Any) -> list[StreamEvent]:
@@ -70,9 +69,9 @@ def made_by(agent: str, type_: str, **payload: Any) -> StreamEvent:
     )
 
 
-async def test_the_board_shows_what_runs_what_waits_and_what_ended_lately(home: Path) -> None:
-    board, after = await open_board(LogReader(home / "store"))
-    assert after == LogReader(home / "store").head
+async def test_the_board_shows_what_runs_what_waits_and_what_ended_lately(busy_home: Path) -> None:
+    board, after = await open_board(LogReader(busy_home / "store"))
+    assert after == LogReader(busy_home / "store").head
     state = board.state(NOW + 1000)
     ended = [f"int_ended{n}" for n in range(1, MOST_ENDED + 1)]
     assert [agent["id"] for agent in state["agents"]] == [*ended, "int_queued", "int_runs"]
@@ -85,21 +84,22 @@ async def test_the_board_shows_what_runs_what_waits_and_what_ended_lately(home: 
     assert [agent["id"] for agent in later["agents"]] == ["int_queued", "int_runs"]
 
 
-def test_what_a_session_spent_in_all_is_shown(home: Path) -> None:
+def test_what_a_session_spent_in_all_is_shown(busy_home: Path) -> None:
     about = {"parent": "ses_parent", "root": "ses_parent"}
     spends = ("intent.spent", {"tokens": 1500, "cost": 0.25})
     made = [*intent("int_one", spends, **about), *intent("int_two", spends, **about)]
-    asyncio.run(append(home / "store", [[event] for event in made]))
+    asyncio.run(append(busy_home / "store", [[event] for event in made]))
     used = {"root": "ses_parent", "sessions": 2, "tokens": 3000, "cost": 0.5, "ran": 0}
-    assert json.loads(run(home, "top", "--json").out)["roots"] == [used]
-    assert "3.0k\t$0.5000\tses_parent" in run(home, "top").out
-    assert json.loads(run(home, "intents", "int_two", "--json").out)["spent"] == used
-    assert json.loads(run(home, "intents", "--json").out.splitlines()[-1])["spent"] == used
-    assert "2 started" in run(home, "intents", "int_two").out and "started," not in run(home, "intents", "int_runs").out
+    assert json.loads(run(busy_home, "top", "--json").out)["roots"] == [used]
+    assert "3.0k\t$0.5000\tses_parent" in run(busy_home, "top").out
+    assert json.loads(run(busy_home, "intents", "int_two", "--json").out)["spent"] == used
+    assert json.loads(run(busy_home, "intents", "--json").out.splitlines()[-1])["spent"] == used
+    assert "2 started" in run(busy_home, "intents", "int_two").out
+    assert "started," not in run(busy_home, "intents", "int_runs").out
 
 
-def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(home: Path) -> None:
-    (home / "config.toml").write_text("[phantom]\nmax_running = 1\n")
+def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(busy_home: Path) -> None:
+    (busy_home / "config.toml").write_text("[phantom]\nmax_running = 1\n")
     begins = ("intent.started", {"session": "ses_x", "parent": None, "ts": NOW})
     ask = {"checkpoint": "chk_one", "intent": "int_asks", "session": "ses_x", "text": "bash rm -rf build"}
     made = [
@@ -110,10 +110,10 @@ def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(home: Path) -
         made_by("checkpoints", "checkpoint.opened", **ask, kind="permission", request="per_1", ts=NOW + 60_000),
         *intent("int_cut", begins, ("intent.interrupted", {"ts": NOW}), ("intent.waiting", {"ts": NOW})),
     ]
-    asyncio.run(append(home / "store", [[event] for event in made]))
+    asyncio.run(append(busy_home / "store", [[event] for event in made]))
 
     def shown(name: str) -> tuple[str, list[dict[str, str]]]:
-        return run(home, "intents", name).out, json.loads(run(home, "intents", name, "--json").out)["waits"]
+        return run(busy_home, "intents", name).out, json.loads(run(busy_home, "intents", name, "--json").out)["waits"]
 
     text, waits = shown("int_asks")
     assert "used        1 min, 1.5k of 9.0k tokens, $0.2500\n" in text
@@ -125,18 +125,18 @@ def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(home: Path) -
     text, waits = shown("int_cut")
     assert "waits for   an OpenCode that can run it\n" in text and [each["for"] for each in waits] == ["opencode"]
     assert shown("int_runs")[1] == [] and "waits" not in shown("int_ended1")[0]
-    (home / "config.toml").write_text("[")
-    assert shown("int_queued")[1] == [] and "limits could not be read" in run(home, "intents", "int_queued").err
+    (busy_home / "config.toml").write_text("[")
+    assert shown("int_queued")[1] == [] and "limits could not be read" in run(busy_home, "intents", "int_queued").err
 
 
-def test_a_pipe_gets_it_once_and_json_is_one_object(home: Path) -> None:
-    assert "the title of int_runs" in run(home, "top").out
-    assert {agent["id"] for agent in json.loads(run(home, "top", "--json").out)["agents"]} >= {"int_runs"}
-    assert run(home.parent / "none", "top").code == 0
+def test_a_pipe_gets_it_once_and_json_is_one_object(busy_home: Path) -> None:
+    assert "the title of int_runs" in run(busy_home, "top").out
+    assert {agent["id"] for agent in json.loads(run(busy_home, "top", "--json").out)["agents"]} >= {"int_runs"}
+    assert run(busy_home.parent / "none", "top").code == 0
 
 
 @pytest.mark.parametrize("width", [80, 200])
-async def test_the_screen_is_as_it_was_drawn(home: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_screen_is_as_it_was_drawn(busy_home: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     about = {"session": "ses_runs", "tokens": 12_345, "cost": 1.5}
@@ -146,8 +146,8 @@ async def test_the_screen_is_as_it_was_drawn(home: Path, width: int, monkeypatch
         *intent("int_failed", ("intent.failed", {"ts": NOW, "reason": "timeout: it ran for more than 3600 s"})),
         *intent("int_title", title=hostile),
     ]
-    await append(home / "store", [[event] for event in made])
-    board, _ = await open_board(LogReader(home / "store"))
+    await append(busy_home / "store", [[event] for event in made])
+    board, _ = await open_board(LogReader(busy_home / "store"))
     drawn = StringIO()
     out = Output()
     out.console = Console(file=drawn, width=width, height=40, highlight=False, markup=False, emoji=False)
@@ -161,11 +161,11 @@ async def test_the_screen_is_as_it_was_drawn(home: Path, width: int, monkeypatch
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_the_screen_follows_the_log_until_q(home: Path, width: int) -> None:
-    with Terminal(command(home, "top"), ROOT, environment(), columns=width) as screen:
+def test_the_screen_follows_the_log_until_q(busy_home: Path, width: int) -> None:
+    with Terminal(command(busy_home, "top"), ROOT, environment(), columns=width) as screen:
         screen.wait_for("the title of int_runs")
         screen.wait_for("Waiting for you")
-        asyncio.run(append(home / "store", [intent("int_new")]))
+        asyncio.run(append(busy_home / "store", [intent("int_new")]))
         screen.wait_for("the title of int_new")
         screen.press(b"q")
         assert screen.process.wait(20 * REFRESH_SECONDS) == 0

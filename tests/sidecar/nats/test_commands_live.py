@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,14 @@ from sidecar.home import Home
 from sidecar.nats.reaching import sessions_of
 from streams.identity import system_identity
 from tests.nats_servers import HANG_SECONDS
-from tests.sidecar.cli.helpers import ROOT, run
-
-AGENTS = ROOT / "tests" / "sidecar" / "runtime" / "agents.py"
+from tests.sidecar.cli.helpers import run
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "home"
-    path.mkdir(mode=0o700)
-    nats = '[nats]\nmode = "embedded"\n[nats.pull]\nack_wait_seconds = 3\nnew = 1\n'
-    (path / "config.toml").write_text(f'{nats}[worker]\nagents = ["{AGENTS}:Counter"]\n')
-    yield path
-    assert run(path, "stop").code == 0
+def nats_home(counter_home: Home) -> Path:
+    with counter_home.config_path.open("a") as config:
+        config.write('[nats]\nmode = "embedded"\n[nats.pull]\nack_wait_seconds = 3\nnew = 1\n')
+    return counter_home.path
 
 
 async def _send(home: Path, *messages: Message) -> None:
@@ -60,8 +54,8 @@ def _status(home: Path) -> dict[str, Any]:
     return run(home, "status", "--json").objects()[0]
 
 
-def test_a_message_reaches_an_agent_and_a_person_sees_what_is_wrong(home: Path) -> None:
-    assert run(home, "agents").code == 0
+def test_a_message_reaches_an_agent_and_a_person_sees_what_is_wrong(nats_home: Path) -> None:
+    assert run(nats_home, "agents").code == 0
     by = json.dumps({"by": 3}).encode()
     reserved = json.dumps({"by": 4, "CG-Sender": "x"}).encode()
     messages = [
@@ -70,22 +64,22 @@ def test_a_message_reaches_an_agent_and_a_person_sees_what_is_wrong(home: Path) 
         Message("cmd.default.demo.counter.add", {}, b"{"),
         Message("cmd.default.demo.intents.intent.register", {}, b"{}"),
     ]
-    asyncio.run(_send(home, *messages))
+    asyncio.run(_send(nats_home, *messages))
     end = time.monotonic() + HANG_SECONDS
-    while (found := _status(home))["nats"]["commands"][0]["counts"].get("poison", 0) < 1 or not found["worker"]:
+    while (found := _status(nats_home))["nats"]["commands"][0]["counts"].get("poison", 0) < 1 or not found["worker"]:
         assert time.monotonic() < end, found["nats"]
     (consumer,) = found["nats"]["commands"]
     assert (consumer["consumer"], consumer["subjects"]) == ("counter_consumer", ["cmd.*.*.counter.>"])
     assert (consumer["counts"]["handled"], consumer["counts"]["dead"]) == (2, 1)
-    while "dlq list" not in (notes := "\n".join(_status(home)["notes"])):
+    while "dlq list" not in (notes := "\n".join(_status(nats_home)["notes"])):
         assert time.monotonic() < end, notes
     assert "CG-*" in notes
-    checks = {(each["name"], each["level"]) for each in run(home, "doctor", "--json").objects()}
+    checks = {(each["name"], each["level"]) for each in run(nats_home, "doctor", "--json").objects()}
     assert {("agents", "note"), ("config", "note")} <= checks
-    added = run(home, "query", "--type", "counter.added", "--json").objects()
+    added = run(nats_home, "query", "--type", "counter.added", "--json").objects()
     assert [each["event"]["payload"]["by"] for each in added] == [3, 4]
     trace = added[0]["event"]["traceparent"]
-    chain = run(home, "query", "--trace", trace, "--json").objects()
+    chain = run(nats_home, "query", "--trace", trace, "--json").objects()
     assert [each["event"]["type"] for each in chain] == ["add", "counter.added"]
-    assert chain == run(home, "query", "--trace", trace[3:35], "--json").objects()
-    assert run(home, "query", "--trace", "nonsense").code == 2
+    assert chain == run(nats_home, "query", "--trace", trace[3:35], "--json").objects()
+    assert run(nats_home, "query", "--trace", "nonsense").code == 2

@@ -43,7 +43,7 @@ EVIL = "\x1b[2J\x1b]0;title\x07 \u202eright\r\n\x9b2J 修复 👩‍💻 " * 30
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+def mirrored_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     """A sidecar with an embedded server and a recorded session, shared by the tests."""
     home = Home(tmp_path_factory.mktemp("listening") / "home")
     home.path.mkdir(mode=0o700)
@@ -94,26 +94,26 @@ def with_server(home: Home, *sent: tuple[str, dict[str, str], bytes], delete: in
     asyncio.run(work())
 
 
-def test_the_mirrors_commands_ask_the_sidecar(home: Home) -> None:
-    found = level(home)
+def test_the_mirrors_commands_ask_the_sidecar(mirrored_home: Home) -> None:
+    found = level(mirrored_home)
     assert found["problem"] == "" and found["position"] == found["head"] >= 5
     assert re.search(
         r"^nats +embedded server .* running, port \d+.*\nmirror +the whole log, up to position \d+$",
-        run(home.path, "mirror", "status").out,
+        run(mirrored_home.path, "mirror", "status").out,
         re.M,
     )
-    done = run(home.path, "mirror", "verify")
+    done = run(mirrored_home.path, "mirror", "verify")
     assert done.code == 0 and re.match(r"the copy equals the log: \d+ messages of \d+ records compared$", done.out)
-    with_server(home, delete=3)
-    done = run(home.path, "mirror", "verify")
+    with_server(mirrored_home, delete=3)
+    done = run(mirrored_home.path, "mirror", "verify")
     assert done.code == 1 and "missing: MESHFORGE_EVENTS: record 2:" in done.out and "rebuild" in done.out
-    done = run(home.path, "mirror", "rebuild")
+    done = run(mirrored_home.path, "mirror", "rebuild")
     assert done.code == 0 and "would remove" in done.out and "--yes" in done.err
-    assert run(home.path, "mirror", "verify").code == 1
-    done = run(home.path, "mirror", "rebuild", "--yes", "--json")
+    assert run(mirrored_home.path, "mirror", "verify").code == 1
+    done = run(mirrored_home.path, "mirror", "rebuild", "--yes", "--json")
     assert done.code == 0 and done.objects()[0]["done"]["phase"] == "done", done
-    assert run(home.path, "mirror", "verify").code == 0
-    assert level(home)["rebuild"] >= 1
+    assert run(mirrored_home.path, "mirror", "verify").code == 0
+    assert level(mirrored_home)["rebuild"] >= 1
 
 
 def listening(home: Home, *arguments: str) -> Process:
@@ -122,10 +122,10 @@ def listening(home: Home, *arguments: str) -> Process:
     return process
 
 
-def test_what_is_recorded_is_heard_and_ctrl_c_is_a_quiet_end(home: Home) -> None:
-    every, steps = listening(home, "--json"), listening(home, "evt.agent.*.step")
+def test_what_is_recorded_is_heard_and_ctrl_c_is_a_quiet_end(mirrored_home: Home) -> None:
+    every, steps = listening(mirrored_home, "--json"), listening(mirrored_home, "evt.agent.*.step")
     try:
-        assert run(home.path, "play", str(RECORDINGS / "tool_chain.jsonl"), "--speed", "max").code == 0
+        assert run(mirrored_home.path, "play", str(RECORDINGS / "tool_chain.jsonl"), "--speed", "max").code == 0
         first = every.record()
         assert first["payload"]["type"] == "lifecycle.session.created" and first["headers"]["DS-Form"] == "whole"
         assert first["subject"].startswith("evt.") and set(first) == {"time", "subject", "headers", "payload"}
@@ -139,29 +139,29 @@ def test_what_is_recorded_is_heard_and_ctrl_c_is_a_quiet_end(home: Home) -> None
         steps.end()
 
 
-def test_it_hears_on_when_the_server_was_killed(home: Home) -> None:
-    process = listening(home, "evt.>", "--json")
+def test_it_hears_on_when_the_server_was_killed(mirrored_home: Home) -> None:
+    process = listening(mirrored_home, "evt.>", "--json")
     try:
-        pid = asyncio.run(ask_sidecar(home, "status", seeded_identity(1).nonce))["nats"]["server"]["pid"]
+        pid = asyncio.run(ask_sidecar(mirrored_home, "status", seeded_identity(1).nonce))["nats"]["server"]["pid"]
         os.kill(pid, signal.SIGKILL)
         assert "Waiting for the server" in process.err.get(timeout=HANG_SECONDS)
         lines = [process.err.get(timeout=HANG_SECONDS)]
         while not lines[-1].startswith("Reconnected"):
             lines.append(process.err.get(timeout=HANG_SECONDS))
-        with_server(home, ("evt.p.l.s.note", {}, b"heard"))
+        with_server(mirrored_home, ("evt.p.l.s.note", {}, b"heard"))
         assert process.record()["text"] == "heard"
         assert process.interrupt() == 0
     finally:
         process.end()
-    level(home)
+    level(mirrored_home)
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_nothing_drives_a_terminal_and_lines_fit(home: Home, width: int) -> None:
+def test_nothing_drives_a_terminal_and_lines_fit(mirrored_home: Home, width: int) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     process = subprocess.Popen(
-        command(home.path, "listen", ">"),
+        command(mirrored_home.path, "listen", ">"),
         stdin=theirs,
         stdout=theirs,
         stderr=subprocess.PIPE,
@@ -173,7 +173,7 @@ def test_nothing_drives_a_terminal_and_lines_fit(home: Home, width: int) -> None
     evil = whole.body.replace(b'"text":"', b'"text":' + json.dumps(EVIL).encode()[:-1], 1)
     chunk = json.dumps({"agent_turn_id": "t", "step_id": "s", "chunk_type": "text", "content": EVIL}).encode()
     with_server(
-        home,
+        mirrored_home,
         (whole.subject, whole.headers, evil),
         ("cg.v1.p.public.str.agent.ses_1.chunk", {}, chunk),
         ("dlq.x", {"CG-Sender": "%1B[31mred", "CG-Timestamp": "9" * 400}, EVIL.encode()),
