@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from sidecar.views import select
 from streams.identity import seeded_identity
+from streams.store import NOTHING
 from tests.sidecar.cli.helpers import append, command, environment, make_home, run, run_process
 
 READERS = (["streams"], ["tree"], ["query"], ["status"], ["verify"])
@@ -24,6 +26,19 @@ def stream_with(home: Path, type_: str) -> str:
 def find(home: Path, *filters: str) -> dict[str, Any]:
     found: dict[str, Any] = run(home, "query", *filters, "--json").objects()[0]["event"]
     return found
+
+
+def test_log_of_a_part_of_an_id_loads_the_catalog_once(recorded_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    folding = select.fold
+
+    async def counted(view: Any, records: Any) -> None:
+        begun.append(view.position)
+        await folding(view, records)
+
+    monkeypatch.setattr(select, "fold", counted)
+    assert run(recorded_home, "log", stream_with(recorded_home, "agent.spawned")[:-2]).code == 0
+    assert begun.count(NOTHING) == 1, "only the first catalog begins at the log's beginning"
 
 
 class TestStreams:

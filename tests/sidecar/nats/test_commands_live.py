@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.nats.jetstream.publishing import publish
+from bridge.nats.jetstream.pulling import consumer_config
 from bridge.nats.jetstream.stream_plan import COMMANDS
 from bridge.nats.jetstream.streams import facts
 from bridge.nats.jetstream.wire import Message
@@ -50,6 +51,17 @@ async def _consumers(session: Any) -> int:
         return 0
 
 
+async def _ack_wait(home: Path) -> int:
+    """What the sidecar asked the server for, in nanoseconds."""
+    sessions = sessions_of(Home(home), NatsConfig(mode="embedded"), system_identity().nonce)
+    try:
+        found = await consumer_config(await sessions.wait(), COMMANDS, "counter_consumer")
+    finally:
+        await sessions.close()
+    assert found is not None
+    return int(found["ack_wait"])
+
+
 def _status(home: Path) -> dict[str, Any]:
     return run(home, "status", "--json").objects()[0]
 
@@ -76,6 +88,7 @@ def test_a_message_reaches_an_agent_and_a_person_sees_what_is_wrong(nats_home: P
     assert "CG-*" in notes
     checks = {(each["name"], each["level"]) for each in run(nats_home, "doctor", "--json").objects()}
     assert {("agents", "note"), ("config", "note")} <= checks
+    assert asyncio.run(_ack_wait(nats_home)) == 3 * 10**9
     added = run(nats_home, "query", "--type", "counter.added", "--json").objects()
     assert [each["event"]["payload"]["by"] for each in added] == [3, 4]
     trace = added[0]["event"]["traceparent"]
