@@ -41,8 +41,9 @@ async def forget(
     """Erase what was said and done in a session.
 
     SESSION is a root session or a child session. Replaces the payloads of the session's records, and of its child
-    sessions' records, with digests everywhere in the home. The records stay, with their times and types, and the log
-    still passes verification. This cannot be undone. Without --yes, only prints a preview.
+    sessions' records, with digests everywhere in the home, and deletes an old store that a migration left behind. The
+    records stay, with their times and types, and the log still passes verification. This cannot be undone. Without
+    --yes, only prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_session, open_reader

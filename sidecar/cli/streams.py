@@ -71,7 +71,7 @@ async def streams(
         note(f"{cut_off}.")
     if not found:
         elsewhere = chosen is not None and catalog.streams
-        note(NOTHING_THERE.format(project) if elsewhere else f"No streams yet: {empty_text(reader)}.")
+        note(NOTHING_THERE.format(project) if elsewhere else f"No streams: {empty_text(reader)}.")
 
 
 def _print_waiting(out: Output, catalog: Catalog, chosen: set[str] | None) -> None:

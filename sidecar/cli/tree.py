@@ -51,7 +51,7 @@ async def tree(
         if fault is not None:
             raise fault
     if not printed:
-        note(f"No sessions yet: {empty_text(reader)}." if stream is None else f"{stream} holds no session.")
+        note(f"No sessions: {empty_text(reader)}." if stream is None else f"{stream} holds no session.")
 
 
 async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:

@@ -69,6 +69,7 @@ class _Watcher:
         self._home, self._out = home, out
         self._seen = 0
         self._killed_pid = 0
+        self._is_back = False
         self._progress = asyncio.Event()
 
     async def run(self) -> None:
@@ -76,7 +77,7 @@ class _Watcher:
         lines, family = Lines(self._out), Family("")
         async for record in follow(self._home.store_path):
             family.apply(record)
-            if self._seen == KILL_AT:
+            if self._killed_pid and not self._is_back:
                 self._tell_return()
             lines.print(record, family.depth(record), family.place(record))
             self._out.flush()
@@ -101,8 +102,12 @@ class _Watcher:
 
     def _tell_return(self) -> None:
         info = self._home.running()
-        pid = "" if info is None else f" (pid {info.pid})"
-        self._out.text(f"──── the sidecar is back{pid}: unacknowledged hooks are sent again ────", "bold green")
+        if info is None or info.pid == self._killed_pid:
+            return  # this record was in the log before the kill
+        self._is_back = True
+        self._out.text(
+            f"──── the sidecar is back (pid {info.pid}): unacknowledged hooks are sent again ────", "bold green"
+        )
 
 
 async def _compare(out: Output, killed: Home, whole: Home) -> int:

@@ -242,6 +242,13 @@ class TestPrune:
         assert len(streams(served)) == 1 and run(served, "verify").code == 0
 
 
+def test_a_log_without_records_is_not_called_unused(marked_home: Path) -> None:
+    for stream in streams(marked_home):
+        assert run(marked_home, "prune", "--stream", stream, "--yes").code == 0
+    for command in (["streams"], ["tree"], ["log"], ["read"]):
+        assert "pruned or forgotten" in run(marked_home, *command).err, command
+
+
 class TestForget:
     @pytest.mark.parametrize("left", ["all of it", "a part", "nothing"])
     def test_the_store_that_a_move_left_goes_too(self, marked_home: Path, left: str) -> None:
