@@ -64,7 +64,7 @@ class TestDirectory:
         await log.append([event("a")])
         await log.close()
         (tmp_path / "store.json").unlink()
-        with pytest.raises(MissingLog, match=r"no store\.json.*repair"):
+        with pytest.raises(MissingLog, match="repair"):
             await Log.open(tmp_path, seeded_identity(1), backend=backend)
 
 
