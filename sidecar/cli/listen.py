@@ -102,15 +102,15 @@ class _Listening:
         except NatsUnavailable as error:
             self._tell(f"{error}. Waiting for the server; press Ctrl-C to stop.")
             session = await self._again(error, first=True)
-        self._tell(f"Listening to {self._pattern}. Press Ctrl-C to stop.")
+        begun = f"Listening to {self._pattern}. Press Ctrl-C to stop."
         while True:
             try:
-                await self._hear(session)
+                await self._hear(session, begun)
             except NatsUnavailable as error:
                 self._print_waiting()
                 self._tell(f"{error}. Waiting for the server; messages published in the meantime are not shown.")
                 session = await self._again(error)
-            self._tell(f"Reconnected to NATS {session.server.version}.")
+            begun = f"Reconnected to NATS {session.server.version}."
 
     async def _again(self, told: NatsError, *, first: bool = False) -> JetStream:
         """Return the next connection. A problem is reported only if it differs from the previous one.
@@ -141,10 +141,12 @@ class _Listening:
         self._out.flush()
         note(text)
 
-    async def _hear(self, session: JetStream) -> None:
+    async def _hear(self, session: JetStream, begun: str) -> None:
         import asyncio
 
         async with session.hearing(self._pattern, self._take):
+            await session.flush()  # from here on, the server sends every message
+            self._tell(begun)
             printing = asyncio.create_task(self._print_on())
             try:
                 ended = asyncio.ensure_future(session.ended())

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -182,6 +183,7 @@ def test_nothing_drives_a_terminal_and_lines_fit(mirrored_home: Home, width: int
     )
     said = b""
     while b"END" not in said:
+        assert select.select([ours], [], [], HANG_SECONDS)[0], said
         said += os.read(ours, 65536)
     process.send_signal(signal.SIGINT)
     assert process.wait(HANG_SECONDS) == 0
