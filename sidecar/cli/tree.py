@@ -50,8 +50,14 @@ async def tree(
         printed = _print_roots(out, overview, roots[-limit:] if limit else roots)
         if fault is not None:
             raise fault
-    if not printed:
-        note(f"No sessions: {empty_text(reader)}." if stream is None else f"{stream} holds no session.")
+    if printed:
+        return
+    if stream is not None:
+        note(f"{stream} holds no session.")
+    elif (await catalog_of(reader))[0].streams:
+        note("No session was recorded, or all were forgotten; `durable-stream streams --all` lists every stream.")
+    else:
+        note(f"No sessions: {empty_text(reader)}.")
 
 
 async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:

@@ -329,7 +329,7 @@ def empty_text(reader: LogReader) -> str:
             "`durable-stream install`. If it should exist, check `--home` and `DURABLE_STREAM_HOME`"
         )
     if reader.head != NOTHING:
-        return f"what was recorded in {home} has been pruned or forgotten; `durable-stream verify` shows how much"
+        return f"what was recorded in {home} has been pruned; `durable-stream verify` shows how much"
     return f"nothing was recorded in {home} yet; check `--home`, or run `durable-stream doctor` to see why"
 
 

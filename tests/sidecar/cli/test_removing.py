@@ -246,7 +246,7 @@ def test_a_log_without_records_is_not_called_unused(marked_home: Path) -> None:
     for stream in streams(marked_home):
         assert run(marked_home, "prune", "--stream", stream, "--yes").code == 0
     for command in (["streams"], ["tree"], ["log"], ["read"]):
-        assert "pruned or forgotten" in run(marked_home, *command).err, command
+        assert "has been pruned" in run(marked_home, *command).err, command
 
 
 class TestForget:
