@@ -262,8 +262,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     metrics = SidecarMetrics()
     ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
     back_fill = BackFill(ingest, store, state)
-    ingest.recorded = back_fill.recorded
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
+    ingest.recorded = [back_fill.recorded, upkeep.recorded]
     spools = SpoolWatch(home.spool_path, ingest)
     reading = HostTranslator(identity, state, clean=redact.clean)
     services = Services(reading, ingest, store.manifest.log_id, outside.now_ms)

@@ -32,21 +32,23 @@ class _Source(TypedDict):
 
 
 class _Event(TypedDict):
+    """In alphabetical order, which is the order of the canonical form (see ``StreamEvent.trusted``)."""
+
     __pydantic_config__ = ConfigDict(extra="allow", populate_by_name=True)  # type: ignore[misc]
 
-    id: Annotated[str, Field(pattern=_whole(ULID_TEXT.pattern))]
-    ts: Annotated[int, Field(validation_alias=AliasChoices("ts", "timestamp"), ge=0, lt=2**53)]
-    type: Annotated[str, Field(pattern=_whole(EVENT_TYPE.pattern), max_length=MAX_TYPE)]
-    schema_version: NotRequired[Annotated[int, Field(ge=1)]]
-    stream_id: Annotated[str, Field(pattern=_whole(STREAM_ID.pattern), max_length=MAX_STREAM_ID)]
-    idempotency_key: Annotated[str, AfterValidator(_is_key)]
+    actor: str
     causation_id: NotRequired[str | None]
     correlation_id: NotRequired[str | None]
-    actor: str
-    source: _Source
-    traceparent: NotRequired[str | None]
-    payload: NotRequired[dict[str, Any]]
+    id: Annotated[str, Field(pattern=_whole(ULID_TEXT.pattern))]
+    idempotency_key: Annotated[str, AfterValidator(_is_key)]
     metadata: NotRequired[dict[str, Any]]
+    payload: NotRequired[dict[str, Any]]
+    schema_version: NotRequired[Annotated[int, Field(ge=1)]]
+    source: _Source
+    stream_id: Annotated[str, Field(pattern=_whole(STREAM_ID.pattern), max_length=MAX_STREAM_ID)]
+    traceparent: NotRequired[str | None]
+    ts: Annotated[int, Field(validation_alias=AliasChoices("ts", "timestamp"), ge=0, lt=2**53)]
+    type: Annotated[str, Field(pattern=_whole(EVENT_TYPE.pattern), max_length=MAX_TYPE)]
 
 
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(_Event)

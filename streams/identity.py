@@ -22,6 +22,14 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
 """The two ULID characters for each ten-bit value."""
 
+_EMPTY: dict[str, Any] = {
+    "schema_version": None,
+    "causation_id": None,
+    "correlation_id": None,
+    "traceparent": None,
+}
+"""An event with all its fields is built faster than one without (see ``StreamEvent.trusted``)."""
+
 
 class Identity:
     """Clock, randomness and ids of one process.
@@ -62,12 +70,12 @@ class Identity:
         Raises:
             InvalidEvent: the completed event does not match the envelope.
         """
-        filled = dict(fields)
+        filled = {**_EMPTY, **fields}
         if filled.get("id") is None:
             filled["id"] = self.ulid()
         if filled.get("idempotency_key") is None:
             filled["idempotency_key"] = f"event:{filled['id']}"
-        if filled.get("schema_version") is None:
+        if filled["schema_version"] is None:
             filled["schema_version"] = SCHEMA_VERSION
         if filled.get("ts") is None:
             upstream = filled.pop("timestamp", None)

@@ -19,8 +19,8 @@ Source: seed 004, 2.2 (IStreamStore); seed 003, "Idempotency Check"; seed 002, 4
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from streams.event import StreamEvent
 from streams.query import Filter
@@ -34,6 +34,14 @@ NOTHING = -1
 
 OnKnown = Literal["conflict", "keep_first"]
 """What ``append`` does with an already stored key: refuse a different event, or keep the first one."""
+
+Wanted: TypeAlias = Callable[[StreamEvent], bool]
+"""Whether a subscriber wants the record of an event."""
+
+
+def every_event(event: StreamEvent) -> bool:
+    """Want every record."""
+    return True
 
 
 class Record(NamedTuple):
@@ -139,10 +147,14 @@ class StreamStore(StreamReader, Protocol):
         """
         ...
 
-    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+    def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
         """Yield every record after position ``after``, then each new record once it is durable, without end.
 
-        Skips nothing. Buffers only a bounded amount, because a slow subscriber reads from the log at its own pace. Ends
+        Skips nothing, except that records whose event ``wanted`` rejects may be left out; reading those costs little.
+        The newest of the durable records is always yielded, so the subscriber knows how far it has read. ``wanted``
+        gets the event as it was appended and must not change it.
+
+        Buffers only a bounded amount, because a slow subscriber reads from the log at its own pace. Ends
         when the store closes; safe to cancel.
         """
         ...

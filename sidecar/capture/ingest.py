@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -65,8 +66,8 @@ class Ingest:
         committed: Callable[[float, int], None] = lambda seconds, events: None,
     ) -> None:
         self.failed: asyncio.Future[StreamError] = asyncio.get_running_loop().create_future()
-        self.recorded: Callable[[Sequence[Record]], None] = lambda records: None
-        """Called with the records of each append, including duplicates."""
+        self.recorded: Sequence[Callable[[Sequence[Record]], None]] = ()
+        """Each is called with the records of each append, including duplicates."""
         self.excluded = 0
         self.appended = 0
         self.duplicates = 0
@@ -75,8 +76,9 @@ class Ingest:
         self._links: dict[Origin, Link] = {}
         self._delivering: set[Origin] = set()
         self._lost: dict[str, int] = {}  # the time at which each boot's last link ended
-        self._unfinished: dict[Token, list[Link]] = {}
-        self._held: Counter[Origin] = Counter()  # the number of accepted, unfinished items of each instance
+        self._unfinished: dict[Origin, dict[int, list[Link]]] = {}
+        """The accepted items that are not finished, by instance and seq, each with the links that wait for it. An
+        instance without such items has no entry."""
         self._order: asyncio.Queue[tuple[asyncio.Future[None], Drained] | None] = asyncio.Queue()
         self._appends = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -128,7 +130,7 @@ class Ingest:
     @property
     def held(self) -> int:
         """The number of accepted items that are not finished."""
-        return len(self._unfinished)
+        return sum(map(len, self._unfinished.values()))
 
     # --- items ---
 
@@ -143,23 +145,18 @@ class Ingest:
             self.excluded += count
             link.finish(range(first_seq, first_seq + count))
             return
+        unfinished = self._unfinished.get(origin, {})
         for seq, item in enumerate(items, first_seq):
-            token = Token(origin, seq)
-            waiting = self._unfinished.get(token)
+            waiting = unfinished.get(seq)
             if waiting is not None:
                 # The item was resent over a new link while its first copy is still being written.
                 if link is not None:
                     waiting.append(link)
                 continue
-            self._unfinished[token] = [link] if link is not None else []
-            self._held[origin] += 1
-            try:
-                self._translator.feed(token, item, now)
-            except BaseException:
-                # Forget the item, because a resent copy would otherwise be taken for one whose first copy is still
-                # being written.
-                self._drop(token)
-                raise
+            # Feed the item first: if that fails, a resent copy must not pass for one that is still being written.
+            self._translator.feed(Token(origin, seq), item, now)
+            unfinished[seq] = [link] if link is not None else []
+            self._unfinished[origin] = unfinished
         if link is not None and origin not in self._delivering:
             self._delivering.add(origin)
             self._spawn(self._find_missing(link))
@@ -171,7 +168,7 @@ class Ingest:
 
     async def at_most(self, count: int, origin: Origin) -> bool:
         """Wait until at most ``count`` items of ``origin`` are not durable; return false if the log fails first."""
-        while self._held[origin] > count:
+        while len(self._unfinished.get(origin, ())) > count:
             if self.failed.done():
                 return False
             self._progress.clear()
@@ -241,7 +238,8 @@ class Ingest:
                     self._translator.state.apply(record.event)
                 else:
                     self.appended += 1
-            self.recorded(records)
+            for recorded in self.recorded:
+                recorded(records)
 
     async def _finish_in_order(self) -> None:
         while (ready := await self._order.get()) is not None:
@@ -251,21 +249,22 @@ class Ingest:
             except StreamError as error:
                 self._fail(error)
                 return
-            for token in drained.done:
-                for link in self._drop(token):
-                    link.finish([token.seq])
+            self._finish(drained.done)
             self._appends -= 1
             self._progress.set()
 
-    def _drop(self, token: Token) -> list[Link]:
-        """Remove a finished item; return the links that are waiting for it."""
-        links = self._unfinished.pop(token, None)
-        if links is None:
-            return []
-        self._held[token.origin] -= 1
-        if not self._held[token.origin]:
-            del self._held[token.origin]
-        return links
+    def _finish(self, done: Iterable[Token]) -> None:
+        """Finish items on all links that are waiting for them."""
+        for origin, tokens in groupby(done, attrgetter("origin")):
+            unfinished = self._unfinished.get(origin, {})
+            finished: dict[Link, list[int]] = {}
+            for token in tokens:
+                for link in unfinished.pop(token.seq, ()):
+                    finished.setdefault(link, []).append(token.seq)
+            if not unfinished:
+                self._unfinished.pop(origin, None)
+            for link, seqs in finished.items():
+                link.finish(seqs)
 
     def _fail(self, error: StreamError) -> None:
         if not self.failed.done():
@@ -329,7 +328,7 @@ class Ingest:
 
     def holds(self, boot_id: str) -> bool:
         """True if accepted items of a boot are not finished."""
-        return any(origin.boot_id == boot_id for origin in self._held)
+        return any(origin.boot_id == boot_id for origin in self._unfinished)
 
     # --- ending ---
 

@@ -248,10 +248,11 @@ class Engine:
             outputs = self.agent.receive(event)
         except Exception:  # noqa: BLE001 - the queue handles the event again, and records the failure
             return False
-        if outputs:
-            return False
+        return not outputs
+
+    def count_ignored(self) -> None:
+        """Count an event that the agent got, and that it ignored."""
         self._metrics.received(self.name)
-        return True
 
     async def offer(self, record: Record) -> asyncio.Future[Handled]:
         """Hand in an event of the log, in log order. Waits for room. The returned future yields the outcome of the

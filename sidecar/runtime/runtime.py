@@ -101,6 +101,7 @@ class Runtime:
             store, identity, kinds or {}, clean=clean, policy=policy, metrics=metrics, stop=stop
         )
         self._reading: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._kept = NOTHING
         self._problem = ""
         self._is_level = False
@@ -131,6 +132,8 @@ class Runtime:
         await self.effects.close()
         for engine in self.engines.values():
             await engine.close()
+        if self._keeping is not None:
+            await self._keeping
         await self._keep()
 
     async def command(self, agent: str, command: Command) -> Handled:
@@ -284,7 +287,7 @@ class Runtime:
                     break
             self._is_level = True
             places = [engine.position for engine in self.engines.values() if not engine.is_broken]
-            async for record in self._store.subscribe(after=min([self.view.position, *places])):
+            async for record in self._store.subscribe(after=min([self.view.position, *places]), wanted=self._wants):
                 await self._hand_out(record)
         except StreamError as error:
             self._problem = str(error)
@@ -300,17 +303,32 @@ class Runtime:
         for engine in self.engines.values():
             if record.position <= engine.position:
                 continue
-            if engine not in receivers or engine.ignores(event):
+            if engine not in receivers:
+                engine.passed(record.position)
+            elif engine.ignores(event):
+                engine.count_ignored()
                 engine.passed(record.position)
             else:
                 await engine.offer(record)
-        if record.position - self._kept >= KEEP_EVERY:
-            await self._keep()
+        if record.position - self._kept >= KEEP_EVERY and (self._keeping is None or self._keeping.done()):
+            # Do not wait for the disk here, because the next records would have to be read from the log meanwhile.
+            self._keeping = asyncio.create_task(self._keep())
+
+    def _wants(self, event: StreamEvent) -> bool:
+        """Whether the view or an agent may have something to do for an event; the engines then decide again."""
+        if _concerns_agents(event):
+            return True
+        engines = self._listing(event.type)
+        for engine in engines:
+            if not engine.ignores(event):
+                return True
+        for engine in engines:
+            engine.count_ignored()
+        return False
 
     def _receivers(self, event: StreamEvent) -> Sequence[Engine]:
         """The engines whose agents want an event."""
-        # Most events are captured events, and then only the type decides.
-        if "role" in event.metadata or "history" in event.metadata or event.stream_id.startswith("agent/"):
+        if _concerns_agents(event):
             return [engine for engine in self.engines.values() if wants(engine.agent, event)]
         return self._listing(event.type)
 
@@ -324,6 +342,11 @@ class Runtime:
                 await self._store.put_snapshot(VIEW, Snapshot(VIEW_VERSION, self.view.position, self.view.dump()))
         for engine in self.engines.values():
             await engine.keep_place()
+
+
+def _concerns_agents(event: StreamEvent) -> bool:
+    """Whether more than the type decides which agents want an event. False for most captured events."""
+    return "role" in event.metadata or "history" in event.metadata or event.stream_id.startswith("agent/")
 
 
 def wants(agent: Agent, event: StreamEvent) -> bool:

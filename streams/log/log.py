@@ -24,7 +24,7 @@ from streams.log.presence import located
 from streams.log.reader import ask_wherever, read_wherever
 from streams.query import Filter
 from streams.retention import Forgotten, Pruned, StreamRemoval, StreamSize
-from streams.store import NOTHING, OnKnown, Record
+from streams.store import NOTHING, OnKnown, Record, Wanted, every_event
 from streams.stores.directory import (
     LOCK,
     Backend,
@@ -321,9 +321,9 @@ class Log(KeepsHints):
             if not self._removals:
                 self._still.set()
 
-    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+    def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``; continues across a change of the backend."""
-        return self._live.follow(after)
+        return self._live.follow(after, wanted)
 
     def check_lock(self) -> None:
         """Check that no other process can have taken over the log. Quick; every commit also makes this check.

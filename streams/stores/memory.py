@@ -22,7 +22,7 @@ from streams.retention import (
     Tally,
     body_digest,
 )
-from streams.store import NOTHING, OnKnown, Record, Snapshot
+from streams.store import NOTHING, OnKnown, Record, Snapshot, Wanted, every_event
 from streams.stores.hints import checked_name
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
@@ -233,9 +233,9 @@ class MemoryStore:
         """See ``StreamStore.put_snapshot``."""
         self._snapshots[checked_name(name)] = snapshot
 
-    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+    def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""
-        return self._live.follow(after)
+        return self._live.follow(after, wanted)
 
     async def close(self) -> None:
         """See ``StreamReader.close``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from threading import Lock
 from typing import Final
 
@@ -15,9 +16,6 @@ from streams.stores.plan import Placed
 
 RECENT_BYTES: Final = 1024 * 1024
 """How many bytes of records are kept. A follower that is further behind reads the log itself."""
-
-AT_ONCE: Final = 64
-"""Maximum number of records that ``after`` returns, so that a follower lets other tasks run in between."""
 
 
 class Recent:
@@ -48,9 +46,8 @@ class Recent:
         self._placed.clear()
         self._bytes = 0
 
-    def after(self, position: int) -> list[Record] | None:
-        """The next records after a position, as a reader of the log would return them; empty if ``position`` is the
-        last one.
+    def after(self, position: int) -> list[Placed] | None:
+        """The records after a position, not yet decoded (see ``as_read``); empty if ``position`` is the last one.
 
         ``None`` if the next record is no longer in memory, so that the log must be read.
         """
@@ -58,12 +55,11 @@ class Recent:
             begin = position + 1 - self._placed[0].position if self._placed else -1
             if not 0 <= begin <= len(self._placed):
                 return None
-            end = min(begin + AT_ONCE, len(self._placed))
-            found = [self._placed[index] for index in range(begin, end)]
-        return [_as_read(placed) for placed in found]
+            return list(islice(self._placed, begin, None))
 
 
-def _as_read(placed: Placed) -> Record:
+def as_read(placed: Placed) -> Record:
+    """The record, as a reader of the log would return it."""
     # Build the event from its stored form: the appended object may hold values that read back differently, and its
     # caller may still use it.
     event = StreamEvent.trusted(orjson.loads(placed.encoded.canonical))

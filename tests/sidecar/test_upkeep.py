@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from streams.log.prune_plan import PruneRequest
 from streams.log.reader import LogReader
 from streams.projection import fold, state_hash
 from streams.retention import Forgotten
+from streams.store import Record
 from streams.stores.directory import Backend
 from streams.threads import in_thread
 from tests.bridge.opencode.playing import names, play
@@ -145,6 +146,33 @@ async def test_the_catalog_follows_the_log_and_is_kept(tmp_path: Path) -> None:
     assert kept is not None and kept.position == 99
     catalog, _ = await catalog_of(LogReader(tmp_path))
     assert catalog.records == len(events), "a command reads what came after"
+    await log.close()
+
+
+async def test_the_catalog_takes_captured_records_once_and_reads_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await Log.open(tmp_path, seeded_identity(1))
+    upkeep = upkeep_of(log, CaptureState(), -1)
+    events = many_sessions(3)
+    await upkeep.keep_catalog(1)
+    upkeep.recorded(await log.append(events[:10]))
+    upkeep.recorded(await log.append(events[:10]))  # duplicates
+    await log.append(events[10:20])  # appended by somebody else
+    upkeep.recorded(await log.append(events[20:30]))
+    catalog = await upkeep._resumed_catalog()
+    assert catalog.position == 9, "a gap must be read first"
+    while_it_reads: list[Record] = await log.append(events[30:])
+
+    async def read_all(*, after: int) -> AsyncIterator[Record]:
+        async for record in Log.read_all(log, after=after):
+            yield record
+            if record.position == 29:
+                upkeep.recorded(while_it_reads)
+
+    monkeypatch.setattr(log, "read_all", read_all)
+    await upkeep.keep_catalog(1)
+    assert catalog.dump() == (await fold(Catalog(), Log.read_all(log))).dump()
     await log.close()
 
 

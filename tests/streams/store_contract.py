@@ -307,6 +307,17 @@ class StoreContract(HintsContract, ContentContract):
         # As text, too: 2 and 2.0 are equal.
         assert seen == await everything(store) and orjson.dumps(seen) == orjson.dumps(await everything(store))
 
+    async def test_a_subscriber_gets_all_that_it_wants_and_the_newest_record(self, store: StreamStore) -> None:
+        live = store.subscribe(wanted=lambda event: event.type == "wanted")
+        for batch in range(3):
+            await store.append([event(f"{batch}:{n}", type_="wanted" if n == 5 else "other") for n in range(10)])
+            await store.append([event(f"{batch}:last", type_="other")])
+            seen: list[int] = []
+            async with asyncio.timeout(20):
+                while not seen or seen[-1] != store.head:
+                    seen.append((await anext(live)).position)
+            assert seen == sorted(set(seen)) and 11 * batch + 5 in seen
+
     async def test_closing_ends_a_subscription(self, store: StreamStore) -> None:
         await store.append([event("a")])
         live = store.subscribe()

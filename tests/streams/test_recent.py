@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from streams.event import StreamEvent
 from streams.hashing import encode
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.stores import recent as module
 from streams.stores.directory import Backend
 from streams.stores.plan import Placed
-from streams.stores.recent import AT_ONCE, Recent
+from streams.stores.recent import Recent
 from tests.streams.builders import event, events
 
 
@@ -41,12 +42,6 @@ def test_a_gap_makes_it_begin_anew() -> None:
     assert positions(recent, 1) is None and positions(recent, 4) == [5, 6]
 
 
-def test_it_returns_a_part_at_a_time() -> None:
-    recent = Recent()
-    recent.add(map(placed, range(AT_ONCE + 1)))
-    assert positions(recent, -1) == [*range(AT_ONCE)] and positions(recent, AT_ONCE - 1) == [AT_ONCE]
-
-
 def test_it_keeps_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RECENT_BYTES", 10_000)
     recent = Recent()
@@ -69,4 +64,25 @@ async def test_a_follower_that_keeps_up_never_reads_the_log(
     for n in range(1, 20):
         await log.append([event(f"new{n}")])
         assert (await anext(live)).position == n
+    await log.close()
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_what_a_follower_does_with_a_record_decides_what_it_wants_next(tmp_path: Path, backend: Backend) -> None:
+    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+    await log.append(events(1))
+    asked: list[str] = []
+    wanted = {"b"}
+
+    def wants(event: StreamEvent) -> bool:
+        asked.append(str(event.payload["n"]))
+        return asked[-1] in wanted
+
+    live = log.subscribe(wanted=wants)
+    assert (await anext(live)).position == 0
+    await log.append([event(name) for name in ("a", "b", "c", "d", "e")])
+    assert (await anext(live)).event.payload == {"n": "b"} and asked == ["a", "b"]
+    wanted.add("d")
+    assert [(await anext(live)).event.payload["n"] for _ in range(2)] == ["d", "e"]
+    assert asked == ["a", "b", "c", "d"], "the newest record always comes"
     await log.close()

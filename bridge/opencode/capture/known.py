@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.shapes import mapping, properties_of
+from bridge.opencode.capture.shapes import mapping, text
 from bridge.opencode.link.frames import HookItem
 
 Check: TypeAlias = Callable[[Any], bool]
@@ -26,7 +26,10 @@ def _check_of(shape: Shape) -> Check:
     """The test function for a shape, built only once, because the test runs for every hook."""
     if isinstance(shape, dict):
         return _object_check(
-            [(name.removesuffix("?"), name.endswith("?"), _check_of(one)) for name, one in shape.items()]
+            [
+                (name.removesuffix("?"), name.endswith("?"), _plain_type(one), _check_of(one))
+                for name, one in shape.items()
+            ]
         )
     if isinstance(shape, list):
         item = _check_of(shape[0])
@@ -40,19 +43,31 @@ def _check_of(shape: Shape) -> Check:
     return shape
 
 
-def _object_check(fields: list[tuple[str, bool, Check]]) -> Check:
+def _object_check(fields: list[tuple[str, bool, type | None, Check]]) -> Check:
     def check(value: Any) -> bool:
         if not isinstance(value, dict):
             return False
-        for name, may_be_missing, fits in fields:
+        for name, may_be_missing, plain, fits in fields:
             found = value.get(name)
-            if found is None and may_be_missing:
+            # Most values are of the plain type, so do not call their check.
+            if found.__class__ is plain and found:
                 continue
-            if not fits(found):
-                return False
+            if (found is None and may_be_missing) or fits(found):
+                continue
+            return False
         return True
 
     return check
+
+
+def _plain_type(shape: Shape) -> type | None:
+    """A type of which every value fits that is not empty, 0 or false; ``None`` if there is no such type."""
+    if shape is _id:
+        return str
+    return shape if isinstance(shape, type) else None
+
+
+_NUMBERS: Final = (int, float)
 
 
 def _id(value: Any) -> bool:
@@ -60,7 +75,7 @@ def _id(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
 def _time(value: Any) -> bool:
@@ -199,36 +214,38 @@ OUTPUTS: Final[dict[str, Shape]] = {
 
 _PROPERTIES: Final = {source: _check_of(shape) for source, shape in PROPERTIES.items()}
 _OUTPUTS: Final = {source: _check_of(shape) for source, shape in OUTPUTS.items()}
-_has_id: Final = _check_of({"id?": _id})
-
 _SESSIONLESS: Final = frozenset({"session.error", "session.diff", "todo.updated", "file.edited", "capture.gap"})
 """Sources that need not name a session."""
 
 
-def is_known(item: HookItem) -> bool:
-    """True if the rule of this item's source understands the item.
+def is_known(item: HookItem, source: str) -> bool:
+    """True if the rule of this item's ``source`` (see ``shapes.source_of``) understands the item.
 
     Always true for a source without a shape, because its items are dropped by name or kept whole anyway.
     """
-    source = shapes.source_of(item)
-    if source not in _PROPERTIES:
+    fits = _PROPERTIES.get(source)
+    if fits is None:
         return True
-    properties = shapes.bus_event(item).get("properties") if item.hook == "event" else item.input
-    if not _PROPERTIES[source](properties) or not _OUTPUTS.get(source, _any)(item.output):
+    is_bus = item.hook == "event"
+    event = shapes.bus_event(item) if is_bus else {}
+    properties: Any = event.get("properties") if is_bus else item.input
+    if not fits(properties) or not _OUTPUTS.get(source, _any)(item.output):
         return False
-    if item.hook == "event" and not _has_id(shapes.bus_event(item)):
+    identity = event.get("id")
+    if identity is not None and not _id(identity):
         return False
-    return source in _SESSIONLESS or _names_one_session(item)
+    return source in _SESSIONLESS or _names_one_session(item, source, properties)
 
 
-def _names_one_session(item: HookItem) -> bool:
+def _names_one_session(item: HookItem, source: str, properties: dict[str, Any]) -> bool:
     """True if all known fields with a session id hold the same id."""
-    properties = properties_of(item)
-    holders = [properties, mapping(properties.get("info")), mapping(properties.get("part"))]
-    if item.hook != "event":
-        holders.append(mapping(mapping(item.output).get("message")))
-    found = [named for holder in holders if (named := holder.get("sessionID")) is not None]
-    info = shapes.session_info(item)
-    if info is not None:
-        found.append(info["id"])
-    return bool(found) and _id(found[0]) and found.count(found[0]) == len(found)
+    info = properties.get("info")
+    message = mapping(item.output).get("message") if item.hook != "event" else None
+    session = text(info.get("id")) if source.startswith("session.") and isinstance(info, dict) else None
+    for holder in (properties, info, properties.get("part"), message):
+        named = holder.get("sessionID") if isinstance(holder, dict) else None
+        if session is None:
+            session = named
+        elif named is not None and named != session:
+            return False
+    return _id(session)

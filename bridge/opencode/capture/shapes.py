@@ -15,6 +15,7 @@ _TOLD = frozenset(
     ("responseHeaders", "responseBody", "requestBodyValues", "stack", "message", "statusCode", "isRetryable")
 )
 
+_NUMBERS = (int, float)
 
 _SHELL_NOTE = "The following tool was executed by the user"
 _SHELL_ABORTED = "<metadata>\nUser aborted the command\n</metadata>"
@@ -32,7 +33,7 @@ def text(value: Any) -> str | None:
 
 def number(value: Any) -> int | None:
     """``value`` as whole milliseconds if it is a number; otherwise ``None``."""
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return int(value) if isinstance(value, _NUMBERS) and not isinstance(value, bool) else None
 
 
 def present(**fields: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from bridge.opencode.capture.known import is_known
 from bridge.opencode.capture.parts import Parts
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.state import CaptureState, SessionState
-from bridge.opencode.capture.table import rule_for
+from bridge.opencode.capture.table import Rule, rule_for
 from bridge.opencode.link.frames import HookItem
 from streams.errors import InvalidEvent
 from streams.identity import Identity
@@ -78,7 +78,8 @@ class Translator(Parts):
         self.now = now
         entry = Entry(token, item)
         source = shapes.source_of(item)
-        if rule_for(source) is None:
+        rule = rule_for(source)
+        if rule is None:
             self.counts[f"dropped:{source[:60]}"] += 1
             self.finish(token)
             return
@@ -88,18 +89,19 @@ class Translator(Parts):
             return
         session_id = shapes.session_of(item)
         if session_id is None:
-            self._run(entry, None)
+            self._run(entry, None, source, rule)
             return
         waiting = self._waiting.get(session_id)
         if waiting is not None:
             waiting.entries.append(entry)
             waiting.info = shapes.session_info(item) or waiting.info
         elif (session := self.state.sessions.get(session_id)) is not None or source == "session.deleted":
-            self._run(entry, session)
+            self._run(entry, session, source, rule)
         else:
             info = shapes.session_info(item)
             self._waiting[session_id] = _Waiting(entry, now + self.hold_s, deque([entry]), info)
-        self._place_waiting()
+        if self._waiting:
+            self._place_waiting()
 
     def answer(self, session_id: str, info: dict[str, Any] | None, now: float) -> None:
         """Take OpenCode's answer about a session; ``info`` is ``None`` if there was none."""
@@ -175,7 +177,10 @@ class Translator(Parts):
             self.counts["lineage_unknown"] += 1
         self._appear(waiting.first, {**(info or {}), "id": session_id}, lineage, created=created)
         for entry in waiting.entries:
-            self._run(entry, self.state.sessions.get(session_id))
+            source = shapes.source_of(entry.item)
+            rule = rule_for(source)
+            assert rule is not None  # `feed` drops the others
+            self._run(entry, self.state.sessions.get(session_id), source, rule)
         return True
 
     def _is_placeable(
@@ -235,13 +240,14 @@ class Translator(Parts):
             trace=traceparent(session.root, session.id),
         )
 
-    def _meet(self, session: SessionState, entry: Entry) -> None:
+    def _meet(self, session: SessionState, entry: Entry, source: str) -> None:
         """Record what a hook reveals about a known session: a new boot, or a parent unknown until now."""
+        boot = entry.token.origin.boot_id
+        if session.known and boot in session.boots:
+            return  # as for nearly every hook
         info = shapes.session_info(entry.item)
         if info is not None and not session.known:
             self._link(session, text(info.get("parentID")), entry)
-        boot = entry.token.origin.boot_id
-        source = shapes.source_of(entry.item)
         if boot in session.boots or session.ended or source in ("session.created", "session.deleted"):
             return
         title = self._titles.get(session.id) or session.title
@@ -251,24 +257,21 @@ class Translator(Parts):
 
     # --- running the rules ---
 
-    def _run(self, entry: Entry, session: SessionState | None) -> None:
+    def _run(self, entry: Entry, session: SessionState | None, source: str, rule: Rule) -> None:
         """Apply the item's rule. If the shape is unknown, or the rule fails, keep the item whole."""
-        source = shapes.source_of(entry.item)
-        rule = rule_for(source)
         held = False
-        if rule is not None:
-            try:
-                if session is not None:
-                    self._meet(session, entry)
-                if is_known(entry.item):
-                    held = getattr(self, rule.handle)(entry, session)
-                    if rule.kind == "state":
-                        self.counts[f"not_final:{source}"] += 1
-                else:
-                    self.counts[f"kept_whole:{source}"] += 1
-                    self.unknown_event(entry, session)
-            except (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError) as fault:
-                self._keep_unreadable(entry, session, fault)
+        try:
+            if session is not None:
+                self._meet(session, entry, source)
+            if is_known(entry.item, source):
+                held = getattr(self, rule.handle)(entry, session)
+                if rule.kind == "state":
+                    self.counts[f"not_final:{source}"] += 1
+            else:
+                self.counts[f"kept_whole:{source}"] += 1
+                self.unknown_event(entry, session)
+        except (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError) as fault:
+            self._keep_unreadable(entry, session, fault)
         if not held:
             self.finish(entry.token)
 

@@ -311,14 +311,14 @@ class Turns(Shells):
         message = text(part.get("messageID"))
         known = self._messages.get(message or "")
         turns = [turn for turn in (session.turn, session.last_turn) if turn is not None]
+        user = agent = model = None
         if known is not None:
-            user = known["user"]
-            turn = next((turn for turn in turns if turn.user_message == user), None)
-        else:
-            turn = next((turn for turn in turns if message is None or message >= turn.assistant_message), None)
-            user = turn.user_message if turn is not None else None
-        agent = (known or {}).get("agent") or (turn.agent if turn is not None else None)
-        model = (known or {}).get("model") or (turn.model if turn is not None else None)
+            user, agent, model = known["user"], known["agent"], known["model"]
+            turns = [turn for turn in turns if turn.user_message == user]
+        elif message is not None:
+            turns = [turn for turn in turns if message >= turn.assistant_message]
+        if turns:
+            user, agent, model = user or turns[0].user_message, agent or turns[0].agent, model or turns[0].model
         payload = present(message=message, part=text(part.get("id")), turn=user)
         cause = session.turns.get(user) if user is not None else None
         # The parts of a user message are already recorded with the input, so only the parts of an answer are output.

@@ -28,7 +28,7 @@ from streams.hashing import GENESIS
 from streams.identity import Identity
 from streams.query import Filter
 from streams.retention import NOTHING_REMOVED, Removal, StreamRemoval, StreamSize
-from streams.store import NOTHING, OnKnown, Record
+from streams.store import NOTHING, OnKnown, Record, Wanted, every_event
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.directory import StoreLock, create, name_log, read_manifest, take_lock
 from streams.stores.disk import Disk
@@ -156,9 +156,9 @@ class JsonlStore(KeepsHints):
         found = await asyncio.to_thread(self._lookup.records_at, [position])
         return found[0] if found else None
 
-    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+    def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""
-        return self._live.follow(after)
+        return self._live.follow(after, wanted)
 
     async def sizes(self) -> list[StreamSize]:
         """See ``StreamStore.sizes``. Scans the log."""

@@ -21,7 +21,7 @@ from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.query import Filter
 from streams.retention import Forgotten, Pruned, Removal, StreamRemoval, StreamSize
-from streams.store import NOTHING, OnKnown, Record
+from streams.store import NOTHING, OnKnown, Record, Wanted, every_event
 from streams.stores.commit import GroupCommit, Pending, WouldStall
 from streams.stores.hints import Hints, KeepsHints
 from streams.stores.keys import key_digest
@@ -159,9 +159,9 @@ class SqliteStore(KeepsHints):
         """See ``StreamReader.find``."""
         return await self._reader.find_known(idempotency_key, self._keys.recent)
 
-    def subscribe(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+    def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""
-        return self._live.follow(after)
+        return self._live.follow(after, wanted)
 
     # --- planning (see ``Tails``), called only by the writer thread ---
 
