@@ -81,8 +81,6 @@ class SidecarMetrics:
     def __init__(self, agents: Collection[str] = (), kinds: Collection[str] = ()) -> None:
         self._agents, self._kinds = frozenset(agents), frozenset(kinds)
         self.registry = CollectorRegistry()
-        self._counters: dict[str, Counter] = {}
-        """Maps an agent to its counter of received events."""
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
@@ -113,7 +111,6 @@ class SidecarMetrics:
     def know(self, agents: Collection[str], kinds: Collection[str]) -> None:
         """Name the configured agents and effects, before anything is counted."""
         self._agents, self._kinds = frozenset(agents), frozenset(kinds)
-        self._counters.clear()
 
     def read_from(self, status: Callable[[], Mapping[str, Any]]) -> None:
         """Read ``status`` at each scrape."""
@@ -123,12 +120,9 @@ class SidecarMetrics:
         """All metrics, in the Prometheus text format 0.0.4."""
         return generate_latest(_WithoutCreationTimes(self.registry))
 
-    def received(self, agent: str) -> None:
+    def received(self, agent: str, count: int = 1) -> None:
         """See ``Metrics``."""
-        # This method runs for every event that an agent lists, and finding a label's counter costs most of the time.
-        if (counter := self._counters.get(agent)) is None:
-            counter = self._counters[agent] = self._received.labels(self._agent(agent))
-        counter.inc()
+        self._received.labels(self._agent(agent)).inc(count)
 
     def processed(self, agent: str, seconds: float) -> None:
         """See ``Metrics``."""

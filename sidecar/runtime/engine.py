@@ -108,6 +108,7 @@ class Engine:
         self._from_log = 0
         """How many events of the log were handed in but are not answered yet."""
         self._passed = NOTHING
+        self._ignored = 0
         self._store, self._identity, self._clean = store, identity, clean
         self._metrics, self._stop = metrics or NoMetrics(), stop
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
@@ -202,6 +203,9 @@ class Engine:
     def passed(self, position: int) -> None:
         """Remember that no event up to ``position`` is for this agent, except events that are being handled."""
         self._passed = position
+        if self._ignored:
+            self._metrics.received(self.name, self._ignored)
+            self._ignored = 0
         if not self._from_log and not self.is_broken:
             self.position = max(self.position, position)
 
@@ -251,8 +255,8 @@ class Engine:
         return not outputs
 
     def count_ignored(self) -> None:
-        """Count an event that the agent got, and that it ignored."""
-        self._metrics.received(self.name)
+        """Count an event that the agent got, and that it ignored. The metrics get the count at the next ``passed``."""
+        self._ignored += 1
 
     async def offer(self, record: Record) -> asyncio.Future[Handled]:
         """Hand in an event of the log, in log order. Waits for room. The returned future yields the outcome of the

@@ -12,8 +12,8 @@ class Metrics(Protocol):
     clock.
     """
 
-    def received(self, agent: str) -> None:
-        """A command or event was pulled for this agent. Duplicates are counted too."""
+    def received(self, agent: str, count: int = 1) -> None:
+        """``count`` commands or events were pulled for this agent. Duplicates are counted too."""
         ...
 
     def processed(self, agent: str, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Metrics(Protocol):
 class NoMetrics:
     """Counts nothing."""
 
-    def received(self, agent: str) -> None:
+    def received(self, agent: str, count: int = 1) -> None:
         """See ``Metrics``."""
 
     def processed(self, agent: str, seconds: float) -> None:

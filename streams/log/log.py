@@ -81,7 +81,7 @@ class Log(KeepsHints):
         self.lost: list[HintAhead] = []
         """Records that the log has lost. Cursors and snapshots show that it once held them."""
         self._differences = 0
-        self._live = LiveTail(lambda after: self.read_all(after=after), lambda after: self._backend.recent.after(after))
+        self._live = LiveTail(lambda after: self.read_all(after=after), lambda: self._backend.recent)
 
     @classmethod
     async def open(

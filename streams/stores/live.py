@@ -8,7 +8,7 @@ from typing import Final
 
 from streams.store import NOTHING, Record, Wanted, every_event
 from streams.stores.plan import Placed
-from streams.stores.recent import as_read
+from streams.stores.recent import Recent, as_read
 
 PAUSE_EVERY: Final = 64
 """After this many records from memory, a subscriber lets other tasks run."""
@@ -21,10 +21,11 @@ class LiveTail:
     def __init__(
         self,
         read_all: Callable[[int], AsyncIterator[Record]],
-        recent: Callable[[int], Sequence[Placed] | None] = lambda after: None,
+        recent: Callable[[], Recent] | None = None,
     ) -> None:
         self._read_all, self._recent = read_all, recent
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: dict[asyncio.Event, int] = {}
+        """Maps the event that wakes a subscriber to the position of the last record that the subscriber has got."""
         self._closed = False
 
     def notify(self) -> None:
@@ -40,13 +41,13 @@ class LiveTail:
     async def follow(self, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
         """Yield the records after ``after``, then new ones, until the store closes. See ``StreamStore.subscribe``."""
         news = asyncio.Event()
-        self._waiting.add(news)
+        self._waiting[news] = after
         try:
             while True:
                 news.clear()
                 closed = self._closed
                 yielded = 0
-                while found := self._recent(after):
+                while found := self._recent_after(after):
                     for placed in found:
                         # Ask before decoding, which costs much more, and ask only now, because what the subscriber does
                         # with one record may change what it wants next.
@@ -55,13 +56,21 @@ class LiveTail:
                             yielded += 1
                             if yielded % PAUSE_EVERY == 0:
                                 await asyncio.sleep(0)
-                    after = found[-1].position
+                    after = self._waiting[news] = found[-1].position
                 if found is None:
                     async for record in self._read_all(after):
                         yield record
-                        after = record.position
+                        after = self._waiting[news] = record.position
                 if closed:
                     return
                 await news.wait()
         finally:
-            self._waiting.discard(news)
+            del self._waiting[news]
+
+    def _recent_after(self, position: int) -> Sequence[Placed] | None:
+        """See ``Recent.after``. Records that every subscriber has got leave the memory."""
+        if self._recent is None:
+            return None
+        recent = self._recent()
+        recent.forget(min(self._waiting.values()))
+        return recent.after(position)

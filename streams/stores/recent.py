@@ -37,6 +37,12 @@ class Recent:
             while self._bytes > RECENT_BYTES:
                 self._bytes -= len(self._placed.popleft().encoded.canonical)
 
+    def forget(self, position: int) -> None:
+        """Drop the records before a position, because every follower has got them."""
+        with self._lock:
+            while self._placed and self._placed[0].position < position:
+                self._bytes -= len(self._placed.popleft().encoded.canonical)
+
     def clear(self) -> None:
         """Drop everything, because stored records were changed or removed."""
         with self._lock:

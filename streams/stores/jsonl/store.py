@@ -65,7 +65,7 @@ class JsonlStore(KeepsHints):
         self._index = self._writer.index
         self._lookup = Lookup(self._index)
         self.recent = Recent()
-        self._live = LiveTail(lambda after: self.read_all(after=after), self.recent.after)
+        self._live = LiveTail(lambda after: self.read_all(after=after), lambda: self.recent)
         self._commits = GroupCommit(self._commit, self._live.notify, self._writer.abandon, store.name)
 
     @classmethod

@@ -105,7 +105,7 @@ class SqliteStore(KeepsHints):
         moved pages, and never shortens the file."""
         self._closed = False
         self.differences = 0
-        self._live = LiveTail(lambda after: self.read_all(after=after), self.recent.after)
+        self._live = LiveTail(lambda after: self.read_all(after=after), lambda: self.recent)
         self._commits = GroupCommit(
             self._commit, self._live.notify, self._abandon, store.name, may_stall=self._is_tidying_due
         )
