@@ -7,7 +7,6 @@ methods are synchronous and quick; none needs a running loop.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final, NamedTuple, Self
 
+from sidecar.private_files import HomeError, cannot_use, private_directory, write_new
 from sidecar.processes import mark_of
 from streams.files import write_durably
 
@@ -30,19 +30,6 @@ may leave the other files."""
 
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_SECONDS: Final = 0.02
-
-
-class HomeError(Exception):
-    """The home cannot be used in its present state: ``path``, ``problem``, and ``hint`` (what to do)."""
-
-    code: ClassVar[str] = "bad-home"
-
-    def __init__(self, path: Path, problem: str, hint: str) -> None:
-        super().__init__(path, problem, hint)
-        self.path, self.problem, self.hint = path, problem, hint
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}; {self.hint}"
 
 
 class HomeLocked(HomeError):
@@ -181,7 +168,7 @@ class Home:
             except FileExistsError:
                 return self.read_token()
             except OSError as error:
-                raise _cannot("write", self.token_path, error) from None
+                raise cannot_use("write", self.token_path, error) from None
             finally:
                 draft.unlink(missing_ok=True)
         return self.read_token()
@@ -205,7 +192,7 @@ class Home:
         except OSError as error:
             if path.is_symlink():
                 raise HomeError(path, "the token is a symbolic link", renew) from None
-            raise _cannot("read", path, error) from None
+            raise cannot_use("read", path, error) from None
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
@@ -266,7 +253,7 @@ class Home:
             draft.unlink(missing_ok=True)
             write_durably(self.info_path, json.dumps(info._asdict()).encode() + b"\n", draft=draft)
         except OSError as error:
-            raise _cannot("write", self.info_path, error) from None
+            raise cannot_use("write", self.info_path, error) from None
 
     def read_info(self) -> SidecarInfo | None:
         """Read ``sidecar.json``, which may be out of date; ``None`` if the file is missing, invalid, owned by another
@@ -333,7 +320,7 @@ class Home:
         try:
             descriptor = os.open(self.lock_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _cannot("open", self.lock_path, error) from None
+            raise cannot_use("open", self.lock_path, error) from None
         if create:
             os.fchmod(descriptor, 0o600)
         return descriptor
@@ -389,117 +376,3 @@ def is_alive(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     return True
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write and sync a file with mode 0600. The file must not exist yet."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o600)  # the umask may have removed the owner's permissions too
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)
-
-
-def private_directory(path: Path) -> None:
-    """Create a directory of the home with mode 0700, whatever the umask; set that mode on an existing directory.
-    Idempotent.
-
-    Missing parents get the same mode.
-
-    Raises:
-        HomeError: the path is a link, is not a directory, belongs to another user, or cannot be created.
-    """
-    try:
-        make_directories(path, 0o700)
-        found = path.lstat()
-        _refuse_foreign(path, found)
-        if not stat.S_ISDIR(found.st_mode):
-            raise HomeError(path, "it is not a directory", "move it away, or choose another home with `--home`")
-        if stat.S_IMODE(found.st_mode) != 0o700:
-            path.chmod(0o700)
-    except OSError as error:
-        raise _cannot("make", path, error) from None
-
-
-def make_directories(path: Path, mode: int) -> None:
-    """Create a directory and its missing parents; existing directories keep their mode.
-
-    New directories get ``mode``, minus the umask; the owner always has full access.
-    """
-    if path.is_dir():
-        return
-    make_directories(path.parent, mode)
-    try:
-        path.mkdir(mode=mode)
-    except FileExistsError:
-        return  # another process created the directory, or the path is a file and using it will fail
-    path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o700)
-
-
-def check_file(path: Path) -> None:
-    """Check a file of the home that another program is about to open; a missing file is accepted.
-
-    Raises:
-        HomeError: the path is a link, is not a regular file, or belongs to somebody else.
-    """
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _cannot("read", path, error) from None
-    _refuse_foreign(path, found)
-    if not stat.S_ISREG(found.st_mode):
-        raise HomeError(path, "it is not a regular file", "remove it, then try again")
-
-
-def check_tree(path: Path) -> None:
-    """Refuse a directory of the home that contains a symbolic link at any depth.
-
-    Raises:
-        HomeError: the directory contains a link, or a directory in it cannot be read.
-    """
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    _refuse_foreign(Path(entry.path), entry.stat(follow_symlinks=False))
-                if entry.is_dir(follow_symlinks=False):
-                    check_tree(Path(entry.path))
-    except OSError as error:
-        raise _cannot("read", path, error) from None
-
-
-def open_file(path: Path) -> int:
-    """Open a regular file of the home for reading, without following links; return the descriptor.
-
-    Raises:
-        OSError: the path is missing, is a link, is not a regular file, or belongs to somebody else.
-    """
-    # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
-        return descriptor
-    os.close(descriptor)
-    raise PermissionError(errno.EPERM, "it is not a regular file that you own", str(path))
-
-
-def _refuse_foreign(path: Path, found: os.stat_result) -> None:
-    if stat.S_ISLNK(found.st_mode):
-        hint = "replace the link with its target, or choose another home with `--home`"
-        raise HomeError(path, "it is a symbolic link, and links are not followed", hint)
-    if found.st_uid != os.geteuid():
-        raise HomeError(path, f"it is owned by user {found.st_uid}, not by you", "choose another home with `--home`")
-
-
-def _cannot(verb: str, path: Path, error: OSError) -> HomeError:
-    if error.errno == errno.EROFS:
-        hint = "it is mounted read-only: mount it writable, or choose another `--home`; read-only commands still work"
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "free some space on that disk, then try again"
-    else:
-        hint = "check the owner and permissions of its directory, and the free space on the disk"
-    return HomeError(path, f"cannot {verb} it ({error.strerror})", hint)

@@ -155,6 +155,7 @@ BOTTOM = frozenset(
         "home",
         "logs",
         "notify_config",
+        "private_files",
         "processes",
         "registry",
     }

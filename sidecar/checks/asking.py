@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sidecar.home import Home, HomeError
+from sidecar.home import Home
 from sidecar.install.plugin import RESTART
+from sidecar.private_files import HomeError
 from sidecar.version import VERSION
 
 ANSWER_SECONDS = 5.0

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from sidecar.checks.asking import CONFIG_CHANGED, spool_size
 from sidecar.checks.check import Check, Fix, Scene, counted
-from sidecar.home import Home, HomeError
+from sidecar.home import Home
+from sidecar.private_files import HomeError
 from streams.log.directory import LOCK
 from streams.query import describe_span
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sidecar.checks.check import Fix
-from sidecar.home import Home, HomeError
+from sidecar.home import Home
 from sidecar.install.npm import ConfigDirectories
 from sidecar.install.plugin import RESTART, Target, install, prepare, shim_path
+from sidecar.private_files import HomeError
 
 
 async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:

@@ -54,9 +54,9 @@ async def doctor(
 async def _mend(home: Home, command: list[str], check: Check) -> tuple[str | None, str | None]:
     """Return what was done about a finding, or why nothing was."""
     from sidecar.checks.mending import mend
-    from sidecar.home import HomeError
     from sidecar.install.plugin import InstallError
     from sidecar.link.client import ClientError
+    from sidecar.private_files import HomeError
 
     assert check.fix is not None
     try:

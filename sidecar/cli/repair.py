@@ -13,7 +13,8 @@ from sidecar.cli.shared.command import JsonFlag, explain, home_of
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
     from sidecar.home import Home
-    from streams.log.repair import Item, RepairRun
+    from streams.log.repair import RepairRun
+    from streams.log.repair_plan import Item
 
 
 async def repair(
@@ -31,7 +32,8 @@ async def repair(
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
     from streams.log.directory import refuse_links
-    from streams.log.repair import RepairRun, decide, examine, is_begun
+    from streams.log.repair import RepairRun, examine, is_begun
+    from streams.log.repair_plan import decide
 
     out, home = Output(json), home_of(context)
     home.check_owner()

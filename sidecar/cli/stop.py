@@ -78,8 +78,8 @@ async def _ask_to_stop(home: Home) -> str | None:
 
     from bridge.opencode.link.link import RequestError
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.home import HomeError
     from sidecar.link.client import ClientError, ControlClient, LinkClosed
+    from sidecar.private_files import HomeError
     from sidecar.version import VERSION
 
     try:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
-from sidecar.home import make_directories
 from sidecar.install import npm
 from sidecar.install.npm import ConfigDirectories
 from sidecar.install.tui import install_tui, tui_text, uninstall_tui
+from sidecar.private_files import make_directories
 
 FIRST_LINE: Final = "// Written by `durable-stream install`; remove with `durable-stream uninstall`."
 PLUGIN_NAME: Final = "durable-stream.js"

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
-from sidecar.home import make_directories
 from sidecar.install.npm import DIRECTORY_MODE, write
+from sidecar.private_files import make_directories
 
 Manager = Literal["systemd", "launchd"]
 

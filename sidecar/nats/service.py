@@ -17,8 +17,9 @@ from bridge.nats.jetstream.options import ConnectOptions
 from bridge.opencode.link.frames import HookItem
 from sidecar.config import NatsConfig
 from sidecar.extras import extra_command
-from sidecar.home import Home, HomeError, private_directory
+from sidecar.home import Home
 from sidecar.nats.settings import external_options, mirror_bytes, pull_settings
+from sidecar.private_files import HomeError, private_directory
 from streams.store import StreamStore
 
 if TYPE_CHECKING:

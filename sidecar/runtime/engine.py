@@ -17,14 +17,14 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from sidecar.runtime.agent import READY, RESERVED, Agent, HealthStatus
 from sidecar.runtime.deciding import AgentFailed, Decider, InputRefused, Outcome
 from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
+from sidecar.runtime.hints import hinted
 from sidecar.runtime.inputs import (
     APPLIED,
     MAX_DEPTH,
@@ -113,13 +113,7 @@ class Engine:
         self._metrics, self._stop = metrics or NoMetrics(), stop
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
         self._decider = Decider(
-            agent,
-            store,
-            self._outbox,
-            self._restore_with,
-            max_depth=max_depth,
-            metrics=self._metrics,
-            stop=stop,
+            agent, store, self._outbox, self._restore_with, max_depth=max_depth, metrics=self._metrics, stop=stop
         )
         self._max_depth = max_depth
         self._next = 0
@@ -501,12 +495,3 @@ class Engine:
     async def _put_snapshot(self, position: int) -> None:
         kept = {"state": self.agent.state(), "next": self._next, "position": self.position}
         await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, position, canonical(kept)))
-
-
-@contextmanager
-def hinted(what: str) -> Iterator[None]:
-    """Run a block that stores a hint. Hints only save time, so a disk error is only logged."""
-    try:
-        yield
-    except (OSError, StreamError) as error:
-        log.warning("%s was not saved: %s", what, error)

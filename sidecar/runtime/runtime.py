@@ -16,7 +16,8 @@ from sidecar.runtime.agent import Agent
 from sidecar.runtime.deciding import AgentFailed, InputRefused
 from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.runtime.effects.runner import EffectKind, EffectRunner
-from sidecar.runtime.engine import Engine, Handled, hinted
+from sidecar.runtime.engine import Engine, Handled
+from sidecar.runtime.hints import hinted
 from sidecar.runtime.inputs import ADAPTER, MAX_DEPTH, Command, agent_stream, effects_stream
 from sidecar.runtime.metrics import Metrics
 from sidecar.runtime.stops import Stop, never

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sidecar.home import Home, HomeError
+from sidecar.home import Home
 from sidecar.link.client import ClientError, ControlClient
+from sidecar.private_files import HomeError
 from streams.identity import system_identity
 from tests.real.model_server import HANG_LIMIT_S
 from tests.real.opencode import RealOpenCode

@@ -17,8 +17,9 @@ from sidecar.app import serve
 from sidecar.capture.ingest import Ingest
 from sidecar.capture.spools import take_left
 from sidecar.config import Config
-from sidecar.home import Home, HomeError, SidecarInfo
+from sidecar.home import Home, SidecarInfo
 from sidecar.logs import OneLine, RotatedLog
+from sidecar.private_files import HomeError
 from streams.errors import StreamError
 from streams.identity import seeded_identity
 from streams.stores.jsonl.store import JsonlStore

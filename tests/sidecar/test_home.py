@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.home import Home, HomeError, HomeLocked, SidecarInfo
+from sidecar.home import Home, HomeLocked, SidecarInfo
+from sidecar.private_files import HomeError
 from tests.mounts import can_mount
 
 TOKEN = "7e" * 32

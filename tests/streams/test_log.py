@@ -12,7 +12,8 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
-from streams.log.repair import RepairRun, decide, examine
+from streams.log.repair import RepairRun, examine
+from streams.log.repair_plan import decide
 from streams.log.verify import Verification
 from streams.store import Snapshot, StreamStore
 from streams.stores.directory import Backend, read_manifest

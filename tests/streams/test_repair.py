@@ -17,7 +17,8 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
-from streams.log.repair import Facts, Item, RepairRun, StoreFacts, decide, examine
+from streams.log.repair import RepairRun, examine
+from streams.log.repair_plan import Facts, Item, StoreFacts, decide
 from streams.log.verify import Verification
 from streams.store import Snapshot
 from streams.stores.directory import Backend, KeptStore, Manifest, read_manifest
@@ -399,7 +400,7 @@ def test_many_faults_are_counted_and_not_all_told() -> None:
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from streams.log.repair import decide
+from streams.log.repair_plan import decide
 from streams.log.repair import RepairRun, examine
 
 async def repair(store, at):

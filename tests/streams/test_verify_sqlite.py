@@ -12,7 +12,8 @@ import pytest
 from streams.findings import Finding, Summary
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.log.repair import RepairRun, decide, examine
+from streams.log.repair import RepairRun, examine
+from streams.log.repair_plan import decide
 from streams.log.verify import Verification
 from streams.store import Record, Snapshot
 from streams.stores.directory import Backend

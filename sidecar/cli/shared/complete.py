@@ -102,7 +102,8 @@ def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
     """
     import asyncio
 
-    from sidecar.home import Home, HomeError
+    from sidecar.home import Home
+    from sidecar.private_files import HomeError
     from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
     from streams.errors import StreamError
     from streams.log.reader import LogReader

@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final
 
-from sidecar.home import HomeError, check_file, check_tree, is_alive, open_file, private_directory
+from sidecar.home import is_alive
+from sidecar.private_files import HomeError, check_file, check_tree, open_file, private_directory
 from streams.files import write_durably
 
 PID_FILE: Final = "server.json"
