@@ -61,7 +61,7 @@ def _object_check(fields: list[tuple[str, bool, type | None, Check]]) -> Check:
 
 
 def _plain_type(shape: Shape) -> type | None:
-    """A type of which every value fits that is not empty, 0 or false; ``None`` if there is no such type."""
+    """The type whose values all fit the shape, except empty ones, 0 and false; ``None`` if no type is enough."""
     if shape is _id:
         return str
     return shape if isinstance(shape, type) else None
