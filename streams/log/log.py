@@ -253,7 +253,6 @@ class Log(KeepsHints):
         return await self._to_its_end(self._forget(streams, positions, at_ms))
 
     async def _prune(self, cuts: Mapping[str, int], at_ms: int) -> Pruned:
-        self._refuse_moving()  # at once, because reading the sizes may take longer than the rest of the migration
         if not self._closed and not any(cuts.get(s.stream_id, 0) > s.first_offset for s in await self.sizes()):
             return Pruned()
         moved = await self._to_sqlite()
@@ -261,7 +260,6 @@ class Log(KeepsHints):
             return (await backend.prune(cuts, at_ms=at_ms))._replace(moved_from=moved)
 
     async def _forget(self, streams: Collection[str], positions: Collection[int], at_ms: int) -> Forgotten:
-        self._refuse_moving()
         if not self._closed and not positions and {size.stream_id for size in await self.sizes()}.isdisjoint(streams):
             return Forgotten()
         moved = await self._to_sqlite()

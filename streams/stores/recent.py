@@ -17,6 +17,10 @@ from streams.stores.plan import Placed
 RECENT_BYTES: Final = 1024 * 1024
 """How many bytes of records are kept. A follower that is further behind reads the log itself."""
 
+AT_ONCE: Final = 64
+"""Maximum number of records that ``after`` returns. A slow follower holds no more than these, so it reads nearly all
+records after a ``clear`` from the log, as they are then."""
+
 
 class Recent:
     """The log's last records up to ``RECENT_BYTES``, without a gap. Any thread may call its methods."""
@@ -53,7 +57,7 @@ class Recent:
         self._bytes = 0
 
     def after(self, position: int) -> list[Placed] | None:
-        """The records after a position, not yet decoded (see ``as_read``); empty if ``position`` is the last one.
+        """The next records after a position, not yet decoded (see ``as_read``); empty if ``position`` is the last one.
 
         ``None`` if the next record is no longer in memory, so that the log must be read.
         """
@@ -61,7 +65,7 @@ class Recent:
             begin = position + 1 - self._placed[0].position if self._placed else -1
             if not 0 <= begin <= len(self._placed):
                 return None
-            return list(islice(self._placed, begin, None))
+            return list(islice(self._placed, begin, begin + AT_ONCE))
 
 
 def as_read(placed: Placed) -> Record:

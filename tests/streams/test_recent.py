@@ -13,7 +13,7 @@ from streams.log.log import Log
 from streams.stores import recent as module
 from streams.stores.directory import Backend
 from streams.stores.plan import Placed
-from streams.stores.recent import Recent
+from streams.stores.recent import AT_ONCE, Recent
 from tests.streams.builders import event, events
 
 
@@ -40,6 +40,16 @@ def test_a_gap_makes_it_begin_anew() -> None:
     recent = Recent()
     recent.add(map(placed, (1, 2, 5, 6)))
     assert positions(recent, 1) is None and positions(recent, 4) == [5, 6]
+
+
+def test_it_returns_a_part_at_a_time_and_forgets_what_every_follower_has() -> None:
+    recent = Recent()
+    recent.add(map(placed, range(AT_ONCE + 2)))
+    assert positions(recent, -1) == [*range(AT_ONCE)]
+    recent.forget(AT_ONCE)
+    assert positions(recent, AT_ONCE) == [AT_ONCE + 1] and positions(recent, AT_ONCE - 2) is None
+    recent.forget(AT_ONCE + 1)
+    assert positions(recent, AT_ONCE + 1) == [], "the last record stays, so that a follower need not read the log"
 
 
 def test_it_keeps_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
