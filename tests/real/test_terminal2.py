@@ -73,7 +73,8 @@ def screen_of(client: RealOpenCode2) -> list[str]:
         screen.wait_for("Mock 1 Mock")  # before that, it does not send
         screen.prompt(PROMPT, "hello from the terminal")
         lines = screen.wait_until(is_drawn, "the end of the turn")
-    return [re.sub(r"\d+(\.\d+)?m?s\b", "0s", line).replace(str(client.root), "/root") for line in lines]
+    # The directory goes first: the end of its random name can look like a time.
+    return [re.sub(r"\d+(\.\d+)?m?s\b", "0s", line.replace(str(client.root), "/root")) for line in lines]
 
 
 def is_drawn(lines: list[str]) -> bool:
