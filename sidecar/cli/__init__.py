@@ -7,13 +7,13 @@ def main() -> None:
     """The entry point ``durable-stream``; ends the process with 0, 1 (finding or failure) or 2 (usage)."""
     import sys
 
-    from sidecar.cli.app import build, named
+    from sidecar.cli.app import build, lists_commands, named
 
-    command = named(sys.argv[1:])
-    # `--version` names no command. Its start must not change, because the benchmark compares every command with it.
-    if command is not None:
+    command, listing = named(sys.argv[1:]), lists_commands(sys.argv[1:])
+    # `--version` is neither. Its start must not change, because the benchmark compares every command with it.
+    if command is not None or listing:
         _put_off_collections()
-    build(command)(prog_name="durable-stream")
+    build(command, listing=listing)(prog_name="durable-stream")
 
 
 def _put_off_collections() -> None:

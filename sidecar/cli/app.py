@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from keyword import iskeyword
@@ -142,9 +143,11 @@ _EXAMPLE = (
 )
 
 
-def build(only: str | None = None) -> typer.Typer:
-    """The app with all commands, or with only one, because building all commands takes longer than most commands
-    run."""
+def build(only: str | None = None, *, listing: bool = False) -> typer.Typer:
+    """The app with all commands, or with only one, because building all commands takes longer than most commands run.
+
+    For ``listing`` the commands have no options, because the list of commands shows none.
+    """
     # Switch off Rich's formatting of help texts, because it would add a third of a second to every `--help`.
     options: dict[str, Any] = {
         "rich_markup_mode": None,
@@ -156,13 +159,13 @@ def build(only: str | None = None) -> typer.Typer:
     built.callback(epilog=_EXAMPLE)(root)
     for row in COMMANDS:
         if only in (None, row.name):
-            _add(built, row)
+            _add(built, row, listing=listing)
     for name, (text, rows) in GROUPS.items():
         if only in (None, name):
             group = typer.Typer(**options)
             built.add_typer(group, name=name, help=text, rich_help_panel=CHECK)
             for row in rows:
-                _add(group, row)
+                _add(group, row, listing=listing)
     return built
 
 
@@ -178,11 +181,27 @@ def named(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _add(built: typer.Typer, row: Row) -> None:
+def lists_commands(arguments: Sequence[str]) -> bool:
+    """Whether the arguments ask only for the list of all commands. A shell's completion, which passes its words in the
+    environment, does not."""
+    return list(arguments) in ([], ["--help"], ["-h"]) and "_DURABLE_STREAM_COMPLETE" not in os.environ
+
+
+def _add(built: typer.Typer, row: Row, *, listing: bool) -> None:
     # The name of a module or function ends in `_` if it is a keyword (`import`) or would hide a built-in (`list`).
     module = import_module(f"sidecar.cli.{row.module or row.name}{'_' * iskeyword(row.name)}")
     function = getattr(module, f"{row.name}_", None) or getattr(module, row.name)
+    if listing:
+        function = _without_options(function)
     add_command(built, function, panel=row.panel, examples=list(row.examples))
+
+
+def _without_options(function: Callable[..., Any]) -> Callable[[], None]:
+    def listed() -> None:
+        """Never run."""
+
+    listed.__name__, listed.__doc__ = function.__name__, function.__doc__
+    return listed
 
 
 if TYPE_CHECKING:

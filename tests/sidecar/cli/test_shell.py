@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from sidecar.cli.app import app
+from sidecar.cli.app import app, build
 from sidecar.cli.shared import command
 from sidecar.cli.shared.command import explain
 from sidecar.version import VERSION
@@ -71,6 +71,11 @@ def test_help_lists_every_command_and_an_example() -> None:
     out = CliRunner().invoke(app, ["-h"], prog_name="durable-stream").stdout
     assert all(f"\n  {name} " in out for name in COMMANDS)
     assert "Example:" in out and all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_the_list_of_commands_alone_looks_the_same() -> None:
+    full, listed = (CliRunner().invoke(each, ["-h"], prog_name="durable-stream") for each in (app, build(listing=True)))
+    assert full.exit_code == listed.exit_code == 0 and full.stdout == listed.stdout
 
 
 def loaded_by(*arguments: str) -> set[str]:
