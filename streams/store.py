@@ -152,7 +152,8 @@ class StreamStore(StreamReader, Protocol):
 
         Skips nothing, except that records whose event ``wanted`` rejects may be left out; reading those costs little.
         The newest of the durable records is always yielded, so the subscriber knows how far it has read. ``wanted``
-        gets the event as it was appended and must not change it.
+        gets the event as it was appended and must not change it. If ``wanted`` rejected the newest record, the record
+        comes with that same event object.
 
         Buffers only a bounded amount, because a slow subscriber reads from the log at its own pace. Ends
         when the store closes; safe to cancel.

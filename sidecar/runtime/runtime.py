@@ -104,6 +104,8 @@ class Runtime:
         self._reading: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._kept = NOTHING
+        self._unwanted: StreamEvent | None = None
+        """The last event that ``_wants`` rejected, so that the record which ends a batch is not looked at twice."""
         self._problem = ""
         self._is_level = False
         """Whether the view covers everything that was in the log at the start."""
@@ -300,7 +302,7 @@ class Runtime:
         self.view.apply(record)
         if is_new and event.type == REQUESTED and event.metadata.get("role") == "effect":
             self.effects.offer(record)
-        receivers = self._receivers(event)
+        receivers: Sequence[Engine] = () if event is self._unwanted else self._receivers(event)
         for engine in self.engines.values():
             if record.position <= engine.position:
                 continue
@@ -325,6 +327,7 @@ class Runtime:
                 return True
         for engine in engines:
             engine.count_ignored()
+        self._unwanted = event
         return False
 
     def _receivers(self, event: StreamEvent) -> Sequence[Engine]:

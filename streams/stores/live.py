@@ -8,7 +8,7 @@ from typing import Final
 
 from streams.store import NOTHING, Record, Wanted, every_event
 from streams.stores.plan import Placed
-from streams.stores.recent import Recent, as_read
+from streams.stores.recent import Recent, as_appended, as_read
 
 PAUSE_EVERY: Final = 64
 """After this many records from memory, a subscriber lets other tasks run."""
@@ -51,11 +51,15 @@ class LiveTail:
                     for placed in found:
                         # Ask before decoding, which costs much more, and ask only now, because what the subscriber does
                         # with one record may change what it wants next.
-                        if placed is found[-1] or wanted(placed.encoded.event):
+                        if wanted(placed.encoded.event):
                             yield as_read(placed)
-                            yielded += 1
-                            if yielded % PAUSE_EVERY == 0:
-                                await asyncio.sleep(0)
+                        elif placed is found[-1]:
+                            yield as_appended(placed)
+                        else:
+                            continue
+                        yielded += 1
+                        if yielded % PAUSE_EVERY == 0:
+                            await asyncio.sleep(0)
                     after = self._waiting[news] = found[-1].position
                 if found is None:
                     async for record in self._read_all(after):

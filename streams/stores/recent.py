@@ -74,3 +74,8 @@ def as_read(placed: Placed) -> Record:
     # caller may still use it.
     event = StreamEvent.trusted(orjson.loads(placed.encoded.canonical))
     return Record(event, placed.offset, placed.position, placed.hash.hex())
+
+
+def as_appended(placed: Placed) -> Record:
+    """The record with the event as it was appended. Costs little, for readers that look only at the position."""
+    return Record(placed.encoded.event, placed.offset, placed.position, placed.hash.hex())
