@@ -41,7 +41,7 @@ from streams.store import NOTHING, Record, Snapshot, StreamStore
 
 log = logging.getLogger("sidecar.runtime")
 
-KEEP_EVERY: Final = 5000
+KEEP_EVERY: Final = 20_000
 """Hints are saved each time this many records of the log have passed."""
 
 MAX_TYPES: Final = 4096
