@@ -70,7 +70,10 @@ async def changes(
     if (fault := fault or torn) is not None:
         raise fault
     if not turns:
-        nothing = NOTHING_THERE.format(project) if not chosen and chosen is not None else "No agent changed a file."
+        when = "" if since is None and until is None else " in that time"
+        nothing = (
+            NOTHING_THERE.format(project) if not chosen and chosen is not None else f"No agent changed a file{when}."
+        )
         note(nothing if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
 
 

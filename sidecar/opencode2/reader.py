@@ -233,8 +233,10 @@ class Reader:
         ):
             try:
                 answer = await self._client.get(f"/api/session/{quote(session_id, safe='')}/{kind}")
-            except ServiceError:
-                continue  # this version of OpenCode has no asks of this kind
+            except ServiceError as error:
+                if error.status != 404:  # the answer of a version of OpenCode that has no asks of this kind
+                    log.warning("the OpenCode 2 service did not list what it asks (%s): %s", kind, error)
+                continue
             found = mapping(answer).get("data")
             for ask in found if isinstance(found, list) else []:
                 data = {"form": ask} if kind == "form" else mapping(ask)

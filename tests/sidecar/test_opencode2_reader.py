@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -247,6 +248,29 @@ async def test_open_asks_are_listed_and_a_turn_that_nobody_runs_ends() -> None:
     await bench.run(bench.reader("service-2"))
     ended = [event.payload["outcome"] for event in bench.log.events.values() if event.type == "turn.ended"]
     assert ended == ["interrupted"]
+
+
+@pytest.mark.parametrize(("status", "is_logged"), [(404, False), (500, True)])
+async def test_asks_that_cannot_be_listed_are_logged_and_the_rest_is_recorded(
+    status: int, is_logged: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = Recording("permission")
+    service = FakeService(recording)
+    session = session_of(recording)
+    service.logs[session] = [row for row in recording.logs[session] if row.get("durable", {"seq": 99})["seq"] < 9]
+    service.active = [session]
+    get = service.get
+
+    async def refusing(path: str) -> Any:
+        if path.endswith(("/permission", "/form", "/question")):
+            raise ServiceError(status)
+        return await get(path)
+
+    monkeypatch.setattr(service, "get", refusing)
+    bench = Bench(service)
+    await bench.run(bench.reader())
+    assert any(event.type == "turn.started" for event in bench.log.events.values())
+    assert [str(status) in record.message for record in caplog.records] == [True] * 3 * is_logged
 
 
 async def test_a_turn_of_another_server_on_the_database_is_polled_and_not_ended() -> None:

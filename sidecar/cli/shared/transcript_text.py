@@ -44,8 +44,9 @@ class _Writer:
     def session(self, session: Session, where: str) -> Iterator[Row]:
         yield from self._wrapped(session.title or "(no title)", "bold", self._width)
         facts = " · ".join(filter(None, (where, words.facts_of(session))))
+        width = min(self._width, READING_WIDTH)
         for line in (
-            (facts, session.id) if cell_len(facts) + len(session.id) + 3 > self._width else (f"{facts} · {session.id}",)
+            (facts, session.id) if cell_len(facts) + len(session.id) + 3 > width else (f"{facts} · {session.id}",)
         ):
             yield from self._wrapped(line, QUIET, self._width)
         for line in self._reading.notes:
