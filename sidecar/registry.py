@@ -90,7 +90,9 @@ class Requests:
         request = self._requests.get(method)
         if request is None:
             raise RequestError(
-                "unknown-request", f"this sidecar does not know the request {method[:40]!r}: upgrade the sidecar"
+                "unknown-request",
+                f"the running sidecar does not know the request {method[:40]!r}: run `durable-stream stop`; the next "
+                "sidecar has this command's version",
             )
         try:
             checked = request.args.model_validate(args)

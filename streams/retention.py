@@ -263,7 +263,7 @@ class Removal:
         return replace(self, singles=singles, singles_in={**self.singles_in, **last}, pending=True)
 
     def finished(self) -> Removal:
-        """A copy of this removal that says that the files no longer hold anything of what was removed."""
+        """A copy of this removal that is no longer pending: the files no longer contain the removed data."""
         return replace(self, pending=False)
 
     def first_offset(self, stream_id: str) -> int:

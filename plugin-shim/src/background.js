@@ -46,7 +46,7 @@ export class Background {
   /**
    * @param {any} client OpenCode's client
    * @param {(name: string, args: any, context: any, ms: number) => Promise<string>} ask calls the sidecar
-   * @param {boolean} [hasList] true where the TUI plugin already has the command
+   * @param {boolean} [hasList] true if the TUI plugin is installed, which has `/background` itself
    */
   constructor(client, ask, hasList = false) {
     this.#client = client;

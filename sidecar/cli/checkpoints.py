@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared.arguments import LimitOption
+from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ async def checkpoints(
         ),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also list checkpoints that are no longer waiting.")] = False,
-    limit: LimitOption = None,
+    limit: Annotated[int | None, limit_option("checkpoints")] = None,
     json: JsonFlag = False,
 ) -> None:
     """List what is waiting for your answer in any session, or give an answer.

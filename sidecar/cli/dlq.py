@@ -83,7 +83,7 @@ async def redrive(context: typer.Context, letters: LettersArgument, json: JsonFl
 
 
 async def drop(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
-    """Mark dead letters as dropped. Their records stay in the log.
+    """Close dead letters without handing them to their agents again. Their records stay in the log.
 
     Starts a sidecar if none is running.
     """

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.arguments import LimitOption
+from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def intents(
         bool, typer.Option("--apply", help="Apply the changes in the intent's worktree to your files.")
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Print only the changes in the intent's worktree.")] = False,
-    limit: LimitOption = None,
+    limit: Annotated[int | None, limit_option("intents")] = None,
     json: JsonFlag = False,
 ) -> None:
     """List background work, newest last: its state, age, cost and title."""

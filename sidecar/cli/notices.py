@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sidecar.cli.shared.arguments import LimitOption
+from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
 
 
-async def notices(context: typer.Context, limit: LimitOption = None, json: JsonFlag = False) -> None:
+async def notices(
+    context: typer.Context, limit: Annotated[int | None, limit_option("messages")] = None, json: JsonFlag = False
+) -> None:
     """List messages to sessions and alerts for you, newest last, with states, channels and times.
 
     A message is queued, then sent, then observed. If nobody sees it, the next channel is used.

@@ -24,8 +24,9 @@ async def repair(
 ) -> int:
     """Repair the log where that is provably safe.
 
-    Keeps the parts that it removes in the store's directory. Never removes an acknowledged record; if one is damaged,
-    restore a backup. Finally verifies the log, and exits with 0 only if the log is sound.
+    Keeps what it removes, except a damaged search index, in `torn/` or `repaired/` in the store's directory. Never
+    removes an acknowledged record; if one is damaged, restore a backup. Finally verifies the log, and exits with 0 only
+    if the log is sound.
     """
     import asyncio
 

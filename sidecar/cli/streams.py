@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.arguments import LimitOption
+from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption
 
@@ -27,7 +27,7 @@ ROOMY = 130
 
 async def streams(
     context: typer.Context,
-    limit: LimitOption = None,
+    limit: Annotated[int | None, limit_option("streams")] = None,
     project: ProjectOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Also list the streams of agents.")] = False,
     json: JsonFlag = False,

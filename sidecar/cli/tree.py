@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.arguments import LimitOption, OptionalFamily
+from sidecar.cli.shared.arguments import OptionalFamily, limit_option
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.project import ProjectOption
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 async def tree(
     context: typer.Context,
     stream: OptionalFamily = None,
-    limit: LimitOption = None,
+    limit: Annotated[int | None, limit_option("root sessions")] = None,
     project: ProjectOption = None,
     json: JsonFlag = False,
 ) -> None:

@@ -200,7 +200,7 @@ def wanted(directory: Path, made: Collection[str]) -> list[str]:
 
 
 def make(directory: Path, kind: str) -> bool:
-    """Make what ``kind`` names in ``directory``; return false if it already exists.
+    """Create the file, directory or lines of this ``kind`` in ``directory``; return false if they already exist.
 
     Raises:
         OSError: a file cannot be written.

@@ -144,7 +144,8 @@ def _event(record: dict[str, Any], number: int, path: Path) -> StreamEvent | Non
     # An agent's records are its state. In another log, the agent would continue that work or do it twice.
     if "role" in event.metadata or event.stream_id.startswith("agent/"):
         raise ExportError(
-            "agent-export", f"line {number} of {path} was recorded by an agent; only sessions can be imported"
+            "agent-export",
+            f"line {number} of {path} belongs to an agent of the sidecar; only sessions can be imported",
         )
     if is_digest(event.payload):
         return None

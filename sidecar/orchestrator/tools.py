@@ -65,7 +65,7 @@ class ResultArgs(IntentArgs):
 
 
 class CancelArgs(IntentArgs):
-    """Stop background work. Use it when it is no longer wanted. Do not use it because work is slow.
+    """Stop background work. Use it when the work is no longer wanted. Do not use it because the work is slow.
 
     Returns at once.
     """

@@ -25,8 +25,10 @@ def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[
 
 
 def used(intent: Intent, now_ms: int) -> str:
-    """How long an intent has worked, its tokens and its cost; tokens and cost with the intent's own limit if there is
-    one."""
+    """The time that an intent has worked, its tokens and its cost; empty before the intent has started.
+
+    If the intent has its own limit of tokens or cost, the limit follows the number.
+    """
     if intent.started is None:
         return ""
     tokens, cost = amount(intent.tokens), money(intent.cost) if intent.cost else "$0"

@@ -133,7 +133,7 @@ class Decider:
         return "done", events
 
     async def _visit(self, key_of: Callable[[int], str], taken: set[str]) -> int:
-        """The number of the next visit (see ``Effect``). Needs few lookups even in a long loop."""
+        """The number of the next visit (see ``Effect``). Looks up few of the earlier visits, even in a long loop."""
 
         async def is_known(visit: int) -> bool:
             key = key_of(visit)

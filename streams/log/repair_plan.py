@@ -1,7 +1,8 @@
 """Decides what ``repair`` does about each fault of a store, and what it leaves alone. Pure.
 
-``repair`` does only what is provably safe: it removes nothing that was acknowledged, and keeps everything that it
-removes: a torn tail in ``torn/``, as whenever a log is opened for writing, and everything else in ``repaired/``.
+``repair`` does only what is provably safe: it removes nothing that was acknowledged, and keeps what it removes: a
+torn tail in ``torn/``, as whenever a log is opened for writing, and everything else in ``repaired/``. Only a damaged
+search index is deleted, because it can be rebuilt.
 
 =============================================  ======================================================================
 found                                          done, because

@@ -8,8 +8,6 @@ import typer
 
 from sidecar.cli.shared import complete
 
-LimitOption = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N.")]
-
 StreamArgument = Annotated[
     str,
     typer.Argument(
@@ -40,6 +38,11 @@ EventArgument = Annotated[
         metavar="EVENT", help="An event's id, or a unique prefix or suffix of it.", autocompletion=complete.events
     ),
 ]
+
+
+def limit_option(things: str) -> Any:
+    """The option ``--limit`` of a command that lists ``things``."""
+    return typer.Option("--limit", "-n", metavar="N", min=1, help=f"Only the newest N {things}.")
 
 
 def streams_option(help_text: str) -> Any:

@@ -201,9 +201,10 @@ class Progress:
     # --- forgetting ---
 
     async def _forget(self, session: JetStream, known: MirrorState) -> bool:
-        """Erase newly forgotten payloads and all messages after them, so that they are published again in order.
+        """Erase the messages that contain newly forgotten payloads, and remove all later messages of this log, so that
+        the mirror publishes those records again in order.
 
-        Returns whether there were any such payloads.
+        Returns whether any record's message was erased.
         """
         wanted_now, self.erase = self.erase, set()
         try:
