@@ -63,7 +63,12 @@ class SidecarRequests:
         requests.register("ping", NoArgs, self.ping, "`boot`")
         requests.register("status", NoArgs, self.status, "everything printed by `durable-stream status --json`")
         requests.register("metrics", NoArgs, self.metrics, "`text`: the response to `GET /metrics`")
-        requests.register("stop", NoArgs, self.stop, "`stopping`, `pid`; the sidecar drains and exits")
+        requests.register(
+            "stop",
+            NoArgs,
+            self.stop,
+            "`stopping`, `pid`, `linked` (the pids of linked OpenCode processes); the sidecar drains and exits",
+        )
 
     async def ping(self, args: NoArgs) -> dict[str, Any]:
         """Name this run of the sidecar."""
@@ -80,7 +85,9 @@ class SidecarRequests:
     async def stop(self, args: NoArgs) -> dict[str, Any]:
         """Stop the sidecar, after sending the answer."""
         asyncio.get_running_loop().call_soon(self._sidecar.stopping.set)
-        return {"stopping": True, "pid": os.getpid()}
+        status = self._sidecar.status()
+        linked = {link["pid"] for link in status["links"]} - {status["headless"]}
+        return {"stopping": True, "pid": os.getpid(), "linked": sorted(linked)}
 
 
 class LogRequests:

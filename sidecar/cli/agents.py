@@ -186,6 +186,8 @@ async def send(
     if json:
         out.object(found)
         return
-    out.text(f"{found['outcome']}: {len(found['records'])} records")
+    from sidecar.cli.shared.removing import records_text
+
+    out.text(f"{found['outcome']}: {records_text(len(found['records']))}")
     for record in found["records"]:
         out.text(f"  {record['offset']:>4} {record['event']['type']}")

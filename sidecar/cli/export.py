@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import JsonFlag, complain, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from sidecar.views.select import Family
@@ -78,7 +78,7 @@ async def export(
             await _write_conversation(reader, family, form, file)
             wrote = f"the conversation as {form}"
     if output is not None:
-        complain(f"wrote {wrote} of {len(family.streams)} stream{'s'[: len(family.streams) != 1]} to {output}")
+        note(f"Wrote {wrote} of {len(family.streams)} stream{'s'[: len(family.streams) != 1]} to {output}.")
 
 
 async def _write_conversation(reader: LogReader, family: Family, form: str, file: IO[bytes]) -> None:

@@ -65,6 +65,7 @@ async def forget(
             out.object(would | {"refused": refused, "done": None})
         else:
             _show_forget(out, would)
+            _note_old_store(home)
             for why in refused:
                 note(f"`forget` would be refused now, {why}.")
             changed = "Nothing was changed." if refused else NOTHING_CHANGED
@@ -82,6 +83,14 @@ async def forget(
         out.prose("", f"forgot the payloads of {records_text(done['records'])} in {', '.join(named)}")
         note_move(done)
     return 0
+
+
+def _note_old_store(home: Home) -> None:
+    from streams.log.directory import read_manifest
+
+    manifest = read_manifest(home.store_path)
+    if manifest is not None and manifest.kept is not None:
+        note(f"The old {manifest.kept.backend} store, which a migration kept, is deleted too.")
 
 
 async def _would_forget(reader: LogReader, stream: str, child: str | None) -> dict[str, Any]:

@@ -180,23 +180,23 @@ def _committable(target: Target) -> list[str]:
 
 
 def _warn_of_git(target: Target, loose: list[str]) -> None:
-    from sidecar.cli.shared.command import complain
+    from sidecar.cli.shared.command import note
 
     if loose:
-        complain(
-            f"git would commit {' and '.join(loose)}, which are only for this machine; add them to .gitignore or "
-            f"{target.config.parent / '.git' / 'info' / 'exclude'}"
+        note(
+            f"Warning: git would commit {' and '.join(loose)}, which are only for this machine; add them to .gitignore "
+            f"or {target.config.parent / '.git' / 'info' / 'exclude'}"
         )
 
 
 def _warn_of_two(target: Target) -> None:
-    from sidecar.cli.shared.command import complain
+    from sidecar.cli.shared.command import note
 
     other = _other_copy(target)
     if other is not None:
-        complain(
-            f"the plugin is also at {other.plugin}, so OpenCode loads both copies: each event is still recorded once, "
-            f"but at twice the cost; remove one copy, for example with {_removal(other)}"
+        note(
+            f"Warning: the plugin is also at {other.plugin}, so OpenCode loads both copies: each event is still "
+            f"recorded once, but at twice the cost; remove one copy, for example with {_removal(other)}"
         )
 
 

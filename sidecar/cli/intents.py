@@ -133,11 +133,19 @@ def _wait_text(wait: dict[str, str]) -> str:
     return f"your answer to {wait['id']}: {wait['text']}" if wait["for"] == "answer" else wait["text"]
 
 
+def _place(intent: Intent) -> str | None:
+    """Where the intent edits files; ``None`` if it has not started or has ended."""
+    from sidecar.orchestrator.lifecycle import ENDED
+
+    if intent.session is None or intent.state in ENDED:
+        return None
+    return intent.worktree.get("root") or "your files, without a worktree"
+
+
 def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.orchestrator.intent_state import as_row, spent_by
     from sidecar.orchestrator.intent_texts import file_text, overlap_text
-    from sidecar.orchestrator.lifecycle import ENDED
     from sidecar.orchestrator.waits import used as used_by
     from sidecar.views.wording import amount, local_time, money, rough_span
 
@@ -157,7 +165,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         ("session", intent.session),
         ("parent", intent.parent),
         ("directory", intent.directory),
-        ("works in", intent.worktree.get("root") if intent.state not in ENDED else None),
+        ("works in", _place(intent)),
         ("registered", local_time(intent.created)),
         ("used", used_by(intent, own_identity().now_ms())),
         *(("waits for", _wait_text(each)) for each in waits),

@@ -51,10 +51,11 @@ async def migrate(
     if rollback:
         if manifest.kept is None:
             other = "jsonl" if manifest.backend == "sqlite" else "sqlite"
+            unless = ", unless records were pruned or forgotten" if other == "jsonl" else ""
             raise Failure(
                 "no-old-store",
                 f"no old store exists to go back to, so the log stays in {manifest.backend}; "
-                f"to change that, run `durable-stream migrate --to {other}`",
+                f"to change that, run `durable-stream migrate --to {other}`{unless}",
             )
         to = manifest.kept.backend
     assert to is not None

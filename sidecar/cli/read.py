@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sidecar.cli.shared.arguments import OptionalSession
-from sidecar.cli.shared.command import JsonFlag, complain, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.project import ProjectOption
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ async def read(
                 if form or json or is_ending(output)
                 else "; for another format, use --format, or a file name that ends in .html or .json"
             )
-            complain(f"wrote {named} to {output}{hint}")
+            note(f"Wrote {named} to {output}{hint}.")
     if fault is not None:
         raise fault
 

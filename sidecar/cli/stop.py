@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
@@ -43,9 +43,12 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     info = info or home.unlocked()
     if info is None:
         return _told(out, f"no sidecar is running for {home.path}", stopped=False, pid=None)
-    failure = await _ask_to_stop(home)
+    failure, linked = await _ask_to_stop(home)
     if failure is None and await _gone(home, info, STOP_SECONDS):
-        return _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
+        _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
+        if linked:
+            note(f"OpenCode (pid {', '.join(map(str, linked))}) still runs and starts another sidecar; quit it first.")
+        return 0
     reason = failure or f"it was still running after {STOP_SECONDS:g} s"
     if not json:
         out.text(f"the sidecar (pid {info.pid}) did not stop on request ({reason}): killing it")
@@ -72,8 +75,8 @@ def _told(out: Output, text: str, **facts: Any) -> int:
     return 0
 
 
-async def _ask_to_stop(home: Home) -> str | None:
-    """Why the request was refused; ``None`` if it was accepted."""
+async def _ask_to_stop(home: Home) -> tuple[str | None, list[int]]:
+    """Why the request was refused, or ``None`` if it was accepted; and the pids of the linked OpenCode processes."""
     import asyncio
 
     from bridge.opencode.link.link import RequestError
@@ -86,15 +89,15 @@ async def _ask_to_stop(home: Home) -> str | None:
         async with asyncio.timeout(ANSWER_SECONDS):
             client = await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce)
             async with client:
-                await client.request("stop")
+                answer = await client.request("stop")
+                return None, answer.get("linked") or []  # a sidecar of an older version names none
     except TimeoutError:
-        return f"no answer within {ANSWER_SECONDS:g} s"
+        return f"no answer within {ANSWER_SECONDS:g} s", []
     except RequestError as error:
-        return str(error)
+        return str(error), []
     except (ClientError, HomeError) as error:
         # If the sidecar closes the link instead of answering, the sidecar is already stopping.
-        return None if isinstance(error, LinkClosed) else str(error)
-    return None
+        return (None if isinstance(error, LinkClosed) else str(error)), []
 
 
 async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:

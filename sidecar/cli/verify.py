@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 
 async def verify(context: typer.Context, json: JsonFlag = False) -> int:
@@ -43,6 +43,7 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     else:
         faults = f"{summary.findings} finding{'' if summary.findings == 1 else 's'}"
         out.text(f"{faults} in {held_text(summary)}; nothing was changed", "bold")
+        note("`durable-stream repair --dry-run` shows what can be repaired; for anything else, restore a backup.")
         if kept is not None:
             out.prose("", kept)
     return 1 if summary.findings else 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from sidecar.runtime.agent import Agent, BadOutput, outputs_of
@@ -19,6 +21,8 @@ from streams.hashing import canonical
 from streams.store import StreamStore
 
 log = logging.getLogger("sidecar.runtime")
+
+_RUNTIME = Path(__file__).parent
 
 Outcome = Literal["done", "duplicate", "refused", "nothing", "dead"]
 """The outcome of an input.
@@ -37,6 +41,16 @@ class AgentFailed(Exception):
 
     def __str__(self) -> str:
         return f"agent {self.agent}: {self.reason}"
+
+
+def raised(error: Exception) -> str:
+    """The type of an agent's error and its place in the agent's file, such as ``KeyError at watch.py:31``.
+
+    Leaves out the error's text, because the text may quote the user's.
+    """
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).parent != _RUNTIME]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f"{type(error).__name__} at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else type(error).__name__
 
 
 class InputRefused(Exception):
@@ -100,8 +114,8 @@ class Decider:
         except BadOutput as error:
             raise AgentFailed(self._agent.name, str(error)) from None
         except Exception as error:
-            log.warning("agent %s failed on %s: %s", self._agent.name, given.event.type, type(error).__name__)
-            raise AgentFailed(self._agent.name, f"receive raised {type(error).__name__}") from error
+            log.warning("agent %s failed on %s: %s", self._agent.name, given.event.type, raised(error))
+            raise AgentFailed(self._agent.name, f"receive raised {raised(error)}") from error
         self._stop("received")
         if not outputs and given.position is not None:
             return "nothing", []
@@ -125,9 +139,9 @@ class Decider:
                 self._agent.apply(event)
             hash_ = state_hash(self._agent.state())
         except Exception as error:
-            log.warning("agent %s could not apply its output: %s", self._agent.name, type(error).__name__)
+            log.warning("agent %s could not apply its output: %s", self._agent.name, raised(error))
             await self._restore(batch)
-            raise AgentFailed(self._agent.name, f"apply raised {type(error).__name__}") from error
+            raise AgentFailed(self._agent.name, f"apply raised {raised(error)}") from error
         events[-1] = with_state(events[-1], hash_)
         self._metrics.processed(self._agent.name, asyncio.get_running_loop().time() - started)
         return "done", events

@@ -222,7 +222,8 @@ def _locked(store: Path) -> StoreLocked:
         holder = read_file(store / LOCK)[:32].decode("ascii", "replace").strip()
     return StoreLocked(
         f"the log in {store} is being written by {f'process {holder}' if holder else 'another process'}",
-        "stop the sidecar with `durable-stream stop`, or wait until that process exits",
+        "quit OpenCode, because it would start another sidecar, and run `durable-stream stop`, or wait until that "
+        "process exits",
     )
 
 

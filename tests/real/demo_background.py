@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,10 @@ class Demo:
 
     def say(self, who: str, text: str, style: str = "") -> None:
         """Who does what."""
-        self._console.print(f"  {who:10}", text, style=style, highlight=False, markup=False, soft_wrap=True)
+        width = self._console.width - 13 if self._console.is_terminal else max(len(text), 1)
+        for row, line in enumerate(textwrap.wrap(text, width)):
+            name = who if row == 0 else ""
+            self._console.print(f"  {name:10}", line, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def mark(self, text: str, style: str) -> None:
         """Something that would end other background work."""

@@ -195,6 +195,16 @@ class TestAnImpostorOnThePort:
         kill(process.pid)
 
 
+async def test_stop_names_the_linked_opencode_that_starts_another_sidecar(home: Home) -> None:
+    process = start_as(COMMAND, home)
+    running(home)
+    client = await ShimClient.connect(home, identity=identity(pid=7), nonce=system_identity().nonce)
+    stopped = run_as(COMMAND, home, "stop")
+    assert stopped.returncode == 0 and stopped.stdout == f"stopped the sidecar (pid {process.pid})\n"
+    assert "(pid 7)" in stopped.stderr
+    await client.close()
+
+
 class TestIdleExit:
     async def test_it_stays_while_a_shim_is_linked_and_leaves_after_it(self, home: Home, tmp_path: Path) -> None:
         other = Home(tmp_path / "other")

@@ -267,8 +267,11 @@ def marked(text: str, style: str, mark: str | None) -> list[tuple[str, str]]:
 
 
 def shortened(name: str) -> str:
-    """The form of an id on a narrow terminal: the end of the id, which identifies it and can be copied."""
-    return name[-SHORT_ID:]
+    """The form of an id on a narrow terminal: the end of the id, which identifies it and can be copied.
+
+    The name of an agent's stream, such as ``agent/intents``, stays whole.
+    """
+    return name if "/" in name else name[-SHORT_ID:]
 
 
 def held_text(summary: Summary) -> str:

@@ -260,7 +260,7 @@ class TestForget:
             kept.rename(marked_home / "aside")
         first = next(iter(streams(marked_home)))
         told = run(marked_home, "forget", first)
-        assert "--yes" in told.err, told
+        assert "--yes" in told.err and "old jsonl store" in told.err, told
         done = run(marked_home, "forget", first, "--yes")
         assert done.code == 0 and not kept.exists(), done
         assert "kept " not in run(marked_home, "status").out and run(marked_home, "verify").code == 0

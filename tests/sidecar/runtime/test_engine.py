@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -277,8 +278,10 @@ class TestDeadLetters:
             await store.append(steps("broken"))
             await settled(runtime, store)
             letter = next(iter(runtime.view.dead))
-            with pytest.raises(AgentFailed):
+            with pytest.raises(AgentFailed) as failed:
                 await runtime.redrive(letter)
+            # The place, so that its author finds it, and not the error's text, which may quote the user's.
+            assert re.fullmatch(r"receive raised RuntimeError at agents\.py:\d+", failed.value.reason)
 
         class Mended(Watcher):
             def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
