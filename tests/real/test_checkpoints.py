@@ -77,12 +77,20 @@ def test_a_permission_survives_a_kill_of_the_sidecar(client: RealOpenCode, durab
 
 def test_the_time_of_work_stands_still_while_a_permission_waits(client: RealOpenCode, durable: DurableStream) -> None:
     command = {"command": "echo after its time", "description": "say it"}
-    client.prompt(client.create_session("parent"), spawn(f"CALL:bash {json.dumps(command)}", minutes=0.1))
+    client.prompt(client.create_session("parent"), spawn(f"CALL:bash {json.dumps(command)}"))
     asked = only(durable, "permission")
-    wait_until(lambda: time.time() * 1000 > asked["opened"] + 8_000, "more than its time")
+    wait_until(lambda: time.time() * 1000 > asked["opened"] + 3_000, "some time")
     durable.cli("checkpoints", asked["id"], "--answer", "once")
     assert "after its time" in result(durable)
-    assert intents(durable)[-1]["ran_ms"] < 6_000
+    # Its own records say how long it waited. That a limit does not pass meanwhile is a test of pure logic.
+    intent = intents(durable)[-1]
+    at = {
+        record["event"]["type"]: record["event"]["payload"].get("ts")
+        for record in durable.lines("log", "agent/intents")
+        if record["event"]["payload"].get("intent", intent["id"]) == intent["id"]
+    }
+    waited = at["intent.continued"] - at["intent.paused"]
+    assert waited >= 2_000 and intent["ran_ms"] <= at["intent.completed"] - at["intent.started"] - waited
 
 
 def test_a_rejection_with_a_message_reaches_the_model(client: RealOpenCode, durable: DurableStream) -> None:
