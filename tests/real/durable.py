@@ -20,6 +20,7 @@ from sidecar.private_files import HomeError
 from streams.identity import system_identity
 from tests.real.model_server import HANG_LIMIT_S
 from tests.real.opencode import RealOpenCode
+from tests.real.processes import end_marked
 from tests.real.recorded import Expectation, Json, differences, missing
 from tests.sidecar.cli.helpers import Done, run
 
@@ -48,6 +49,8 @@ class DurableStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        # A client's end may be followed by another headless OpenCode, which the sidecar started to deliver a message.
+        end_marked("DURABLE_STREAM_HOME", str(self.home))
 
     def plugin(self, before: str = "", around: str = "", command: Path = EXECUTABLE) -> str:
         """The text of the plugin file, as ``durable-stream install`` writes it.
