@@ -67,7 +67,8 @@ class SidecarRequests:
             "stop",
             NoArgs,
             self.stop,
-            "`stopping`, `pid`, `linked` (the pids of linked OpenCode processes); the sidecar drains and exits",
+            "`stopping`, `pid`; `linked` (the pids of linked OpenCode processes) and `headless` (the pid of a headless "
+            "OpenCode that has work), which start another sidecar; the sidecar drains and exits",
         )
 
     async def ping(self, args: NoArgs) -> dict[str, Any]:
@@ -83,11 +84,20 @@ class SidecarRequests:
         return {"text": self._metrics.text().decode()}
 
     async def stop(self, args: NoArgs) -> dict[str, Any]:
-        """Stop the sidecar, after sending the answer."""
+        """Stop the sidecar, after sending the answer, and the headless OpenCode, unless it has work.
+
+        Every OpenCode that is left starts another sidecar.
+        """
         asyncio.get_running_loop().call_soon(self._sidecar.stopping.set)
-        status = self._sidecar.status()
-        linked = {link["pid"] for link in status["links"]} - {status["headless"]}
-        return {"stopping": True, "pid": os.getpid(), "linked": sorted(linked)}
+        durable, headless = self._sidecar.durable, None
+        linked = {link["pid"] for link in self._sidecar.status()["links"]}
+        if durable is not None and durable.headless.pid is not None:
+            linked.discard(durable.headless.pid)
+            if durable.owes():
+                headless = durable.headless.pid
+            else:
+                await durable.headless.stop()
+        return {"stopping": True, "pid": os.getpid(), "linked": sorted(linked), "headless": headless}
 
 
 class LogRequests:

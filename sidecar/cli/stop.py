@@ -43,11 +43,17 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     info = info or home.unlocked()
     if info is None:
         return _told(out, f"no sidecar is running for {home.path}", stopped=False, pid=None)
-    failure, linked = await _ask_to_stop(home)
+    failure, answer = await _ask_to_stop(home)
     if failure is None and await _gone(home, info, STOP_SECONDS):
         _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
-        if linked:
+        # A sidecar of an older version does not say who is left.
+        if linked := answer.get("linked"):
             note(f"OpenCode (pid {', '.join(map(str, linked))}) still runs and starts another sidecar; quit it first.")
+        if headless := answer.get("headless"):
+            note(
+                f"Background work goes on in a headless OpenCode (pid {headless}), which starts another sidecar; "
+                "`durable-stream intents` lists the work."
+            )
         return 0
     reason = failure or f"it was still running after {STOP_SECONDS:g} s"
     if not json:
@@ -75,8 +81,8 @@ def _told(out: Output, text: str, **facts: Any) -> int:
     return 0
 
 
-async def _ask_to_stop(home: Home) -> tuple[str | None, list[int]]:
-    """Why the request was refused, or ``None`` if it was accepted; and the pids of the linked OpenCode processes."""
+async def _ask_to_stop(home: Home) -> tuple[str | None, dict[str, Any]]:
+    """Why the request was refused, or ``None`` if it was accepted; and the answer, empty if there was none."""
     import asyncio
 
     from bridge.opencode.link.link import RequestError
@@ -89,15 +95,14 @@ async def _ask_to_stop(home: Home) -> tuple[str | None, list[int]]:
         async with asyncio.timeout(ANSWER_SECONDS):
             client = await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce)
             async with client:
-                answer = await client.request("stop")
-                return None, answer.get("linked") or []  # a sidecar of an older version names none
+                return None, await client.request("stop")
     except TimeoutError:
-        return f"no answer within {ANSWER_SECONDS:g} s", []
+        return f"no answer within {ANSWER_SECONDS:g} s", {}
     except RequestError as error:
-        return str(error), []
+        return str(error), {}
     except (ClientError, HomeError) as error:
         # If the sidecar closes the link instead of answering, the sidecar is already stopping.
-        return (None if isinstance(error, LinkClosed) else str(error)), []
+        return (None if isinstance(error, LinkClosed) else str(error)), {}
 
 
 async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from tests.real.background import intents, one, spawn, with_plugin
-from tests.real.durable import DurableStream, wait_until
+from tests.real.durable import DurableStream, is_alive, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 
@@ -33,6 +34,22 @@ def test_a_silent_one_is_stopped(opencode_binary: Path, model: ModelServer, dura
         client.prompt(client.create_session("parent"), spawn("HOLD:never SAY:late", "silent"))
         wait_until(lambda: [i["code"] for i in intents(durable)] == ["silence"], "the watchdog")
         model.release("never")
+
+
+def test_stop_ends_a_headless_opencode_that_has_no_work(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    client.prompt(client.create_session("parent"), spawn("HOLD:work SAY:forty two"))
+    model.wait_held("work")
+    headless = durable.status()["headless"]
+    assert durable.lines("stop") == [{"stopped": True, "pid": ANY}] and is_alive(headless)
+    durable.wait_running()  # the headless OpenCode started another
+    model.release("work")
+    one(durable, "completed")
+    wait_until(lambda: [each["state"] for each in durable.lines("notices")] == ["observed"], "the result to arrive")
+    assert durable.status()["headless"] == headless
+    durable.cli("stop")
+    wait_until(lambda: not is_alive(headless), "the end of the headless OpenCode")
 
 
 def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
