@@ -15,7 +15,7 @@ PAUSE_EVERY: Final = 64
 
 REST_SECONDS: Final = 0.005
 """How long a subscriber rests after it found nothing that it wants. Waking it after each of many single commits would
-take a tenth of the time that capturing a hook takes."""
+cost about 6 % of the hooks that can be captured in a second."""
 
 
 class LiveTail:

@@ -321,6 +321,7 @@ class ModelServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing; a handler's exceptions are in ``ModelServer.errors``."""
@@ -402,6 +403,8 @@ def _handler(model: ModelServer) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
+            if self.close_connection:  # said, so that OpenCode does not send its next request over this connection
+                self.send_header("connection", "close")
             if retry_after_s is not None:
                 self.send_header("retry-after", str(retry_after_s))
             self.end_headers()
