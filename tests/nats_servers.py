@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nats.aio.client import Client
+
 from bridge.nats.jetstream.options import ConnectOptions
 from sidecar.config import NatsConfig
 from sidecar.nats.settings import server_config
@@ -111,6 +113,12 @@ def real_server(directory: Path, version: str, **config: Any) -> Iterator[RealSe
         yield server.start()
     finally:
         server.kill()
+
+
+async def reached(client: Client) -> None:
+    """Return when the server has everything that the library's own ``client`` sent, such as its subscriptions."""
+    await client.flush()  # the library writes the PING of a flush before what is pending
+    await client.flush()
 
 
 async def until(look: Callable[[], Any], what: str) -> Any:

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from tests.mirrors import Seen, chain_hashes
+from tests.nats_servers import reached
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -81,7 +82,7 @@ async def prompted_while_listening(durable: DurableStream, opencode: RealOpenCod
 
     client = await connect(durable)
     await client.subscribe("cg.v1.*.public.str.agent.*.chunk", cb=hear)
-    await client.flush()
+    await reached(client)
     await asyncio.to_thread(opencode.prompt, session, "SAY:one and two and three and four")
     await asyncio.sleep(0.3)  # what is joined leaves within a twentieth of a second, if at all
     await client.close()

@@ -197,6 +197,8 @@ class JetStream:
         """
         self._check_open()
         try:
+            # First write what is pending, because the library writes the PING of a flush before it.
+            await self._client.send_bytes(b"")
             await self._client.flush(self._options.request_seconds)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - every error of the library is translated
             raise translated(error, self._options) from None

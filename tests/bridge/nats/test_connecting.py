@@ -50,6 +50,16 @@ async def test_a_held_server_is_noticed(tmp_path: Path, server: RealServer) -> N
         await session.close()
 
 
+async def test_a_flush_asks_only_after_what_was_sent() -> None:
+    """So the server has the subscription once the flush returns, and sends every message from then on."""
+    async with impostor(GREETING) as (port, sent):
+        session = await JetStream.connect(ConnectOptions((f"nats://127.0.0.1:{port}",)))
+        async with session.hearing("some.>", lambda message: None):
+            await session.flush()
+            assert sent.index(b"SUB some.>") < sent.rindex(b"PING")
+        await session.close()
+
+
 async def test_a_flush_that_is_given_up_does_not_harm_the_connection(session: JetStream) -> None:
     for _ in range(3):
         flushing = asyncio.create_task(session.flush())

@@ -29,7 +29,7 @@ from streams.store import Record, StreamStore
 from streams.stores.memory import MemoryStore
 from streams.trace import parse_traceparent
 from tests.mirrors import read_independently, unsynced
-from tests.nats_servers import TOKEN, VERSIONS, RealServer, real_server, until
+from tests.nats_servers import TOKEN, VERSIONS, RealServer, reached, real_server, until
 from tests.sidecar.runtime.agents import Counter, Other
 from tests.sidecar.runtime.support import agents, records, running, state
 
@@ -419,7 +419,7 @@ class TestSettings:
     ) -> None:
         other = await nats.connect(f"nats://127.0.0.1:{running_server.port}", token=TOKEN)
         heard = await other.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{COMMANDS}.counter_consumer")
-        await other.flush()
+        await reached(other)
         try:
             for size in (3, 7):
                 config = load_config(None, nats={"pull": {"batch_size": size, "fetch_timeout_seconds": 1}}).nats

@@ -18,7 +18,7 @@ from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.opencode.link.frames import HookItem
 from sidecar.nats.mirror.deltas import MAX_WAITING, DeltaStream
-from tests.nats_servers import TOKEN, RealServer, real_server, until
+from tests.nats_servers import TOKEN, RealServer, reached, real_server, until
 
 TURNS = {"ses_a": "msg_1", "ses_b": "msg_2"}
 
@@ -55,7 +55,7 @@ async def listening(server: RealServer) -> AsyncIterator[list[dict[str, Any]]]:
 
     client = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
     await client.subscribe("cg.v1.*.*.str.>", cb=hear)
-    await client.flush()
+    await reached(client)
     yield heard
     await client.close()
 
