@@ -46,14 +46,18 @@ class FailedStart(NamedTuple):
 
 
 _OUTCOME: Final = re.compile(
-    r"^(\S+ [\d:]+)\S* (?:ERROR sidecar: could not serve: (.*)|INFO sidecar: serving on port .*)$", re.MULTILINE
+    r"^(\S+ [\d:]+)\S* "
+    r"(?:ERROR sidecar: could not serve: (.*)|INFO sidecar: (?:serving on port|stopped while starting).*)$",
+    re.MULTILINE,
 )
 _LOOKED_AT: Final = 256 * 1024
 """How many bytes at the end of the log file are searched for the last start. Few lines follow a failed start."""
 
 
 def failed_start(home: Home) -> FailedStart | None:
-    """The last start in ``sidecar.log``, if that start failed; ``None`` if it succeeded or the file shows no start."""
+    """The last start in ``sidecar.log``, if that start failed; ``None`` if it succeeded or was stopped, or if the file
+    shows no start.
+    """
     try:
         # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
         descriptor = os.open(home.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
+from sidecar.config import LogConfig
 from sidecar.home import Home
+from sidecar.logs import failed_start, log_to, note_failure
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.stores.directory import take_lock
@@ -267,6 +270,14 @@ class TestWhatKeepsASidecarFromStarting:
         config = damaged_home.parent / "config"
         assert run(damaged_home, "install", HOME=str(damaged_home.parent), XDG_CONFIG_HOME=str(config)).code == 0
         return damaged_home
+
+    def test_a_start_that_was_stopped_did_not_fail(self, home: Home) -> None:
+        note_failure(home, ValueError("damaged"))
+        assert failed_start(home)
+        with ExitStack() as stack:
+            log_to(home, stack, LogConfig())
+            logging.getLogger("sidecar").info("stopped while starting")
+        assert failed_start(home) is None
 
     def test_the_last_start_failed_until_one_serves(self, installed_home: Path, sound: dict[Backend, Path]) -> None:
         store = put(installed_home, sound["jsonl"])
