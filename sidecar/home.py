@@ -7,12 +7,10 @@ methods are synchronous and quick; none needs a running loop.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +18,7 @@ from typing import ClassVar, Final, NamedTuple, Self
 
 from sidecar.private_files import HomeError, cannot_use, private_directory, write_new
 from sidecar.processes import mark_of
+from streams import locks
 from streams.files import write_durably
 
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
@@ -27,9 +26,6 @@ TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 _OUR_NAMES: Final = re.compile(r"store|spool|nats|(sidecar\.(json|log)|token)(\.\d+)?")
 """A directory with only these names counts as a home, because a plugin creates the spool first, and a killed process
 may leave the other files."""
-
-_LOCK_TRIES: Final = 5
-_LOCK_PAUSE_SECONDS: Final = 0.02
 
 
 class HomeLocked(HomeError):
@@ -219,12 +215,8 @@ class Home:
             HomeError: the lock file cannot be opened.
         """
         descriptor = self._open_lock()
-        for attempt in range(_LOCK_TRIES):
-            if attempt:
-                # Try again, because ``running()`` in another process holds the lock for a moment.
-                time.sleep(_LOCK_PAUSE_SECONDS)
-            if _flock(descriptor, fcntl.LOCK_EX):
-                return HomeLock(descriptor)
+        if locks.take(descriptor):
+            return HomeLock(descriptor)
         os.close(descriptor)
         raise self._locked()
 
@@ -308,7 +300,7 @@ class Home:
         except HomeError:
             return False
         try:
-            return not _flock(descriptor, fcntl.LOCK_SH)
+            return locks.is_held(descriptor)
         finally:
             os.close(descriptor)
 
@@ -357,14 +349,6 @@ class HomeLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-
-
-def _flock(descriptor: int, mode: int) -> bool:
-    try:
-        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def is_alive(pid: int) -> bool:

@@ -7,9 +7,7 @@ reader or the next writer sees the old backend or the new one, never a mixture.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Final, Literal, cast
 
 import orjson
 
+from streams import locks
 from streams.errors import NOT_OURS, ForeignStore, StoreFenced, StoreLocked
 from streams.files import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 from streams.identity import Identity
@@ -195,10 +194,10 @@ def take_lock(store: Path) -> StoreLock:
     directory = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with _locks_no_directory():
-            _lock_soon(directory)
+            _lock(directory)
         file = open_or_create(path)
         try:
-            _lock_soon(file)
+            _lock(file)
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
             lock = StoreLock(store, directory, file)
@@ -237,6 +236,11 @@ def refuse_writer(store: Path) -> None:
         raise _locked(store)
 
 
+def _lock(descriptor: int) -> None:
+    if not locks.take(descriptor):
+        raise BlockingIOError
+
+
 @contextmanager
 def _locks_no_directory() -> Iterator[None]:
     """Ignore the error if the file system cannot lock directories."""
@@ -247,16 +251,6 @@ def _locks_no_directory() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-
-
-def _lock_soon(fd: int) -> None:
-    """Lock, retrying briefly: a verifying reader takes a shared lock for an instant to detect a writer."""
-    for _ in range(5):
-        with suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(0.01)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_being_written(store: Path) -> bool:
@@ -272,9 +266,7 @@ def _is_locked(path: Path) -> bool:
         return False
     try:
         with _locks_no_directory():
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return locks.is_held(fd)
     finally:
         os.close(fd)
     return False

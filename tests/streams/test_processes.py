@@ -192,7 +192,7 @@ class TestSingleWriter:
             waits.append(seconds)
             fcntl.flock(held, fcntl.LOCK_UN)
 
-        monkeypatch.setattr("streams.stores.directory.time.sleep", let_go)
+        monkeypatch.setattr("streams.locks.time.sleep", let_go)
         await (await open_store(tmp_path)).close()
         assert len(waits) == 1
         os.close(held)
