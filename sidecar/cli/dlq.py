@@ -61,7 +61,7 @@ async def list_(
 
 
 async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = False) -> None:
-    """Show a dead letter: the command or the message, and why it was not handled."""
+    """Show the input of a dead letter, and why it failed."""
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.records import outline
 
