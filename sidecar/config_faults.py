@@ -94,7 +94,7 @@ def _reason(problem: Mapping[str, Any], model: type[BaseModel], where: list[str]
     for name, words in (("min_length", "at least"), ("max_length", "at most")):
         if kind.startswith("string_") and name in context:  # do not quote the text, which may be a secret
             return f"must have {words} {context[name]} character{'' if context[name] == 1 else 's'}"
-    # Do not quote a whole list or table, because the user can read it in the file.
+    # Do not quote a whole list or table, because it may be long.
     shown = f", not {given!r}" if isinstance(given, str | int | float) else ""
     if kind == "string_pattern_mismatch":
         example = _fields(model, where[:-1])[where[-1]].examples

@@ -1,4 +1,4 @@
-"""Every error the log can raise.
+"""The errors of the log; ``log/migrate.py`` and ``stores/sqlite/files.py`` add three.
 
 ::
 
@@ -7,7 +7,7 @@
     ├── Conflict                  the append was refused, nothing was written
     │   ├── OffsetConflict        another writer moved a stream past its expected offset
     │   └── IdempotencyConflict   a key is stored with another body, or a batch is partly known
-    ├── StoreUnavailable          nothing was written; safe to retry later
+    ├── StoreUnavailable          nothing was acknowledged; safe to retry later
     │   ├── StoreLocked           another process writes this store
     │   ├── StoreClosed           the store was closed
     │   └── StoreFailed           fail-stop after a failed write or sync; reopen the store
@@ -17,7 +17,7 @@
         ├── MissingLog            a part of the store needed to open it was deleted
         └── ForeignStore          not a store of ours, or one written by a newer version
 
-Every class has a ``code``, which stays the same if its text changes; docs/operations.md lists them.
+Every class has a ``code`` that stays the same when its text changes; docs/operations.md lists the codes.
 Errors carry their facts as fields and build their text in ``__str__``: what
 happened, to what, and what to do next. Payloads never appear in a text.
 """
@@ -80,8 +80,8 @@ class IdempotencyConflict(Conflict):
 
 
 class StoreUnavailable(StreamError):
-    """The store cannot be used now, and nothing was written. Once the cause is gone, it is safe to retry with the same
-    keys."""
+    """The store cannot be used now, and nothing was acknowledged. Once the cause is gone, it is safe to retry with the
+    same keys."""
 
     code: ClassVar[str] = "log-unavailable"
 

@@ -295,8 +295,8 @@ def check_service(scene: Scene) -> list[Check]:
 def output_of(command: Sequence[str]) -> str | None:
     """What a program prints; ``None`` if it cannot be run, fails, or takes too long."""
     try:
-        # Run the program from the root directory: in a checkout, Python could import modules that are not installed,
-        # but the plugin starts the program in other directories.
+        # Run the program in ``/``, because the plugin may start it anywhere: in a checkout, Python also finds modules
+        # that are not installed.
         done = subprocess.run(  # noqa: S603 - the command is the one that was installed
             command,
             capture_output=True,

@@ -32,7 +32,7 @@ def install(
     everywhere: GlobalFlag = False,
     project: ProjectOption = None,
     service: Annotated[
-        bool, typer.Option("--service", help="Also write a service file so that the system runs the sidecar.")
+        bool, typer.Option("--service", help="Also write a service file for the sidecar, and print how to enable it.")
     ] = False,
     json: JsonFlag = False,
 ) -> None:

@@ -84,7 +84,7 @@ def read_registration(path: Path) -> Registration | None:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise UnsafeService("it is not a file")
+            raise UnsafeService("it is not a regular file")
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise UnsafeService("another user could have read or written it")
         content = os.read(descriptor, MAX_BYTES)

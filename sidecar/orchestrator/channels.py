@@ -175,7 +175,9 @@ def _target(apprise: Any, url: str) -> Any:
     try:
         is_usable = target.add(url)
     except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
-        raise ChannelError(f"apprise failed with {type(error).__name__}") from None
+        raise ChannelError(
+            f"apprise cannot use this URL ({type(error).__name__}); fix the setting `urls` in [notify]"
+        ) from None
     if not is_usable:
         raise ChannelError(
             "apprise does not know the scheme of this URL, or cannot use the rest of the URL; fix the setting `urls` "
@@ -191,7 +193,9 @@ def _by_apprise(channel: str, url: str, title: str, text: str) -> None:
         try:
             sent = target.notify(body=text, title=title)
         except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
-            raise ChannelError(f"apprise failed with {type(error).__name__}") from None
+            raise ChannelError(
+                f"apprise could not send to {channel} ({type(error).__name__}); check the URL and the network"
+            ) from None
     if not sent:
         why = f"HTTP {heard.codes[-1]}" if heard.codes else "no answer"
         raise ChannelError(

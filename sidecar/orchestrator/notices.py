@@ -131,7 +131,7 @@ def _returned(state: State, session: str) -> list[Notice]:
 
 
 def unseen(state: State, now: int) -> list[Output]:
-    """Resend, under the same key, messages that were sent long ago and never observed."""
+    """Queue a session's sent messages again, under the same keys, if one was not observed within ``UNSEEN_MS``."""
     sent = _sent(state)
     lost = {n.session for n in sent if n.sent is not None and n.sent + UNSEEN_MS <= now}
     about = {"why": "not seen in the session", "again": True}

@@ -137,7 +137,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
         CorruptLog: the log is damaged, and nothing before the fault matches.
     """
     given = given.lstrip("…")  # a narrow terminal shows the end of a stream's id after an ellipsis
-    with suppress(CorruptLog):  # ``catalog_of`` below finds the same fault
+    with suppress(CorruptLog):  # ``catalog_of`` below reports the fault, unless its snapshot covers it
         known = await first(reader.read(given))
         if known is not None:
             return known.event.stream_id, None
@@ -167,8 +167,8 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     if not seen:
         raise NoLog(empty_text(reader))
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
-    hint = f"near it: {_some(near)}" if near else "`durable-stream streams` lists all streams"
-    raise NotFound(f"no stream matches {given!r}; {hint}")
+    hint = f"did you mean {_some(near)}?" if near else "`durable-stream streams` lists all streams"
+    raise NotFound(f"no stream or session matches {given!r}; {hint}")
 
 
 def pruned_text(stream: str, gone: StreamRemoval) -> str | None:
@@ -211,7 +211,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
         raise Ambiguous(f"{given!r} matches {count} events: {_some(found)}; type more of the id")
     if reader.head == NOTHING:
         raise NoLog(empty_text(reader))
-    hint = f"near it: {_some(near[:_SHOWN])}" if near else "`durable-stream log STREAM` and `query` show ids"
+    hint = f"did you mean {_some(near[:_SHOWN])}?" if near else "`durable-stream log STREAM` and `query` show ids"
     raise NotFound(f"no event matches {given!r}; {hint}")
 
 

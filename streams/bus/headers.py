@@ -22,14 +22,15 @@ _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 class HeaderError(ValueError):
-    """A header cannot be sent: ``name`` says which one, ``reason`` says why. Never quotes the value."""
+    """A header cannot be sent: ``name`` says which one (empty: all together), ``reason`` says why. Never quotes the
+    value."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
         self.name, self.reason = name, reason
 
     def __str__(self) -> str:
-        return f"header {self.name[:80]!a}: {self.reason}"
+        return f"header {self.name[:80]!a}: {self.reason}" if self.name else self.reason
 
 
 def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -40,7 +41,7 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
             too long, or a name differs from another only by case.
     """
     if len(headers) > MAX_HEADERS:
-        raise HeaderError("*", f"there are {len(headers)} headers; the limit is {MAX_HEADERS}")
+        raise HeaderError("", f"there are {len(headers)} headers; the limit is {MAX_HEADERS}")
     seen: set[str] = set()
     for name, value in headers.items():
         if not isinstance(name, str) or not _is_name(name):

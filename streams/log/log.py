@@ -102,7 +102,7 @@ class Log(KeepsHints):
 
         def prepared() -> tuple[StoreLock, Manifest | None]:
             if not (store / LOCK).exists():
-                located(store)  # a refused store stays unchanged, even if it has no lock file
+                located(store)  # refuse a bad store before the next two calls put files into it
             create(store)
             lock = take_lock(store)
             try:

@@ -10,7 +10,8 @@ The messages, in this order (the mirror has one cursor for all of them):
 The record's headers give its place in the log (``DS-Log``, ``DS-Position``, ``DS-Offset``), its chain
 hash (``DS-Hash``) and what the body is (``DS-Form``):
 
-* ``whole``: the canonical event. A reader can chain it: hash = sha256(previous ‖ body with the payload as its digest).
+* ``whole``: the canonical event. A reader can check the hash: sha256(previous hash ‖ body with the payload replaced by
+  its digest).
 * ``forgotten``: the same, but the payload was replaced by its digest in the log. The chain still passes verification.
 * ``pointer``: the record exceeds the server's limit, so the body has the payload's digest; the log has the payload.
 * ``stub``: even a pointer would exceed the limit; the body has only id, time, stream, type and the event's digest.

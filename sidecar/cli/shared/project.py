@@ -24,7 +24,7 @@ ProjectOption = Annotated[
     typer.Option(
         "--project",
         metavar="DIR|all",
-        help="Only sessions in this directory, its subdirectories, or another worktree of the same repository.",
+        help="Only sessions in DIR, its subdirectories, or another worktree of its repository; all: every project.",
     ),
 ]
 

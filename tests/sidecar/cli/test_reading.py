@@ -142,7 +142,7 @@ class TestLog:
         stream = stream_with(recorded_home, "agent.spawned")
         done = run(recorded_home, "log", stream[:-2] + "xx")
         assert (done.code, done.out) == (1, "")
-        assert "no stream matches" in done.err and stream in done.err
+        assert "[not-found]" in done.err and stream in done.err
         assert done.err.startswith("durable-stream: ") and done.err.count("\n") == 1
 
     def test_ambiguous_stream_is_refused(self, recorded_home: Path) -> None:
@@ -308,7 +308,7 @@ class TestShowAndWhy:
     def test_unknown_event(self, recorded_home: Path, verb: str) -> None:
         event = find(recorded_home, "--type", "agent.error")
         done = run(recorded_home, verb, event["id"][:-1] + "!")
-        assert (done.code, done.out) == (1, "") and "no event matches" in done.err
+        assert (done.code, done.out) == (1, "") and "[not-found]" in done.err
         assert event["id"][:12] in done.err
 
     def test_why_walks_to_the_input(self, recorded_home: Path) -> None:

@@ -408,4 +408,4 @@ class TestForget:
 
     def test_an_unknown_session(self, marked_home: Path) -> None:
         done = run(marked_home, "forget", "ses_nobody", "--yes")
-        assert done.code == 1 and "no stream matches" in done.err
+        assert done.code == 1 and "[not-found]" in done.err

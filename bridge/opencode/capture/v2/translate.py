@@ -39,7 +39,7 @@ class HostTranslator(HostRules):
         self._memories: dict[str, Memory] = {}
         self._called: dict[str, tuple[str | None, str]] = {}
 
-    # --- called by the owner ---
+    # --- called by ``sidecar/opencode2`` ---
 
     def appear(self, service: Service, info: dict[str, Any], at_ms: int | None = None) -> None:
         """Place a session that the log does not have. The session's parent must be placed first.
