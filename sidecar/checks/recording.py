@@ -62,8 +62,8 @@ def _with_kept(home: Home, hint: str) -> str:
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
-    """Check the end of the log. Returns the fault, and a fault that the next start repairs; each is ``None`` if there
-    is no such fault.
+    """Check the end of the log. Returns a fault that stays, and one that the next start repairs; each is ``None`` if
+    there is no such fault.
     """
     from streams.log.verify import Verification
 

@@ -40,10 +40,9 @@ async def forget(
 ) -> int:
     """Erase what was said and done in a session.
 
-    SESSION is a root session or a child session. Replaces the payloads of the session's records, and of its child
-    sessions' records, with digests everywhere in the home, and deletes an old store that a migration left behind. The
-    records stay, with their times and types, and the log still passes verification. This cannot be undone. Without
-    --yes, only prints a preview.
+    SESSION is a root session or a child session. Replaces its payloads, and those of its child sessions, with digests
+    everywhere in the home, and deletes an old store that a migration left behind. The records stay, with their times
+    and types, and the log still passes verification. This cannot be undone. Without --yes, only prints a preview.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.views.select import AllPruned, find_session, open_reader

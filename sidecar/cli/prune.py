@@ -99,7 +99,7 @@ async def _titles(home: Home) -> dict[str, str]:
         catalog, _ = await catalog_of(reader)
         await reader.close()
     except StoreLocked:
-        raise  # the store stays locked, so waiting a second time would not help
+        raise  # the removal would only wait for the same lock again
     except (StreamError, OSError):
         return {}  # the error is reported when the log is opened for the removal
     return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}

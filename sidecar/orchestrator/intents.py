@@ -376,7 +376,7 @@ class IntentAgent:
         return self._erred(intent, session, event.payload.get("reason"), event.ts)
 
     def _erred(self, intent: Intent, session: str, said: Any, ts: int) -> list[Output]:
-        """Let the next model take over after an error; without a next model, the intent has failed."""
+        """Let the next model take over after an error; without a next model, fail the intent."""
         if len(intent.models) > 1:
             fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], "ts": ts})
             args = {**asked.prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}

@@ -343,7 +343,7 @@ def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:
     fields = [mapping(each) for each in _list(form.get("fields"))]
     kinds = {str(each.get("type")) for each in fields}
     if len(fields) != len(answers) or not kinds <= {"string", "multiselect"}:
-        raise HostError("the answer to this form can be given only in the terminal of OpenCode 2", permanent=True)
+        raise HostError("this form can be answered only in the terminal of OpenCode 2", permanent=True)
     filled: dict[str, Any] = {}
     for field, answer in zip(fields, answers, strict=True):
         options = map(mapping, _list(field.get("options")))

@@ -1,4 +1,4 @@
-"""The code itself: no data that runs, no shell, no SQL built from strings, constant-time comparison of secrets.
+"""The code itself: no data that runs, no shell, no SQL built from data, constant-time comparison of secrets.
 
 The rules are flake8-bandit's, through ruff; ``make lint`` applies them. The tests check that they are on, that
 each exception was reviewed, and that they catch what they should.

@@ -94,7 +94,7 @@ class JetStreamEventBus:
         """See ``EventBus.publish``. Raises ``SubjectError`` if no stream stores the subject."""
         self._check_open()
         if keeps(self._definitions, check_subject(subject)) is None:
-            raise SubjectError(subject, "no stream stores this subject")
+            raise SubjectError(subject, "no NATS stream stores this subject")
         sent = dict(check_headers(headers or {}))
         if message_id is not None:
             sent[MESSAGE_ID] = message_id
@@ -286,7 +286,7 @@ class JetStreamSubscription:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # This task itself was not cancelled but something that the handler awaited, so the attempt has failed.
+            # Something that the handler awaited was cancelled, not this task, so the attempt has failed.
             return self._failed(delivery, error)
         except Exception as error:  # noqa: BLE001 - any error in a handler is a failed attempt
             return self._failed(delivery, error)

@@ -165,7 +165,7 @@ class ToolResult(L0Payload):
 
     @property
     def closes_slot(self) -> bool:
-        """True if this report answers the waiting call; a ``partial`` report keeps the call's slot open."""
+        """True if this report answers the waiting call; a ``partial`` report does not end the call."""
         return self.status != "partial"
 
     @property

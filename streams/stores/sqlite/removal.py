@@ -144,7 +144,7 @@ class SqliteRemover:
                     forgotten, saved = forgotten + records, saved + size
         if forgets:
             remove_kept_aside(self._store, Disk())
-        # Rebuild the search index, because a search must not find removed records.
+        # Delete the search index, because a search must not find removed records.
         remove_search(self._store)
         Hints(self._store).forget_snapshots()
         self._shrink(exclusively)

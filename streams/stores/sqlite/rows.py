@@ -118,8 +118,7 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         if value is not None:
             parts.append(f"records.{column} = ?")
             values.append(value)
-    # The plus sign keeps SQLite from using the index of times, which is not in the order of positions; see
-    # ``SqliteReader``.
+    # The plus sign keeps SQLite from using the index of times, which is not in the order of positions.
     if wanted.since_ms is not None:
         parts.append("+records.ts >= ?")
         values.append(wanted.since_ms)

@@ -381,7 +381,7 @@ class SqliteStore(KeepsHints):
     def _tidy(self) -> None:
         """Between two commits, write the remembered keys, and move the WAL into the database file.
 
-        SQLite would move the WAL automatically, but it does not report a failed sync, and it trusts the next sync.
+        SQLite's automatic checkpoint hides a failed sync, and then trusts the next one, which may wrongly succeed.
         """
         if self._keys.are_many:
             self._keys.fold()
