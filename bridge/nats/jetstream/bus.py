@@ -245,7 +245,7 @@ class JetStreamSubscription:
         self._pattern, self._durable = pattern, durable
         self._redelivery, self._handler = redelivery, handler
         settings = replace(bus._pull, attempts=redelivery.max_deliver)
-        self._loop = PullLoop(bus._sessions, stream, consumer, self._handle, settings, bury=self._bury)
+        self._loop = PullLoop(bus._sessions, stream, consumer, self._handle, settings, bury=self._bury, is_made=True)
         self._task = asyncio.create_task(self._run())
 
     @property

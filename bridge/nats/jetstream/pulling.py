@@ -171,8 +171,9 @@ class PullLoop:
     deadline. A handler that raises counts as one that returns ``Again``. A message is delivered again if its
     acknowledgement is lost, so handlers must be idempotent.
 
-    Streams in ``definitions`` are created if they are missing. ``answered`` is called when a message's answer has been
-    sent.
+    Streams in ``definitions`` are created if they are missing. ``is_made`` says that the caller has just made the
+    consumer: a second request to make it could reach the server after the request that removes it, because a server
+    handles requests in any order. ``answered`` is called when a message's answer has been sent.
     """
 
     def __init__(
@@ -185,9 +186,10 @@ class PullLoop:
         *,
         bury: Bury | None = None,
         definitions: Sequence[StreamDefinition] = (),
+        is_made: bool = False,
         answered: Callable[[PulledMessage], None] = lambda pulled: None,
     ) -> None:
-        self._definitions, self._answered = tuple(definitions), answered
+        self._definitions, self._is_made, self._answered = tuple(definitions), is_made, answered
         self.problem = ""
         """Why no messages are arriving at the moment; empty while messages can arrive."""
         self.is_ready = False
@@ -251,7 +253,9 @@ class PullLoop:
             try:
                 if self._definitions:
                     await ensure_streams(session, self._definitions)
-                await ensure_consumer(session, self._stream, self._consumer)
+                if not self._is_made:
+                    await ensure_consumer(session, self._stream, self._consumer)
+                self._is_made = False
                 self.problem, self.is_ready = "", True
                 await self._pull(session)
             except NatsError as error:
