@@ -108,7 +108,7 @@ class LogRequests:
 
     def register(self, requests: Requests) -> None:
         """Add these requests to the table."""
-        requests.register("migrate", MigrateArgs, self.migrate, "the state of the migration, as from `migration`")
+        requests.register("migrate", MigrateArgs, self.migrate, "the state of the migration, as `migration` returns it")
         requests.register("migration", NoArgs, self.migration, "the state of the current or last migration")
         freed = "`freed`: the size in bytes of the deleted old store"
         requests.register("discard_old", NoArgs, self.discard_old, freed)
