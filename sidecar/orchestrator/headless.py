@@ -3,7 +3,7 @@
 This OpenCode is started when it is first needed, and it outlives the sidecar: its plugin links back, and the next
 sidecar finds it through ``headless.json``. The headless OpenCode gets the environment of the OpenCode that asked for
 the work, or else of the OpenCode that linked last. If neither environment can be read, as on macOS, the headless
-OpenCode gets the environment of the sidecar. The headless OpenCode is stopped when no intent is left.
+OpenCode gets the environment of the sidecar. It is stopped after two minutes without work.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The index is derived from the log, so it may lag or be deleted at any time. A search asks the index for matching indexed
 records, and reads all other records itself, so results never depend on the index. Trigrams without positions
-(``detail=none``) find candidates for any part of a text of three characters or more; the filter itself decides.
+(``detail=none``) find candidates for any part of a text of three characters or more; ``Filter`` checks them.
 """
 
 from __future__ import annotations
