@@ -33,6 +33,19 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
         StoreLocked: another program holds the database.
     """
     manifest = read_manifest(store)
+    while True:
+        try:
+            _refuse_missing(store, manifest, alone)
+        except MissingLog:
+            # Another process may have begun, migrated or deleted the log since its manifest was read.
+            if (now := read_manifest(store)) == manifest:
+                raise
+            manifest = now
+        else:
+            return manifest
+
+
+def _refuse_missing(store: Path, manifest: Manifest | None, alone: bool) -> None:
     if manifest is None:
         if with_records(store, alone=alone):
             hint = (
@@ -44,14 +57,12 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
         lost = left_alone(store)
         if lost is not None:
             raise MissingLog(str(store), lost.reason, lost.hint)
-        return None
-    if manifest.backend == "jsonl":
+    elif manifest.backend == "jsonl":
         # If the head file or a segment is left, the log was here, and reading the log reports what is missing.
         if not (store / "head").exists() and not list_segments(store / "log"):
             raise _gone(store, manifest, alone, "log/ and head are missing")
     elif not holds_known_log(store, alone=alone):
         raise _gone(store, manifest, alone, f"{LOG_FILE} is missing or empty")
-    return manifest
 
 
 class LeftAlone(NamedTuple):

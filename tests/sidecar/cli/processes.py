@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from threading import Thread
 from typing import IO, Any
 
@@ -36,7 +36,11 @@ class Process:
         return lines
 
     def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out.get(timeout=LIMIT_SECONDS))
+        try:
+            found: dict[str, Any] = json.loads(self.out.get(timeout=LIMIT_SECONDS))
+        except Empty:
+            said = "".join(self.err.queue)
+            raise AssertionError(f"no record; exit code {self._process.poll()}, {said!r}") from None
         return found
 
     def interrupt(self) -> int:
