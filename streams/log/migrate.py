@@ -1,13 +1,14 @@
 """Migrate a log to another backend while it is being written: copy, verify, catch up, compare, switch.
 
 Every record is copied byte for byte. When few records are left to copy, the copy is verified: every record in it is
-read back and checked, as ``verify`` does. Then the migration holds appends, copies the remaining records and reads them
-back, compares the heads and every stream's last hash with the original's, and replaces ``store.json`` by a rename.
-Until that rename, the old backend holds the log; after the rename, the new backend does. A hash covers its stream's
-whole history, so equal last hashes mean equal records.
+read back and checked against its stream's hash chain. Then the migration holds appends, copies the remaining records
+and reads them back, compares the heads and every stream's last hash with the original's, and replaces ``store.json`` by
+a rename. Until that rename, the old backend holds the log; after the rename, the new backend does. A hash covers its
+stream's whole history, so equal last hashes mean equal records.
 
-The next run continues an interrupted copy. The old store stays as it was at the switch until it is discarded. No
-migration ever continues the old store, because migrating back makes a new copy.
+The next run continues an interrupted copy and verifies all of it as ``verify`` does, because the copy may have been
+damaged in the meantime. The old store stays as it was at the switch until it is discarded. No migration ever continues
+the old store, because migrating back makes a new copy.
 
 A log from which records were pruned or forgotten stays in sqlite.
 
@@ -164,12 +165,13 @@ class Migration:
                 "it stays in sqlite",
             )
         self._report("opening")
+        self._tails = {}
         copy = await self._open_copy()
         try:
             await self._catch_up(copy)
             await self._verify(copy)
             self._touched = set()
-            self._original, self._tails = await log.source.tails(), await copy.tails()
+            self._original = await log.source.tails()
             await self._catch_up(copy)
             begun = time.perf_counter()
             try:
@@ -239,8 +241,11 @@ class Migration:
             self.progress.copied = copy.head + 1
             self._report(self.progress.phase)
         if self.progress.phase in ("verifying", "switching"):  # ``_verify`` checks the records that were copied earlier
-            async for records in copy.copy_out(after=last, most=CHUNK):
-                await in_thread(self._check, records)
+            await self._read_back(copy, last)
+
+    async def _read_back(self, copy: DiskStore, after: int) -> None:
+        async for records in copy.copy_out(after=after, most=CHUNK):
+            await in_thread(self._check, records)
 
     def _check(self, records: list[Stored]) -> None:
         """Check records of the copy, and compute the copy's tails from the bytes of these records."""
@@ -258,12 +263,16 @@ class Migration:
     async def _verify(self, copy: DiskStore) -> None:
         """Read every record of the copy, before appends are held."""
         self._report("verifying")
+        if not self._continued:
+            await self._read_back(copy, NOTHING)
+            return
         verification = Verification(self.log.store, backend=self.to, alone=True)
         async for finding in verification.run():
             if is_of_records(finding):
                 raise self._failed(f"the copy is damaged: {finding}")
         if verification.summary.records != copy.head + 1:
             raise self._failed(f"the copy holds {verification.summary.records} of {copy.head + 1} records")
+        self._tails = await copy.tails()
 
     async def _compare(self, copy: DiskStore) -> None:
         """Compare the heads and every stream's last hash, while appends are held."""
