@@ -7,6 +7,7 @@ import importlib
 import json
 import pkgutil
 import re
+from functools import cache
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
@@ -25,8 +26,9 @@ EXAMPLES = [(rule.id, form) for rule in RULES.values() for form in rule.examples
 ORDINARY = [(rule.id, form) for rule in RULES.values() for form in rule.ordinary]
 
 
+@cache
 def only(rule: str) -> Redactor:
-    """A redactor with one rule."""
+    """A redactor with one rule. Making one takes longer than using it, so all tests of a rule share it."""
     return Redactor(disable=set(RULES) - {rule})
 
 
@@ -51,11 +53,12 @@ def test_an_example_is_found_at_any_depth_of_escaping(rule: str, form: str) -> N
         text = drawn(form, seed)
         for depth in range(4):
             redactor = only(rule)
+            before = redactor.redactions
             # A whole payload and a single string: redaction handles them differently.
             cleaned = redactor.clean({"text": nested(text, depth)})["text"]
             assert f"[redacted:{rule}]" in cleaned, (depth, text)
-            assert cleaned == only(rule).clean(nested(text, depth))
-            assert redactor.redactions == 1, (depth, cleaned)
+            assert redactor.redactions == before + 1, (depth, cleaned)
+            assert cleaned == redactor.clean(nested(text, depth))
             for secret in set(re.findall(r"[\w+/-]{12,}", text)) - set(re.findall(r"[\w+/-]{12,}", form)):
                 assert secret not in cleaned, depth
             if depth:
@@ -160,10 +163,10 @@ HOSTILE += ['"token":"\\', "machine a login a ", "key\n", "a:*:b:", "://a:", "cu
 
 
 @pytest.mark.parametrize("unit", HOSTILE)
-async def test_a_mebibyte_of_near_matches_takes_no_quadratic_time(unit: str) -> None:
-    """Quadratic time would mean hours; the limit only detects a hang."""
+async def test_many_near_matches_take_no_quadratic_time(unit: str) -> None:
+    """Quadratic time would mean many minutes; the limit only detects a hang."""
     async with asyncio.timeout(HANG_SECONDS):
-        await asyncio.to_thread(Redactor().clean, {"text": unit * (1024 * 1024 // len(unit))})
+        await asyncio.to_thread(Redactor().clean, {"text": unit * (256 * 1024 // len(unit))})
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
