@@ -44,7 +44,7 @@ _OFFLINE = {
     "OPENCODE_DISABLE_SHARE": "1",
     "npm_config_offline": "true",
 }
-_LEAN = {
+LEAN_ENGINE = {
     "BUN_JSC_thresholdForOptimizeAfterWarmUp": "5000",
     "BUN_JSC_thresholdForOptimizeAfterLongWarmUp": "5000",
     "BUN_JSC_thresholdForOptimizeSoon": "5000",
@@ -113,7 +113,7 @@ class RealOpenCode(OpenCodeApi):
         self._files = {"README": "A project of a test.\n"} | dict(files or {})
         self._git = git
         self._serve = serve
-        self._lean = {**_LEAN, "OPENCODE_MODELS_PATH": str(self.root / "models.json")} if lean else {}
+        self._lean = {**LEAN_ENGINE, "OPENCODE_MODELS_PATH": str(self.root / "models.json")} if lean else {}
         self._starts = 0
 
     # Life

@@ -61,8 +61,8 @@ MEMORY_LIMIT = 32 * 2**20
 
 @pytest.fixture(scope="module")
 def opencode(opencode_binary: Path, model: ModelServer) -> Iterator[RealOpenCode]:
-    # Not lean: a test measures its memory.
-    with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, lean=False) as client:
+    environment = {"BUN_JSC_useGC": "1"}  # a test measures its memory
+    with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, environment=environment) as client:
         yield client
         client.terminate()
         # The plugin says nothing, whatever happens to it: the last line is OpenCode's own.
