@@ -32,7 +32,7 @@ from tests.streams.sizes import is_set, size
 from tests.streams.survivors import check, whole
 from tests.torture.figures import note, seeded
 
-IMAGES = size("IMAGES", 250)
+IMAGES = size("IMAGES", 120)
 LENGTH = 200 if is_set("IMAGES") else 48
 
 

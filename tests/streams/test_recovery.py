@@ -27,7 +27,7 @@ from tests.streams.logs import Log, files, findings, make_log, open_store
 from tests.streams.opened import collect
 from tests.streams.sizes import size
 
-OPENINGS = size("OPENINGS", 80)
+OPENINGS = size("OPENINGS", 40)
 READ_EVERY = size("READ_EVERY", 9)
 
 Expected = tuple[str, int, int]

@@ -29,7 +29,7 @@ from tests.streams.opened import collect
 from tests.streams.sizes import size
 from tests.torture.figures import note, seeded
 
-KILLS = size("RUNTIME_KILLS", 2)
+KILLS = size("RUNTIME_KILLS", 1)
 KILLS_A_HOME = 10
 TYPES = ("plain", "honest", "unsafe")
 COMMANDS = 6
