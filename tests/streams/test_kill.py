@@ -26,7 +26,7 @@ from tests.streams.opened import collect
 from tests.streams.sizes import size
 from tests.streams.writing_process import SEGMENT_BYTES, Mode, batch_of
 
-KILLS = size("KILLS", 10)
+KILLS = size("KILLS", 20)
 KILLS_A_STORE = 5
 STORES = 4
 """How many stores are killed in parallel."""
