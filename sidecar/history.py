@@ -64,7 +64,7 @@ async def import_opencode_1(
             try:
                 count = await _write(client, recording, known, excludes)
             except (ServiceError, ServiceGone) as error:
-                raise HistoryError(f"{program} stopped answering while its sessions were being read: {error}") from None
+                raise HistoryError(f"could not read the sessions of {program}: {error}") from None
         if not count:
             return 0, None
         return count, await play(home, recording, nonce=nonce, instance=HISTORY_INSTANCE)

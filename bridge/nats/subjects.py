@@ -232,7 +232,7 @@ class L0Subject:
         form = "cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}"
         head, ver, project, channel, category, component, target, suffix = _split(subject, 8, form)
         if head != "cg":
-            raise SubjectError(subject, "not a subject of the L0 protocol, which must begin with `cg`")
+            raise SubjectError(subject, "it is not a subject of the L0 protocol, because it does not begin with `cg`")
         suffix = unescape_dotted(suffix)
         check_kind(category, component, suffix)
         return cls(

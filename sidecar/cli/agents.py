@@ -48,8 +48,8 @@ async def agents(
 
     With --check, checks that one agent uses no clock, randomness, file or socket, and that it returns the same
     results for the same events. Loads the agent in the command's own process, not in the sidecar. Uses the newest
-    1000 events of the log that the agent would receive, or those of --events. Exits with 1 if the check finds a
-    violation.
+    1000 events that the agent would receive from the log, or the events in the file given with --events. Exits with
+    1 if the check finds a violation.
     """
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
@@ -155,7 +155,7 @@ def _events_of(file: Path) -> list[dict[str, Any]]:
         if given is None:
             continue
         if not isinstance(given, dict) or not isinstance(given.get("type"), str):
-            raise Failure("bad-json", f"{file}, line {number}: an event must be a JSON object whose `type` is a text")
+            raise Failure("bad-json", f"{file}, line {number}: an event must be a JSON object whose `type` is a string")
         found.append({"type": given["type"], "payload": given.get("payload") or {}})
     return found
 

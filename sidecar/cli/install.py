@@ -38,7 +38,8 @@ def install(
 ) -> None:
     """Make OpenCode record its sessions.
 
-    Writes the plugin file, which OpenCode loads at its next start, and keeps that start from waiting for npm.
+    Writes the plugin file, which OpenCode loads when it next starts. Also keeps OpenCode from waiting for npm when it
+    starts.
     """
     from sidecar.install import plugin as installer
 

@@ -28,7 +28,7 @@ _HEAD_BYTES: Final = 64 * 1024
 
 
 class ServiceGone(Exception):
-    """The service does not answer, because it has stopped or is stopping."""
+    """The service did not answer, or its answer was unreadable; it has probably stopped or is stopping."""
 
 
 class ServiceError(Exception):

@@ -90,8 +90,8 @@ class Prompt(_Kind):
 
 
 class Abort(_Kind):
-    """``opencode.abort``: stops a phantom session. With ``late``, also stops the turn that an already accepted prompt
-    begins."""
+    """``opencode.abort``: stops a phantom session. With ``late``, also stops a turn that starts after the abort,
+    because OpenCode had already accepted its prompt."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""

@@ -314,7 +314,7 @@ async def _get(client: ServiceClient, path: str) -> Any:
             return None
         raise HostError(f"OpenCode 2 answered {error}") from None
     except (ServiceGone, UnsafeService) as error:
-        raise HostError(f"the OpenCode 2 service is not responding: {error}") from None
+        raise HostError(f"the request to the OpenCode 2 service failed: {error}") from None
 
 
 async def _post(client: ServiceClient, path: str, body: dict[str, Any] | None) -> Any:
@@ -335,7 +335,7 @@ async def _sent(client: ServiceClient, method: str, path: str, body: dict[str, A
     try:
         return await client.send(method, path, body)
     except (ServiceGone, UnsafeService) as error:
-        raise HostError(f"the OpenCode 2 service is not responding: {error}") from None
+        raise HostError(f"the request to the OpenCode 2 service failed: {error}") from None
 
 
 def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:

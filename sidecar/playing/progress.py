@@ -1,4 +1,4 @@
-"""The progress of a play, and the pace at which it continues."""
+"""The progress of a play, and the speed at which it plays the recording."""
 
 from __future__ import annotations
 

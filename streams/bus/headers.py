@@ -49,7 +49,7 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
                 str(name), "a header name must be 1 to 64 letters, digits, `-` or `_`, and begin with a letter"
             )
         if name.lower() in seen:
-            raise HeaderError(name, "the same name appears twice, with different upper and lower case")
+            raise HeaderError(name, "another header has the same name and differs only in upper and lower case")
         seen.add(name.lower())
         if not isinstance(value, str) or not is_header_value(value):
             raise HeaderError(

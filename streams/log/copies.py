@@ -74,7 +74,7 @@ def discard(store: Path, backend: Backend) -> int:
     manifest = read_manifest(store)
     if manifest is not None and manifest.backend == backend:
         raise ValueError(f"the log is in {backend}, so this store cannot be deleted")
-    # Delete sqlite's head file before the database, because a head file without a database would report a lost log.
+    # Delete sqlite's head file before the database, because a head file without a database looks like a lost log.
     database = [store / HEAD_FILE, *_database_files(store)]
     places = [store / "log", store / "head"] if backend == "jsonl" else database
     freed = 0

@@ -54,7 +54,7 @@ class PayloadError(ValueError):
 
 def _bounded(value: dict[str, Any]) -> dict[str, Any]:
     if len(canonical(value)) > MAX_OBJECT:
-        raise ValueError(f"larger than {MAX_OBJECT} bytes; send a pointer instead")
+        raise ValueError(f"larger than {MAX_OBJECT} bytes; put the value into a card or a box and send its id instead")
     return value
 
 

@@ -150,7 +150,8 @@ class Comparison:
 
 
 class _Held(NamedTuple):
-    """A record, and those of its expected messages that have not arrived yet, by the suffix of their ids."""
+    """A record whose expected messages have not all arrived. ``open`` holds the missing messages; its keys are the
+    suffixes of their ids."""
 
     record: Record
     context: RecordContext

@@ -112,7 +112,7 @@ def _wrong(last: MirroredRecord, stream: StreamSurvey, log: LogSurvey) -> tuple[
     most = last.position - first.position + 1
     if stream.count > most:
         return f"the stream has {stream.count} messages for only {most} records", "doubled"
-    # Positions have no gaps, so only records that were pruned before the mirror reached them may be missing.
+    # Every position has a record, so the stream can lack only records that were pruned before the mirror reached them.
     if stream.count < most - log.pruned:
         return f"{most - stream.count} records are missing from the middle of the stream", "missing"
     return None

@@ -24,7 +24,7 @@ ProjectOption = Annotated[
     typer.Option(
         "--project",
         metavar="DIR|all",
-        help="Only sessions in DIR, its subdirectories, or another worktree of its repository; all: every project.",
+        help="Only sessions in DIR, its subdirectories, or other worktrees of its repository; `all`: every project.",
     ),
 ]
 

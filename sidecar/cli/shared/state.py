@@ -1,4 +1,5 @@
-"""What ``status`` shows: the report of the running sidecar, or, if none is running, the state of log and spool."""
+"""What ``status`` shows: the report of the running sidecar, or the state of the log and the spool if none is
+running."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from streams.query import describe_span
 
 
 async def gather_status(home: Home) -> dict[str, Any]:
-    """The report of the running sidecar, or, if none is running, the state of log and spool.
+    """The report of the running sidecar, or, if none is running, the state of the log and the spool.
 
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
     position that were removed; ``log.damaged`` says that one of the problems is damage to the log. Keys: ``home,
