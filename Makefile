@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHIM := plugin-shim
 # Many tests wait for processes of their own, so that two workers keep one core busy.
-# OpenCode's tests are few to a file and long: handed out in the order of the files, and not by the number of their tests,
-# they do not come last, when nothing is left to run beside them.
+# The tests with OpenCode are few to a file and long. `tests/conftest.py` puts them first; handed out in that order, and
+# not by the number of tests in a file, they do not come last, when nothing is left to run beside them.
 SHARED := --dist loadfile --no-loadscope-reorder
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2 )))
 

@@ -16,6 +16,7 @@ from sidecar.home import Home
 from sidecar.install.plugin import Target, install, shim_path
 
 _PREFIX = "durable-stream-tests-"
+_REAL, _TORTURE = Path(__file__).parent / "real", Path(__file__).parent / "torture"
 _place = pytest.StashKey[Path]()
 
 
@@ -36,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
     world = {"HOME": str(place), "XDG_CONFIG_HOME": str(place)}
     command = [sys.executable, "-m", "sidecar.cli"]
     install(Target.everywhere(world), shim=shim_path(), command=command, home=place / "home", cwd=place, environ=world)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files, so that no worker is left alone with one of them at the end."""
+    items.sort(key=lambda item: not item.path.is_relative_to(_REAL) and not item.path.is_relative_to(_TORTURE))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
