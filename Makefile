@@ -4,11 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SHIM := plugin-shim
-# Many tests wait for processes of their own, so that two workers keep one core busy.
+# Many tests wait for processes of their own, so five workers share two cores. A worker and the OpenCodes of
+# its tests need about 1.2 GB. The tests of the unit part wait less.
 # The tests with OpenCode are few to a file and long. `tests/conftest.py` puts them first; handed out in that order, and
 # not by the number of tests in a file, they do not come last, when nothing is left to run beside them.
 SHARED := --dist loadfile --no-loadscope-reorder
-WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2 )))
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+WORKERS ?= $(shell echo $$(( $(CORES) * 5 / 2 )))
+UNIT_WORKERS ?= $(shell echo $$(( $(CORES) * 2 )))
 
 # Compiled modules are kept: the tests start about a thousand Python processes of this checkout.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,7 +33,7 @@ test-python: $(VENV)/installed opencode nats-server
 
 # Pure logic, the log and the stores, without the tests that kill processes or cut the power.
 test-unit: $(VENV)/installed ## The quick part of the tests, in half a minute
-	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist load tests/streams tests/bridge/opencode \
+	$(BIN)/python -m pytest -q --numprocesses $(UNIT_WORKERS) --dist load tests/streams tests/bridge/opencode \
 		tests/bridge/test_twin_calls.py tests/bridge/test_unknown_shapes.py tests/sidecar/views tests/test_layers.py \
 		-k "not kill and not power_loss and not stores_answer"
 

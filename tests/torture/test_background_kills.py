@@ -171,15 +171,18 @@ class Cancelled(Torment):
         wait_until(is_at_rest, f"the end of every turn of {mark} (step {self.step})")
 
 
-@pytest.mark.parametrize("victim", ["sidecar", "headless", "opencode", "terminal"])
+FULL = pytest.mark.torture
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["sidecar", "headless", pytest.param("opencode", marks=FULL), pytest.param("terminal", marks=FULL)],
+)
 def test_one_session_and_one_message_whoever_is_killed_and_when(tmp_path: Path, victim: str) -> None:
     with client_and_home(tmp_path) as (durable, client):
         tormented = Torment(durable, client)
         tormented.torment(victim, KILLS)
         note(f"background-{victim}", **tormented.figures())
-
-
-FULL = pytest.mark.torture
 
 
 @pytest.mark.parametrize(
