@@ -78,7 +78,7 @@ class RealOpenCode(OpenCodeApi):
             root share their sessions, as two OpenCode windows of one user do.
         serve: start ``opencode serve`` on entering; else only ``run`` and ``start`` start anything.
         lean: with an empty list of the world's models, which it would read at its first prompt, and an engine that
-            compiles less and frees no memory. That saves two thirds of what a short life of OpenCode 1 costs. False
+            compiles less and frees no memory. That saves more than half of what a short life of OpenCode 1 costs. False
             for an OpenCode as users have it.
     """
 
