@@ -22,10 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-
 from sidecar.orchestrator.lifecycle import after
-from sidecar.runtime.agent import READY, HealthStatus, Output
+from sidecar.orchestrator.own_agent import OwnAgent
+from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 NAME: Final = "alerts"
@@ -100,10 +99,7 @@ class State:
     """By channel, the time when the last message on it was sent, not counting questions."""
 
 
-_STATE: Final = TypeAdapter(State)
-
-
-class AlertAgent:
+class AlertAgent(OwnAgent[State]):
     """An ``Agent``.
 
     Args:
@@ -126,12 +122,7 @@ class AlertAgent:
         self._stages = [list(stage) for stage in stages if stage]
         self._quiet_until, self._min_ms, self._children = quiet_until, min_ms, children
         self._escalate_ms = escalate_ms
-        self.data = State()
-
-    @property
-    def name(self) -> str:
-        """See ``Agent``."""
-        return NAME
+        super().__init__(NAME, State)
 
     @property
     def events(self) -> tuple[str, ...]:
@@ -148,24 +139,6 @@ class AlertAgent:
             "checkpoint.withdrawn",
             "human.input",
         )
-
-    @property
-    def begins_anywhere(self) -> bool:
-        """See ``Agent``."""
-        return True
-
-    def health(self) -> HealthStatus:
-        """See ``Agent``."""
-        return READY
-
-    def state(self) -> dict[str, Any]:
-        """See ``Agent``."""
-        dumped: dict[str, Any] = _STATE.dump_python(self.data, mode="json")
-        return dumped
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        """See ``Agent``."""
-        self.data = State() if state is None else _STATE.validate_python(state)
 
     def deadline(self) -> int | None:
         """When the agent wants the next ``tick``, in ms UTC."""

@@ -18,11 +18,10 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-
 from sidecar.orchestrator.lifecycle import after
+from sidecar.orchestrator.own_agent import OwnAgent
 from sidecar.orchestrator.tool_results import WHOLE, keeps_result, loses_result
-from sidecar.runtime.agent import READY, HealthStatus, Output
+from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 NAME: Final = "checkpoints"
@@ -106,21 +105,13 @@ class State:
     """Maps a session of background work to its intent and to the user's session above it."""
 
 
-_STATE: Final = TypeAdapter(State)
-
-
-class CheckpointAgent:
+class CheckpointAgent(OwnAgent[State]):
     """An ``Agent``. With ``everywhere``, the permissions and questions of the user's own sessions become checkpoints,
     too."""
 
     def __init__(self, everywhere: bool = False) -> None:
         self._everywhere = everywhere
-        self.data = State()
-
-    @property
-    def name(self) -> str:
-        """See ``Agent``."""
-        return NAME
+        super().__init__(NAME, State)
 
     @property
     def events(self) -> tuple[str, ...]:
@@ -136,24 +127,6 @@ class CheckpointAgent:
             "intent.failed",
             "intent.cancelled",
         )
-
-    @property
-    def begins_anywhere(self) -> bool:
-        """See ``Agent``."""
-        return True
-
-    def health(self) -> HealthStatus:
-        """See ``Agent``."""
-        return READY
-
-    def state(self) -> dict[str, Any]:
-        """See ``Agent``."""
-        dumped: dict[str, Any] = _STATE.dump_python(self.data, mode="json")
-        return dumped
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        """See ``Agent``."""
-        self.data = State() if state is None else _STATE.validate_python(state)
 
     def deadline(self) -> int | None:
         """When the agent wants the next ``tick``, in ms UTC."""

@@ -13,15 +13,14 @@ Source: seed 004, 4.3; FEATURES D5e, D23, D26.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Final
-
-from pydantic import TypeAdapter
+from typing import Final
 
 from sidecar.gardener_config import GardenerConfig
 from sidecar.orchestrator.intents import NAME as INTENTS
-from sidecar.runtime.agent import READY, HealthStatus, Output
+from sidecar.orchestrator.own_agent import OwnAgent
+from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 NAME: Final = "gardener"
@@ -71,20 +70,15 @@ class State:
     """The times, in ms UTC, when the gardener started its last agents."""
 
 
-_STATE: Final = TypeAdapter(State)
-
-
-class GardenerAgent:
+class GardenerAgent(OwnAgent[State]):
     """See ``Agent``."""
+
+    begins_anywhere = False
+    """See ``Agent``. Sessions that failed before the gardener was switched on get no agent."""
 
     def __init__(self, config: GardenerConfig) -> None:
         self._config = config
-        self.data = State()
-
-    @property
-    def name(self) -> str:
-        """See ``Agent``."""
-        return NAME
+        super().__init__(NAME, State)
 
     @property
     def events(self) -> tuple[str, ...]:
@@ -98,23 +92,6 @@ class GardenerAgent:
             "intent.created",
             "intent.started",
         )
-
-    @property
-    def begins_anywhere(self) -> bool:
-        """See ``Agent``."""
-        return False
-
-    def health(self) -> HealthStatus:
-        """See ``Agent``."""
-        return READY
-
-    def state(self) -> dict[str, Any]:
-        """See ``Agent``."""
-        return asdict(self.data)
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        """See ``Agent``."""
-        self.data = State() if state is None else _STATE.validate_python(state)
 
     # --- deciding ---
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-
 from sidecar.orchestrator import budgets, edits, notices, watch
 from sidecar.orchestrator import intent_effects as asked
 from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal
@@ -21,7 +19,8 @@ from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE,
 from sidecar.orchestrator.intent_state import Intent, Limits, State, intent_of
 from sidecar.orchestrator.intent_texts import told
 from sidecar.orchestrator.lifecycle import ENDED, INTENT, WORKING, after
-from sidecar.runtime.agent import READY, HealthStatus, Output
+from sidecar.orchestrator.own_agent import OwnAgent
+from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 NAME: Final = "intents"
@@ -45,21 +44,14 @@ ANSWERED: Final = ("stop", "length")
 MAX_STOPS: Final = 20
 """Maximum number of intents that one input stops. The next tick, which follows at once, stops more."""
 
-_STATE: Final = TypeAdapter(State)
 
-
-class IntentAgent:
+class IntentAgent(OwnAgent[State]):
     """An ``Agent``. The agent first decides what an input means, then what may start or must stop."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._check_ms = min(watch.CHECK_MS, self._limits.silence_ms // 2 or watch.CHECK_MS)
-        self.data = State()
-
-    @property
-    def name(self) -> str:
-        """See ``Agent``."""
-        return NAME
+        super().__init__(NAME, State)
 
     @property
     def events(self) -> tuple[str, ...]:
@@ -77,24 +69,6 @@ class IntentAgent:
             "checkpoint.expired",
             "checkpoint.withdrawn",
         )
-
-    @property
-    def begins_anywhere(self) -> bool:
-        """See ``Agent``. True, because the agent reacts only to work that it began itself."""
-        return True
-
-    def health(self) -> HealthStatus:
-        """See ``Agent``."""
-        return READY
-
-    def state(self) -> dict[str, Any]:
-        """See ``Agent``."""
-        dumped: dict[str, Any] = _STATE.dump_python(self.data, mode="json")
-        return dumped
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        """See ``Agent``."""
-        self.data = State() if state is None else _STATE.validate_python(state)
 
     def deadline(self) -> int | None:
         """When the agent wants the next ``tick``, in ms UTC."""

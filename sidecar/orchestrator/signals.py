@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-
-from sidecar.runtime.agent import READY, HealthStatus, Output
+from sidecar.orchestrator.own_agent import OwnAgent
+from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 NAME: Final = "signals"
@@ -47,42 +46,16 @@ class State:
     """Maps a signal's name to the sessions that get the next signal with this name as a message."""
 
 
-_STATE: Final = TypeAdapter(State)
-
-
-class SignalAgent:
+class SignalAgent(OwnAgent[State]):
     """An ``Agent``."""
 
     def __init__(self) -> None:
-        self.data = State()
-
-    @property
-    def name(self) -> str:
-        """See ``Agent``."""
-        return NAME
+        super().__init__(NAME, State)
 
     @property
     def events(self) -> tuple[str, ...]:
         """See ``Agent``. The list is empty, because this agent receives only commands."""
         return ()
-
-    @property
-    def begins_anywhere(self) -> bool:
-        """See ``Agent``."""
-        return True
-
-    def health(self) -> HealthStatus:
-        """See ``Agent``."""
-        return READY
-
-    def state(self) -> dict[str, Any]:
-        """See ``Agent``."""
-        dumped: dict[str, Any] = _STATE.dump_python(self.data, mode="json")
-        return dumped
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        """See ``Agent``."""
-        self.data = State() if state is None else _STATE.validate_python(state)
 
     def receive(self, event: StreamEvent) -> list[Output]:
         """See ``Agent``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -174,13 +175,13 @@ class CaptureState:
 
     def dump(self) -> bytes:
         """The whole state as JSON for ``load``, for a snapshot of version ``STATE_VERSION``."""
-        return _ADAPTER.dump_json(_Dump(self.sessions, self.told, self.spawns, list(self.busy)))
+        return _adapter().dump_json(_Dump(self.sessions, self.told, self.spawns, list(self.busy)))
 
     @classmethod
     def load(cls, dumped: bytes) -> CaptureState:
         """Restore the state from the output of ``dump``. Raises ``ValueError`` if the bytes did not come from
         ``dump``."""
-        found = _ADAPTER.validate_json(dumped)
+        found = _adapter().validate_json(dumped)
         state = cls()
         state.sessions, state.told, state.spawns = found.sessions, OrderedDict(found.told), found.spawns
         state.busy = OrderedDict.fromkeys(found.busy)
@@ -361,4 +362,7 @@ class _Dump:
     busy: list[str]
 
 
-_ADAPTER = TypeAdapter(_Dump)
+@cache
+def _adapter() -> TypeAdapter[_Dump]:
+    """Built when first used: a sidecar starts sooner without it."""
+    return TypeAdapter(_Dump)
