@@ -9,7 +9,6 @@ An intent's events have its id as ``payload.intent``; a notice's events have its
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any, Final
 
 from sidecar.orchestrator import budgets, edits, notices, watch
@@ -88,7 +87,7 @@ class IntentAgent(OwnAgent[State]):
             return outputs
         # Apply the outputs to a copy of the state, because the other decisions depend on them.
         ahead = IntentAgent(self._limits)
-        ahead.data = deepcopy(self.data)
+        ahead.load(self.state())
         for output in outputs:
             ahead.data.fold(output.type, output.payload)
         return outputs + ahead._follow(outputs, event.ts)

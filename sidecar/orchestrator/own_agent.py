@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
@@ -28,20 +28,21 @@ class OwnAgent(Generic[S]):
         self.data = kind()
         self._kind = kind
 
-    @cached_property
-    def _adapter(self) -> TypeAdapter[S]:
-        """Built when first used: a sidecar starts sooner without it."""
-        return TypeAdapter(self._kind)
-
     def health(self) -> HealthStatus:
         """See ``Agent``."""
         return READY
 
     def state(self) -> dict[str, Any]:
         """See ``Agent``."""
-        dumped: dict[str, Any] = self._adapter.dump_python(self.data, mode="json")
+        dumped: dict[str, Any] = _adapter(self._kind).dump_python(self.data, mode="json")
         return dumped
 
     def load(self, state: dict[str, Any] | None) -> None:
         """See ``Agent``."""
-        self.data = self._kind() if state is None else self._adapter.validate_python(state)
+        self.data = self._kind() if state is None else _adapter(self._kind).validate_python(state)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Built when first used: a sidecar starts sooner without it."""
+    return TypeAdapter(kind)
