@@ -25,8 +25,8 @@ class OwnAgent(Generic[S]):
 
     def __init__(self, name: str, kind: type[S]) -> None:
         self.name = name
-        self.data = kind()
-        self._kind = kind
+        self.data: S = kind()
+        self._kind: Any = kind
 
     def health(self) -> HealthStatus:
         """See ``Agent``."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from tests.real.durable import EXECUTABLE
 from tests.real.model_server import HANG_LIMIT_S, ModelServer
-from tests.real.opencode import LEAN_ENGINE, RealOpenCode
+from tests.real.opencode import RealOpenCode
 from tests.real.registry import FakeRegistry
 
 START_LIMIT_S = 300.0
@@ -81,7 +81,6 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
         "PATH": f"{traps}:{os.environ['PATH']}",
         "OPENCODE_CONFIG_DIR": str(root / "extra"),
         "DURABLE_STREAM_HOME": wanted["home"],
-        **LEAN_ENGINE,
     }
     found: dict[str, Any] = {"seconds": {}, "registry": {}, "npm_failures": {}, "said": [], "trees": []}
     with (
@@ -94,7 +93,6 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
             environment=environment,
             serve=False,
             root=root,
-            lean=False,
         ) as client,
     ):
         for step in wanted["plan"]:

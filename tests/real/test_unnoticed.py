@@ -54,7 +54,7 @@ FLOOD = """(plugin) => async (given) => {
   };
   return hooks;
 }"""
-FLOOD_ITEMS, FLOOD_BYTES = 50_000, 4096
+FLOOD_ITEMS, FLOOD_BYTES = 20_000, 4096
 MEMORY_LIMIT = 32 * 2**20
 """Bytes of items that the plugin holds at most, as it is installed."""
 

@@ -27,7 +27,7 @@ def test_no_secret_of_the_corpus_is_left_in_a_value() -> None:
 
 
 def test_redacting_the_corpus_twice_changes_nothing() -> None:
-    for case in islice(cases(), 0, None, 9):
+    for case in islice(cases(), 0, None, 23):
         once = clean({"text": case.text})
         assert clean(once) == once, case
 

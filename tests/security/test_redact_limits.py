@@ -106,7 +106,7 @@ TEXTS = st.lists(
 VALUES = st.one_of(TEXTS, st.lists(TEXTS, max_size=3), st.dictionaries(TEXTS, TEXTS, max_size=3), TEXTS.map(json.dumps))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(VALUES)
 def test_the_quick_look_at_the_whole_misses_nothing(value: Any) -> None:
     one, other = Redactor(), Redactor()
@@ -114,7 +114,7 @@ def test_the_quick_look_at_the_whole_misses_nothing(value: Any) -> None:
     assert one.redactions == other.redactions
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(VALUES)
 def test_a_second_redaction_changes_nothing(value: Any) -> None:
     first = clean({"v": value})

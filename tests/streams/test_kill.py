@@ -26,9 +26,9 @@ from tests.streams.opened import collect
 from tests.streams.sizes import size
 from tests.streams.writing_process import SEGMENT_BYTES, Mode, batch_of
 
-KILLS = size("KILLS", 20)
+KILLS = size("KILLS", 10)
 KILLS_A_STORE = 5
-STORES = 4
+STORES = min(KILLS // KILLS_A_STORE, 4)
 """How many stores are killed in parallel."""
 LANES = 6
 

