@@ -16,7 +16,6 @@ from sidecar.home import Home
 from sidecar.install.plugin import Target, install, shim_path
 
 _PREFIX = "durable-stream-tests-"
-_REAL, _TORTURE = Path(__file__).parent / "real", Path(__file__).parent / "torture"
 _place = pytest.StashKey[Path]()
 
 
@@ -41,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long files, so that no worker is left alone with one of them at the end."""
-    items.sort(key=lambda item: not item.path.is_relative_to(_REAL) and not item.path.is_relative_to(_TORTURE))
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/real/", "tests/torture/")))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -23,7 +23,7 @@ from sidecar.playing.play import MAX_EXPLAINED, play
 from sidecar.playing.progress import Progress
 from streams.identity import system_identity
 from streams.stores.jsonl.reader import JsonlReader
-from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.cli.helpers import run, run_process
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, running, start, wait_for
 
 NONCE = system_identity().nonce
@@ -33,8 +33,8 @@ NONCE = system_identity().nonce
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home with a recording in its log and no running sidecar. Copy it to change it."""
     home = Home(tmp_path_factory.mktemp("recorded") / "home")
-    assert run_process(home.path, "play", str(RECORDINGS / "chat.jsonl")).code == 0
-    assert run_process(home.path, "stop").code == 0
+    assert run(home.path, "play", str(RECORDINGS / "chat.jsonl")).code == 0
+    assert run(home.path, "stop").code == 0
     return home
 
 
@@ -43,56 +43,18 @@ async def keys(home: Home) -> list[str]:
 
 
 class TestLife:
-    def test_of_many_that_start_at_once_one_serves(self, home: Home, tmp_path: Path) -> None:
-        with (tmp_path / "printed").open("w+") as printed:
-            processes = [start(home, "--idle-exit", output=printed) for _ in range(6)]
-            winner = running(home)
-            losers = [p for p in processes if p.pid != winner.pid]
-            assert [loser.wait(HANG_SECONDS) for loser in losers] == [0] * 5
-            assert home.running() == winner
-            run_process(home.path, "stop")
-            assert next(p for p in processes if p.pid == winner.pid).wait(HANG_SECONDS) == 0
-            printed.seek(0)
-            assert printed.read() == "", "winner and losers are quiet"
-
     def test_a_second_one_started_by_hand_is_told_who_serves(self, home: Home) -> None:
         first = start(home)
         info = running(home)
-        second = run_process(home.path, "serve")
+        second = run(home.path, "serve")
         assert second.code == 1 and str(info.pid) in second.err and "durable-stream stop" in second.err
         first.terminate()
         assert first.wait(HANG_SECONDS) == 0
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_a_signal_ends_it_cleanly(self, home: Home, number: signal.Signals) -> None:
-        process = start(home)
-        running(home)
-        process.send_signal(number)
-        assert process.wait(HANG_SECONDS) == 0
-        assert home.running() is None and not home.info_path.exists()
-
-    def test_a_stale_sidecar_json_and_lock_are_no_obstacle(self, home: Home) -> None:
-        process = start(home)
-        running(home)
-        process.kill()
-        process.wait()
-        assert home.info_path.exists() and home.running() is None
-        again = start(home)
-        assert running(home).pid == again.pid
-        again.terminate()
-        again.wait(HANG_SECONDS)
-
-    def test_it_leaves_when_idle_if_a_shim_started_it(self, home: Home) -> None:
-        home.create()
-        home.config_path.write_text("[link]\nidle_exit_seconds = 0.2\n")
-        process = start(home, "--idle-exit")
-        assert process.wait(HANG_SECONDS) == 0
-        assert home.running() is None
-
     def test_its_own_log_holds_no_payload(self, home: Home) -> None:
-        played = run_process(home.path, "play", str(RECORDINGS / "parallel_tools.jsonl"))
+        played = run(home.path, "play", str(RECORDINGS / "parallel_tools.jsonl"))
         assert played.code == 0, played.err
-        run_process(home.path, "stop")
+        run(home.path, "stop")
         log = home.log_path.read_text()
         assert "serving on port" in log and "stopped" in log
         assert "CALL:" not in log and "echo" not in log and "/home/dev" not in log
@@ -106,7 +68,7 @@ class TestLife:
             os.umask(previous)
         open_ = [p for p in [home.path, *home.path.rglob("*")] if p.lstat().st_mode & 0o077]
         assert open_ == []
-        run_process(home.path, "stop")
+        run(home.path, "stop")
 
     async def test_a_damaged_log_is_refused_with_file_and_line(self, home: Home, recorded: Home) -> None:
         shutil.copytree(recorded.path, home.path, dirs_exist_ok=True)
@@ -125,22 +87,22 @@ class TestLife:
     def test_why_it_could_not_start_is_in_its_log_and_in_status(self, home: Home) -> None:
         home.create()
         home.config_path.write_text("[link]\nport = 'many'\n")
-        assert run_process(home.path, "serve", "--idle-exit").code == 1
+        assert run(home.path, "serve", "--idle-exit").code == 1
         assert "could not serve" in home.log_path.read_text() and "link.port" in home.log_path.read_text()
-        status = run_process(home.path, "status")
+        status = run(home.path, "status")
         assert status.code == 1 and "Something is wrong" in status.out and "link.port" in status.out
 
     def test_a_token_open_to_others_is_told_by_status(self, home: Home, recorded: Home) -> None:
         shutil.copytree(recorded.path, home.path, dirs_exist_ok=True)
         home.token_path.chmod(0o644)
-        status = run_process(home.path, "status")
+        status = run(home.path, "status")
         assert status.code == 1 and "accessible to other users" in status.out
 
     def test_one_that_hangs_is_ended_by_stop(self, home: Home) -> None:
         process = start(home)
         running(home)
         process.send_signal(signal.SIGSTOP)
-        stopped = run_process(home.path, "stop")
+        stopped = run(home.path, "stop")
         assert stopped.code == 0 and "with SIGKILL" in stopped.out, stopped.out + stopped.err
         assert process.wait(HANG_SECONDS) == -signal.SIGKILL
 
@@ -176,7 +138,7 @@ class TestPlay:
         assert result.items == len(read_recording(path).items) and len(once) == len(set(once)) > 20
         await play(home, path, nonce=NONCE)
         assert await keys(home) == once
-        run_process(home.path, "stop")
+        await asyncio.to_thread(run, home.path, "stop")
         await play(home, path, nonce=NONCE)
         assert await keys(home) == once, "also in another life of the sidecar"
 
@@ -184,7 +146,7 @@ class TestPlay:
         path = RECORDINGS / "permission_child.jsonl"
         undisturbed = Home(tmp_path / "undisturbed")
         await play(undisturbed, path, nonce=NONCE)
-        run_process(undisturbed.path, "stop")
+        await asyncio.to_thread(run, undisturbed.path, "stop")
         killed: list[SidecarInfo] = []
 
         acked = 0
@@ -251,8 +213,8 @@ class TestPlay:
         assert (await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)).added == 0
 
     async def test_a_log_that_cannot_be_written_is_tried_twice_and_told(self, home: Home) -> None:
-        assert run_process(home.path, "play", str(RECORDINGS / "chat.jsonl")).code == 0
-        run_process(home.path, "stop")
+        assert (await asyncio.to_thread(run, home.path, "play", str(RECORDINGS / "chat.jsonl"))).code == 0
+        await asyncio.to_thread(run, home.path, "stop")
         held = await keys(home)
         limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({8 * 1024}, {8 * 1024}))"
         words = [sys.executable, "-c", f"{limited}; from sidecar.cli import main; main()", "--home", str(home.path)]
@@ -317,7 +279,7 @@ class TestPlay:
             await play(home, path, nonce=NONCE)
         assert f"{path}:2" in str(raised.value)
         assert home.running() is None
-        shown = run_process(home.path, "play", str(path))
+        shown = await asyncio.to_thread(run, home.path, "play", str(path))
         assert shown.code == 1 and said in shown.err
 
 

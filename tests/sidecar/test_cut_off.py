@@ -132,13 +132,7 @@ def test_a_prune_whose_sidecar_is_killed_says_so_and_is_run_again(filled_home: H
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["prune", "--stream", "ses_000", "--yes"],
-        ["forget", "ses_000", "--yes"],
-        ["migrate", "--to", "sqlite"],
-        ["migrate", "--to", "jsonl"],
-        ["migrate", "--discard-old"],
-    ],
+    [["forget", "ses_000", "--yes"], ["migrate", "--to", "sqlite"]],
     ids=" ".join,
 )
 def test_a_sidecar_that_is_killed_before_it_is_asked_is_replaced(
@@ -161,7 +155,7 @@ def test_a_sidecar_that_is_killed_before_it_is_asked_is_replaced(
 
 @pytest.mark.parametrize(
     "command",
-    [["prune", "--older-than", "1d", "--yes"], ["forget", "ses_000", "--yes"], ["migrate", "--to", "sqlite"]],
+    [["prune", "--older-than", "1d", "--yes"], ["migrate", "--to", "sqlite"]],
     ids=" ".join,
 )
 def test_it_starts_a_sidecar_that_leaves_when_idle(filled_home: Home, command: list[str]) -> None:
@@ -174,12 +168,7 @@ def test_it_starts_a_sidecar_that_leaves_when_idle(filled_home: Home, command: l
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["prune", "--older-than", "1d", "--yes"],
-        ["forget", "ses_000", "--yes"],
-        ["migrate", "--to", "sqlite"],
-        ["migrate", "--discard-old"],
-    ],
+    [["forget", "ses_000", "--yes"], ["migrate", "--discard-old"]],
     ids=" ".join,
 )
 def test_where_no_sidecar_can_start_it_gives_the_reason_and_changes_nothing(

@@ -23,7 +23,7 @@ from streams.identity import system_identity
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.stores.directory import LOCK, Backend
-from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.cli.helpers import run, run_process
 from tests.sidecar.support import HANG_SECONDS, start, wait_for
 from tests.torture.sidecars import shim, text_hook
 
@@ -134,7 +134,7 @@ async def test_an_unknown_sidecar_keeps_the_log_until_it_ends(sidecars: Sidecars
 def test_a_process_that_is_not_proved_to_be_the_sidecar_is_not_killed(sidecars: Sidecars, mark: str) -> None:
     other = sidecars.other()
     sidecars.home.write_info(SidecarInfo(other.pid, 9, "b" * 32, "0.1.0", 1, 2**42, mark))
-    assert run_process(sidecars.home.path, "stop").code == 0
+    assert run(sidecars.home.path, "stop").code == 0
     sidecars.start()
     assert other.poll() is None
 
@@ -143,7 +143,7 @@ def test_stop_kills_no_process_that_took_the_pid(sidecars: Sidecars) -> None:
     other = sidecars.other()
     sidecars.home.write_info(SidecarInfo(other.pid, 9, "b" * 32, "0.1.0", 1, 2**42, "another process"))
     with sidecars.home.lock():  # as `repair` holds it
-        assert run_process(sidecars.home.path, "stop").code == 0
+        assert run(sidecars.home.path, "stop").code == 0
     assert other.poll() is None
 
 
@@ -154,11 +154,11 @@ def test_stop_ends_a_suspended_sidecar(sidecars: Sidecars, unlocked: bool) -> No
         sidecars.stop_and_unlock(old)
     else:
         old.send_signal(signal.SIGSTOP)
-    stopped = run_process(sidecars.home.path, "stop")
+    stopped = run(sidecars.home.path, "stop")
     assert stopped.code == 0 and str(old.pid) in stopped.out
     assert old.wait(HANG_SECONDS) == -signal.SIGKILL
     sidecars.start()
-    assert run_process(sidecars.home.path, "status").code == 0
+    assert run(sidecars.home.path, "status").code == 0
 
 
 @pytest.mark.parametrize("unlocked", [False, True])
@@ -168,7 +168,7 @@ def test_status_says_how_to_end_a_suspended_sidecar(sidecars: Sidecars, unlocked
         sidecars.stop_and_unlock(old)
     else:
         old.send_signal(signal.SIGSTOP)
-    status = run_process(sidecars.home.path, "status")
+    status = run(sidecars.home.path, "status")
     told = " ".join(status.out.split())
     assert status.code == 1 and str(old.pid) in told and "`durable-stream stop`" in told
 

@@ -33,7 +33,7 @@ from tests.sidecar.life import (
     start_as,
     wait_for_sidecars,
 )
-from tests.sidecar.support import HANG_SECONDS, running, wait_for
+from tests.sidecar.support import HANG_SECONDS, running, start, wait_for
 
 
 def leave_quickly(home: Home, seconds: float = 0.3) -> None:
@@ -47,13 +47,18 @@ def identity(pid: int = 7) -> ShimIdentity:
 
 
 class TestOneWinner:
-    def test_of_ten_that_start_at_once_one_serves_and_none_stays_beside_it(self, home: Home) -> None:
-        processes = [start_as(COMMAND, home, "--idle-exit") for _ in range(10)]
-        winner = running(home)
-        losers = [process for process in processes if process.pid != winner.pid]
-        assert [loser.wait(HANG_SECONDS) for loser in losers] == [0] * 9
-        assert set(sidecars(home)) == {winner.pid} and home.running() == winner
-        assert logged(home).count("serving on port") == 1
+    def test_of_many_that_start_at_once_one_serves_and_none_stays_beside_it(self, home: Home, tmp_path: Path) -> None:
+        with (tmp_path / "printed").open("w+") as printed:
+            processes = [start(home, "--idle-exit", output=printed) for _ in range(7)]
+            winner = running(home)
+            losers = [process for process in processes if process.pid != winner.pid]
+            assert [loser.wait(HANG_SECONDS) for loser in losers] == [0] * 6
+            assert set(sidecars(home)) == {winner.pid} and home.running() == winner
+            assert logged(home).count("serving on port") == 1
+            assert run_as(COMMAND, home, "stop").returncode == 0
+            assert [process.wait(HANG_SECONDS) for process in processes] == [0] * 7
+            printed.seek(0)
+            assert printed.read() == "", "winner and losers are quiet"
 
     async def test_ten_shims_that_start_one_at_once_share_it_and_lose_nothing(self, home: Home) -> None:
         with shims(10, home.path) as ten:

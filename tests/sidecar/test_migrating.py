@@ -18,7 +18,7 @@ from sidecar.home import Home
 from streams.log.reader import LogReader
 from streams.stores.directory import read_manifest
 from tests.sidecar import life
-from tests.sidecar.cli.helpers import command, run_process
+from tests.sidecar.cli.helpers import command, run
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, running, start, wait_for
 
 PLAYED = ["chat", "task_parallel", "permission_child", "compaction_auto_overflow"]
@@ -44,8 +44,8 @@ def backend(home: Home) -> str:
 def still(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home with a short log and no running sidecar, for tests that change nothing."""
     home = Home(tmp_path_factory.mktemp("still") / "home")
-    assert run_process(home.path, "play", str(RECORDINGS / "chat.jsonl")).code == 0
-    assert run_process(home.path, "stop").code == 0
+    assert run(home.path, "play", str(RECORDINGS / "chat.jsonl")).code == 0
+    assert run(home.path, "stop").code == 0
     return home
 
 
@@ -60,22 +60,22 @@ def test_there_and_back_while_it_records(home: Home, tmp_path: Path) -> None:
     """Recordings play in parallel while the log migrates there and back; nothing is lost or duplicated."""
     whole = Home(tmp_path / "whole")
     for name in PLAYED:
-        assert run_process(whole.path, "play", str(RECORDINGS / f"{name}.jsonl")).code == 0
-    run_process(whole.path, "stop")
+        assert run(whole.path, "play", str(RECORDINGS / f"{name}.jsonl")).code == 0
+    run(whole.path, "stop")
     sidecar = start(home)
     running(home)
     assert play(home, PLAYED[0]).wait(HANG_SECONDS) == 0
     players = [play(home, name, speed="20") for name in PLAYED[1:]]
     for to in ("sqlite", "jsonl", "sqlite"):
-        moved = run_process(home.path, "migrate", "--to", to, "--json")
+        moved = run(home.path, "migrate", "--to", to, "--json")
         assert moved.code == 0, moved.err
         assert json.loads(moved.out)["moved"] is True and backend(home) == to
     assert [player.wait(HANG_SECONDS) for player in players] == [0] * len(players)
-    assert run_process(home.path, "verify").code == 0
+    assert run(home.path, "verify").code == 0
     assert keys(home) == keys(whole)
-    assert run_process(home.path, "migrate", "--rollback").code == 0 and backend(home) == "jsonl"
-    assert run_process(home.path, "migrate", "--discard-old").code == 0
-    assert run_process(home.path, "stop").code == 0
+    assert run(home.path, "migrate", "--rollback").code == 0 and backend(home) == "jsonl"
+    assert run(home.path, "migrate", "--discard-old").code == 0
+    assert run(home.path, "stop").code == 0
     sidecar.wait(HANG_SECONDS)
     assert not (home.store_path / "log.db").exists()
     assert keys(home) == keys(whole)
@@ -102,30 +102,30 @@ def test_killed_while_it_moves(home: Home) -> None:
         sidecar = start(home)
         assert running(home).pid != info.pid
         assert keys(home) == before
-        run_process(home.path, "migrate", "--rollback")
+        run(home.path, "migrate", "--rollback")
         if backend(home) == "jsonl":
-            run_process(home.path, "migrate", "--discard-old")
+            run(home.path, "migrate", "--discard-old")
             for path in home.store_path.glob("log.db*"):
                 path.unlink()
-    assert run_process(home.path, "migrate", "--to", "sqlite").code == 0
-    assert keys(home) == before and run_process(home.path, "verify").code == 0
-    run_process(home.path, "stop")
+    assert run(home.path, "migrate", "--to", "sqlite").code == 0
+    assert keys(home) == before and run(home.path, "verify").code == 0
+    run(home.path, "stop")
     sidecar.wait(HANG_SECONDS)
 
 
 def test_with_no_sidecar_running(home: Home) -> None:
-    nothing = run_process(home.path, "migrate", "--to", "sqlite")
+    nothing = run(home.path, "migrate", "--to", "sqlite")
     assert nothing.code == 1 and "no log" in nothing.err
     assert play(home, "chat").wait(HANG_SECONDS) == 0
-    run_process(home.path, "stop")
+    run(home.path, "stop")
     before = keys(home)
-    done = run_process(home.path, "migrate", "--to", "sqlite")
+    done = run(home.path, "migrate", "--to", "sqlite")
     assert done.code == 0 and backend(home) == "sqlite"
-    assert json.loads(run_process(home.path, "migrate", "--to", "sqlite", "--json").out)["moved"] is False
+    assert json.loads(run(home.path, "migrate", "--to", "sqlite", "--json").out)["moved"] is False
     assert keys(home) == before
     assert play(home, "chat").wait(HANG_SECONDS) == 0
     assert keys(home) == before, "played again it adds nothing"
-    run_process(home.path, "stop")
+    run(home.path, "stop")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_with_no_sidecar_running(home: Home) -> None:
 )
 def test_bad_use(still: Home, arguments: list[str], code: int, message: str) -> None:
     before = keys(still)
-    told = run_process(still.path, "migrate", *arguments)
+    told = run(still.path, "migrate", *arguments)
     assert told.code == code and message in told.err
     assert backend(still) == "jsonl" and keys(still) == before
 
@@ -147,12 +147,12 @@ def test_bad_use(still: Home, arguments: list[str], code: int, message: str) -> 
 def test_a_home_may_begin_in_sqlite(home: Home) -> None:
     home.config_path.write_text('[store]\nbackend = "sqlite"\n')
     assert play(home, "task_parallel").wait(HANG_SECONDS) == 0
-    assert backend(home) == "sqlite" and run_process(home.path, "verify").code == 0
-    status = json.loads(run_process(home.path, "status", "--json").out)
+    assert backend(home) == "sqlite" and run(home.path, "verify").code == 0
+    status = json.loads(run(home.path, "status", "--json").out)
     assert status["log"]["backend"] == "sqlite"
-    run_process(home.path, "stop")
+    run(home.path, "stop")
     assert play(home, "task_parallel").wait(HANG_SECONDS) == 0
-    run_process(home.path, "stop")
+    run(home.path, "stop")
     assert max(keys(home).values()) == 1
 
 
@@ -194,7 +194,7 @@ def test_by_itself_while_a_shim_records_and_the_sidecar_is_killed(home: Home) ->
         moving = wait_for(
             lambda: (found := life.status(home).get("migration")) and found["running"] and found, "a move"
         )
-        printed = run_process(home.path, "status").out
+        printed = run(home.path, "status").out
         record(50)
         hold.unlink()
         wait_for(lambda: backend(home) == "sqlite", "the log moved")
@@ -205,9 +205,9 @@ def test_by_itself_while_a_shim_records_and_the_sidecar_is_killed(home: Home) ->
     assert re.search(r"^moving   to sqlite while recording: \d+ of \d+ records copied, \d+ %$", printed, re.M), printed
     assert (moved["backend"], moved["running"], moved["failed"]) == ("sqlite", False, None)
     assert moved["kept"]["backend"] == "jsonl"
-    assert "kept     the old jsonl store" in run_process(home.path, "status").out
-    assert run_process(home.path, "stop").code == 0
-    assert "kept     the old jsonl store" in run_process(home.path, "status").out
-    assert run_process(home.path, "verify").code == 0
+    assert "kept     the old jsonl store" in run(home.path, "status").out
+    assert run(home.path, "stop").code == 0
+    assert "kept     the old jsonl store" in run(home.path, "status").out
+    assert run(home.path, "verify").code == 0
     ticks = Counter(key for key in keys(home) if "life.tick" in key)
     assert len(ticks) == sent and set(ticks.values()) == {1}

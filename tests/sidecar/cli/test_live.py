@@ -75,7 +75,7 @@ class TestFollow:
 class TestSidecar:
     def test_status_answers_beside_silent_connections_and_notes_them(self, home: Home) -> None:
         home.config_path.write_text("[link]\nmax_connections = 4\nhandshake_seconds = 60\n")
-        run_process(home.path, "play", str(RECORDINGS / "chat.jsonl"))
+        run(home.path, "play", str(RECORDINGS / "chat.jsonl"))
         info = home.running()
         assert info is not None
         with ExitStack() as stack:
@@ -88,7 +88,7 @@ class TestSidecar:
 
     def test_play_starts_one_status_shows_it_and_stop_ends_it(self, home: Home) -> None:
         file = str(RECORDINGS / "task_child.jsonl")
-        played = run_process(home.path, "play", file, "--json")
+        played = run(home.path, "play", file, "--json")
         assert played.code == 0, played.err
         assert played.objects()[0]["items"] > 20
         records = run(home.path, "query", "--json").objects()
@@ -115,14 +115,14 @@ class TestSidecar:
                     who = ShimIdentity("0.1.0", "ab" * 16, instance * 16, os.getpid(), "p", directory, "/", "1.18.3", 0)
                     client = await ShimClient.connect(home, identity=who, nonce=system_identity().nonce)
                     stack.push_async_callback(client.close)
-                return (await asyncio.to_thread(run_process, home.path, "status")).out
+                return (await asyncio.to_thread(run, home.path, "status")).out
 
         run_process(home.path, "play", str(RECORDINGS / "chat.jsonl"))
         told = asyncio.run(look())
         assert told.count(" in /one and 1 more, ") == 1, told
 
     def test_a_second_sidecar_is_refused_or_leaves_quietly(self, home: Home) -> None:
-        run_process(home.path, "play", str(RECORDINGS / "chat.jsonl"))
+        run(home.path, "play", str(RECORDINGS / "chat.jsonl"))
         refused = run(home.path, "serve")
         assert refused.code == 1 and "durable-stream stop" in refused.err
         quiet = run(home.path, "serve", "--idle-exit")

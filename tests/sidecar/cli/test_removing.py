@@ -16,7 +16,7 @@ from streams.identity import system_identity
 from streams.log.log import Log
 from streams.projection import fold
 from streams.store import Snapshot
-from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_process
+from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run
 from tests.sidecar.life import end_sidecars
 from tests.sidecar.test_spools import dead_pid, spool
 from tests.streams.builders import event
@@ -37,7 +37,7 @@ def marked_home(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def served(marked_home: Path) -> Path:
     """The home with a running sidecar."""
-    assert run_process(marked_home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
+    assert run(marked_home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
     return marked_home
 
 
@@ -215,13 +215,13 @@ class TestPrune:
 
     def test_what_is_played_again_is_known(self, marked_home: Path) -> None:
         file = str(RECORDINGS / "chat.jsonl")
-        played = run_process(marked_home, "play", file)
+        played = run(marked_home, "play", file)
         assert played.code == 0
         before = streams(marked_home)
         chat = run(marked_home, "query", "--json").objects()[-1]["event"]["stream_id"]
         run(marked_home, "prune", "--stream", chat, "--yes")
         assert chat not in streams(marked_home)
-        assert run_process(marked_home, "play", file).code == 0
+        assert run(marked_home, "play", file).code == 0
         after = streams(marked_home)
         # A session that sends another hook appears as resumed; nothing that was removed comes back.
         assert {name: count for name, count in after.items() if name != chat} == {
@@ -238,7 +238,7 @@ class TestPrune:
         done = run(served, "prune", "--older-than", "1s", "--yes", "--json").objects()[0]
         assert done["done"]["streams"] == count and streams(served) == {}
         assert Home(served).running() is not None and run(served, "verify").code == 0
-        assert run_process(served, "play", str(RECORDINGS / "two_queued.jsonl")).code == 0
+        assert run(served, "play", str(RECORDINGS / "two_queued.jsonl")).code == 0
         assert len(streams(served)) == 1 and run(served, "verify").code == 0
 
 
@@ -315,7 +315,7 @@ class TestForget:
         ]
         asyncio.run(append(marked_home / "store", [batch]))
         if serving:
-            assert run_process(marked_home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
+            assert run(marked_home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
         told = run(marked_home, "forget", "ses_busy")
         assert told.code == 0 and "would forget the payloads of 2 records" in told.out, told
         assert (
@@ -388,7 +388,7 @@ class TestForget:
         assert Home(served).running() is not None and run(served, "verify").code == 0
         run(served, "stop")
         assert not files_with(served, word)
-        assert run_process(served, "play", str(RECORDINGS / "chat.jsonl")).code == 0
+        assert run(served, "play", str(RECORDINGS / "chat.jsonl")).code == 0
 
     def test_what_a_dead_opencode_left_in_the_spool_is_forgotten_too(self, marked_home: Path, tmp_path: Path) -> None:
         whole = make_home(tmp_path / "whole", "chat")

@@ -21,7 +21,7 @@ from sidecar.nats.service import NatsService
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.nats_servers import HANG_SECONDS, program, real_server, servers_of, until
-from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.cli.helpers import run, run_process
 from tests.sidecar.support import running, start, wait_for
 from tests.streams.builders import event
 
@@ -74,13 +74,13 @@ def test_embedded_it_is_shown_and_gone_with_the_sidecar(served: Served) -> None:
     server = found["server"]
     assert (found["mode"], found["problem"], server["state"]) == ("embedded", "", "running")
     assert servers_of(served.home.nats_path) == [server["pid"]]
-    line = next(line for line in run_process(served.home.path, "status").out.splitlines() if line.startswith("nats "))
+    line = next(line for line in run(served.home.path, "status").out.splitlines() if line.startswith("nats "))
     assert line.split(None, 1)[1] == (
         f"embedded server {server['version']} running, port {server['port']}, pid {server['pid']}"
     )
     assert served.end(signal.SIGTERM) == 0
     assert servers_of(served.home.nats_path) == []
-    said = json.loads(run_process(served.home.path, "status", "--json").out)["nats"]
+    said = json.loads(run(served.home.path, "status", "--json").out)["nats"]
     assert (said["mode"], said["servers"], said["server"], said["mirror"]["state"]) == (
         "embedded",
         None,
@@ -93,14 +93,14 @@ def test_embedded_it_is_shown_and_gone_with_the_sidecar(served: Served) -> None:
 
 def status_rows(home: Home, *command: str) -> dict[str, str]:
     """The lines of `status` or `mirror status` on NATS."""
-    lines = [line.split(None, 1) for line in run_process(home.path, *(command or ("status",))).out.splitlines()]
+    lines = [line.split(None, 1) for line in run(home.path, *(command or ("status",))).out.splitlines()]
     return {name: words for name, words in (line for line in lines if len(line) == 2) if name in ("nats", "mirror")}
 
 
 def test_what_is_recorded_is_mirrored_and_status_says_so(served: Served) -> None:
     served.start('[nats]\nmode = "embedded"\n')
     recording = Path(__file__).parents[2] / "recordings" / "chat.jsonl"
-    run_process(served.home.path, "play", str(recording), "--speed", "max")
+    run(served.home.path, "play", str(recording), "--speed", "max")
     mirror = wait_for(
         lambda: (m := served.nats()["mirror"])["position"] >= 0 and m["state"] == "idle" and not m["lag"] and m,
         "all is mirrored",
@@ -169,7 +169,7 @@ async def test_what_is_wrong_is_told_and_nothing_is_sent(tmp_path: Path) -> None
 def test_a_wrong_setting_is_a_note_and_the_sidecar_serves_all_the_same(served: Served) -> None:
     served.start('[nats]\nmode = "external"\nservers = ["tls://ada:geheim@127.0.0.1:1"]\n')
     wait_for(lambda: NOTHING_LISTENS in served.nats()["problem"], "the problem is shown")
-    shown = run_process(served.home.path, "status").out
+    shown = run(served.home.path, "status").out
     assert f"127.0.0.1:1: {NOTHING_LISTENS}" in " ".join(shown.split()) and "geheim" not in shown
     assert next(line for line in shown.splitlines() if line.startswith("nats ")).endswith("127.0.0.1:1, not connected")
     assert served.end(signal.SIGTERM) == 0

@@ -25,7 +25,7 @@ from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.runtime.engine import InputRefused
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.cli.helpers import run
 from tests.sidecar.orchestrator.support import Bench, bench
 from tests.sidecar.runtime.kinds import Clock
 from tests.sidecar.runtime.support import agents, records
@@ -258,16 +258,16 @@ def test_work_that_no_opencode_can_do_is_refused_and_the_same_key_is_the_same_in
     try:
         running(home)
         more = ("--tokens", "5", "--cost", "0.5", "--directory", str(tmp_path))
-        refused = run_process(home.path, "spawn", "do it", "--key", "mine", *more)
+        refused = run(home.path, "spawn", "do it", "--key", "mine", *more)
         assert "`durable-stream install` [not-installed]" in refused.err
-        assert not run_process(home.path, "intents").out
-        assert run_process(home.path, "install").code == 0
-        said = [run_process(home.path, "spawn", "do it", "--key", "mine", *more) for _ in range(2)]
+        assert not run(home.path, "intents").out
+        assert run(home.path, "install").code == 0
+        said = [run(home.path, "spawn", "do it", "--key", "mine", *more) for _ in range(2)]
         assert len({done.out.split()[0] for done in said}) == 1, said
         (intent,) = {done.out.split()[0] for done in said}
-        refused = run_process(home.path, "spawn", "do that", "--key", "mine", *more)
+        refused = run(home.path, "spawn", "do that", "--key", "mine", *more)
         assert intent in refused.err and refused.err.endswith("[key-conflict]\n"), refused
-        (row,) = run_process(home.path, "intents", "--json").out.splitlines()
+        (row,) = run(home.path, "intents", "--json").out.splitlines()
         assert (json.loads(row)["max_tokens"], json.loads(row)["max_cost"]) == (5, 0.5)
     finally:
         process.terminate()
