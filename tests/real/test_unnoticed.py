@@ -85,7 +85,7 @@ def bash(command: str) -> str:
 def test_prompts_go_on(scene: Scene, fault: str) -> None:
     with FAULTS[fault](scene):
         session = scene.api.create_session()
-        for number in range(3):
+        for number in range(2):
             scene.api.prompt(session, bash(f"echo {number}"), timeout=PROMPT_LIMIT_S)
     scene.mend()
     scene.durable.assert_recorded(expected(family(scene.api, session)))
@@ -100,7 +100,7 @@ def test_the_screen_shows_nothing_of_it(scene: Scene, opencode: RealOpenCode) ->
     ):
         for terminal in (ours, theirs):
             terminal.wait_for(READY)
-        for fault in ("refusing", "hung", "disk full"):
+        for fault in ("hung", "disk full"):
             with FAULTS[fault](scene):
                 for terminal in (ours, theirs):
                     terminal.prompt(f"SAY:{fault}", fault)
