@@ -188,7 +188,8 @@ def lists_commands(arguments: Sequence[str]) -> bool:
 
 
 def _add(built: typer.Typer, row: Row, *, listing: bool) -> None:
-    # The name of a module or function ends in `_` if it is a keyword (`import`) or would hide a built-in (`list`).
+    # A command that is named like a keyword (`import`) has a module and a function that end in `_`; one that is named
+    # like a built-in (`list`) has such a function.
     module = import_module(f"sidecar.cli.{row.module or row.name}{'_' * iskeyword(row.name)}")
     function = getattr(module, f"{row.name}_", None) or getattr(module, row.name)
     if listing:

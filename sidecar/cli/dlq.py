@@ -75,7 +75,7 @@ async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = 
 
 
 async def redrive(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
-    """Redeliver dead letters to their agents.
+    """Hand dead letters to their agents again.
 
     Starts a sidecar if none is running. If a message fails again, it stays a dead letter, and the command exits with 1.
     """

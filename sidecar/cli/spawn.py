@@ -29,7 +29,13 @@ async def spawn(
         typer.Option("--model", metavar="PROVIDER/MODEL", help="The model to use; repeat the option to add fallbacks."),
     ] = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.1, max=1440, help="Stop the work after this many minutes.")
+        float,
+        typer.Option(
+            "--minutes",
+            min=0.1,
+            max=1440,
+            help="Stop the work after it has run for this many minutes. Waiting for your answer does not count.",
+        ),
     ] = 60,
     tokens: Annotated[
         int, typer.Option("--tokens", min=0, help="Stop the work once it has used this many tokens.")

@@ -341,7 +341,7 @@ class Upkeep:
             return
         indexed = 1
         while indexed and self._is_quiet():
-            async with self._removing:  # wait for a removal, because it closes the index
+            async with self._removing:  # a removal closes the index
                 if self._store.backend != "sqlite":
                     return  # the log has migrated in the meantime
                 if self._index is None:

@@ -222,7 +222,7 @@ class ShimConnection:
         return self._wire.reason
 
     async def call(self, method: str, args: Mapping[str, Any], timeout: float = 10.0) -> Any:  # noqa: ASYNC109
-        """Run a method of OpenCode's client in the shim; return the response's data.
+        """Have the shim call a method of OpenCode's client; return the response's data.
 
         ``timeout`` is in seconds and includes waiting for the welcome.
         Cancelling ends the wait but does not stop the method.

@@ -1,5 +1,4 @@
-"""Takes commands from NATS: a durable pull consumer for each agent of this home, and dead letters for commands that
-cannot be handled.
+"""Takes commands from NATS, through one durable pull consumer for each agent of this home.
 
 A command is acknowledged once its results are durable in the log. A command that can never be handled becomes a dead
 letter: it is recorded in the log, then copied to ``MESHFORGE_DLQ``, and then the message is ended with ``term``. Each

@@ -147,7 +147,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncI
             if size == 0:
                 return
             if size > MAX_BYTES:
-                raise ValueError("a chunk is too large")
+                raise ServiceGone("a chunk is too large")
             yield await reader.readexactly(size)
             await reader.readexactly(2)
     left = int(headers["content-length"]) if "content-length" in headers else None

@@ -128,7 +128,7 @@ class AnswerPage:
             async with asyncio.timeout(SECONDS):
                 await writer.drain()
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            writer.transport.abort()  # the browser disconnected, or the client was not a browser
+            writer.transport.abort()  # the client disconnected, was too slow, or sent no HTTP request
         finally:
             writer.close()
             with suppress(OSError):

@@ -180,8 +180,8 @@ def _target(apprise: Any, url: str) -> Any:
         ) from None
     if not is_usable:
         raise ChannelError(
-            "apprise does not know the scheme of this URL, or cannot use the rest of the URL; fix the setting `urls` "
-            "in [notify]"
+            "apprise rejects this URL: its scheme is unknown, or the part after the scheme is not valid; fix the "
+            "setting `urls` in [notify]"
         )
     return target
 

@@ -3,8 +3,8 @@ Pure.
 
 At the end of each turn, the agent checks how many steps (tool calls and model calls) of the session's last turns
 failed. At ``threshold``, it records ``agent.correction`` and registers one intent, whose result reaches the session as
-a message. The session gets the next agent only after its failure rate has fallen to ``calm``. Steps of the gardener's
-own agents, and of agents that these start, never count.
+a message. The gardener starts another agent for the same session only after the session's failure rate has fallen to
+``calm``. Steps of the gardener's own agents, and of agents that these start, never count.
 
 Off by default: ``[gardener] enabled = true``.
 

@@ -161,7 +161,8 @@ class People:
         """The tool ``wait_for`` with the id of a checkpoint."""
         found = [c.id for c in self.checkpoints.data.checkpoints.values() if c.id.startswith(given)]
         if len(found) != 1:
-            raise RequestError("no-checkpoint", f"no checkpoint has the id {given[:40]!a}")
+            several = "more than one" if found else "no"
+            raise RequestError("no-checkpoint", f"{several} checkpoint has an id that begins with {given[:40]!a}")
         return await self._await_answer(found[0], {"checkpoint": found[0]}, call, seconds)
 
     async def wait_for_signal(self, name: str, session: str, seconds: float) -> str:
@@ -186,7 +187,8 @@ class People:
             await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
 
             def is_over() -> bool:
-                # If the turn was stopped, its call is no longer waiting, and the answer is sent as a message.
+                # If the turn was stopped, nothing waits for this call any more, and the agent ``checkpoints`` sends the
+                # answer as a message instead.
                 now = self.checkpoints.data.checkpoints.get(identifier)
                 return now is not None and (now.state in CLOSED or not now.waiting)
 

@@ -24,7 +24,7 @@ KEPT: Final = 500
 """How many signals are remembered (only the latest one with each name). The log has all signals."""
 
 MAX_PAYLOAD: Final = 4000
-"""Maximum length, in characters, of a payload in the form in which a model reads it."""
+"""Maximum length, in characters, of a payload as the text that the model reads."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ def _bound(known: dict[str, Any]) -> None:
 
 
 def as_json(payload: Any) -> str:
-    """A payload in the form in which a model reads it."""
+    """A payload as the text that the model reads."""
     return json.dumps(payload, ensure_ascii=False)
 
 

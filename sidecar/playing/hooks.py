@@ -72,7 +72,7 @@ def _item(line: bytes, where: str) -> HookItem:
             raise RecordingError(f"{where}: not valid JSON ({error}); nothing was sent") from None
     if type(fields) is not dict or type(fields.get("hook")) is not str or not 0 < len(fields["hook"]) <= 200:
         raise RecordingError(
-            f"{where}: each line must be a JSON object with the fields `t` and `hook`; nothing was sent"
+            f"{where}: each line must be a JSON object with a `hook`, a name of 1 to 200 characters; nothing was sent"
         )
     t = fields.get("t")
     if not isinstance(t, int | float) or not 0 <= t <= MAX_SEQ:

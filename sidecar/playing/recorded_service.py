@@ -1,9 +1,9 @@
 """Serves a recording of OpenCode 2 on the routes of the original service, so that a sidecar reads it in the same way.
 
-A recording is a JSON Lines file. A line may be a live event as the service sent it, or have one in its field ``data``
-or ``ev``. ``{"session": …}`` is what the service's API said about a session at the end, and ``{"of": ID, "log": […]}``
-is a session's durable log. Both kinds of lines may be missing, because a service may keep no log. Other lines are
-skipped.
+A recording is a JSON Lines file. A line is a live event as the service sent it, or an object that holds such an event
+in its field ``data`` or ``ev``. ``{"session": …}`` is what the service's API said about a session at the end, and
+``{"of": ID, "log": […]}`` is a session's durable log. Both kinds of lines may be missing, because a service may keep no
+log. Other lines are skipped.
 """
 
 from __future__ import annotations

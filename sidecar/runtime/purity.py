@@ -99,9 +99,8 @@ def check_agent(
         for event in given:
             found, other = first.take(event), second.take(event)
             if found != other:
-                findings.append(
-                    Finding("receive", f"two instances of the agent returned different outputs for {event.type}")
-                )
+                text = f"after {event.type}, two instances of the agent differ in their outputs or their state"
+                findings.append(Finding("receive", text))
                 break
         findings += [*first.findings, *second.findings]
     except Exception as error:  # noqa: BLE001 - foreign code
@@ -124,7 +123,7 @@ class _Run:
             outputs = outputs_of(self._agent.receive(event))
             again = outputs_of(self._agent.receive(event))
         if outputs != again:
-            self.findings.append(Finding("receive", f"a second call returned something else for {event.type}"))
+            self.findings.append(Finding("receive", f"two calls with the same {event.type} returned different outputs"))
         if state_hash(self._agent.state()) != hash_:
             self.findings.append(
                 Finding("receive", f"it changed the state on {event.type}; only `apply` may change the state")

@@ -102,7 +102,7 @@ def test_a_mistake_names_the_file_and_the_place(tmp_path: Path, text: str, said:
         ("[link]\nprot = 1", "unknown key link.prot (did you mean link.port?)"),
         (
             "[store]\nzzz = 1",
-            "unknown key store.zzz (there are backend, max_age_days, max_bytes, migrate_at_bytes, segment_bytes)",
+            "unknown key store.zzz (the keys are backend, max_age_days, max_bytes, migrate_at_bytes, segment_bytes)",
         ),
         ("lnk = 1", "unknown key lnk (did you mean link?)"),
         ("link = 1", "link: must be a section of keys and values, not 1"),

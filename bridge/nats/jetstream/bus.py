@@ -91,10 +91,11 @@ class JetStreamEventBus:
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> Published:
-        """See ``EventBus.publish``. Raises ``SubjectError`` if no stream stores the subject."""
+        """See ``EventBus.publish``. Raises ``SubjectError`` if no stream stores messages
+        with the subject."""
         self._check_open()
         if keeps(self._definitions, check_subject(subject)) is None:
-            raise SubjectError(subject, "no NATS stream stores this subject")
+            raise SubjectError(subject, "no NATS stream stores messages with this subject")
         sent = dict(check_headers(headers or {}))
         if message_id is not None:
             sent[MESSAGE_ID] = message_id

@@ -112,7 +112,7 @@ async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinit
     for each in plans:
         await _carry_out(session, each)
     read = {each.name: await facts(session, each.name) for each in wanted}
-    # Read the settings back, because the server silently ignores changes of some settings.
+    # Read the settings back, because the server silently ignores changes to some settings.
     for each in plan(wanted, [dict(one.config) for one in read.values()], server=version):
         if each.action != "keep" and any(change.setting not in _OPTIONAL for change in each.changes):
             raise StreamRefused(f"stream {each.name}", 0, f"the server did not apply the settings: {each}")

@@ -69,7 +69,7 @@ class Coalescer:
 
     @property
     def deadline(self) -> float | None:
-        """When ``due`` next returns something; ``None`` if no text is waiting."""
+        """The time at which the next chunk is due; ``None`` if no text is waiting."""
         return next(iter(self._open.values())).deadline if self._open else None
 
     def add(self, delta: Delta, now: float) -> list[Ready]:

@@ -1,8 +1,9 @@
 """Redacts text that arrives in pieces. A word is released only once it is complete. Pure.
 
-A secret is one word or a quoted text, shortly after its name. So a word waits until whitespace follows, and the word is
-redacted together with the lines before it. Each time a word is released, all of the text so far is redacted again and
-compared with the previous result, so a secret of several words or lines, such as a private key, does not leak, either.
+A secret is one word or a quoted text, shortly after its name. So each word is held back until whitespace follows, and
+is then redacted together with the lines before it. Each time a word is released, all of the text so far is redacted
+again and compared with the previous result, so a secret of several words or lines, such as a private key, does not
+leak, either.
 """
 
 from __future__ import annotations

@@ -87,7 +87,9 @@ class Turn:
 
 @dataclass(slots=True)
 class SessionState:
-    """One session: the stream of its records, and the events that may be the cause of its next event."""
+    """What the translator remembers about one session: its place in the log, how far it was read, and the events that
+    may be the cause of its next event.
+    """
 
     id: str
     stream: str

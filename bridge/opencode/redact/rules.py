@@ -71,7 +71,8 @@ class Rule:
     Every match begins with one of the ``keywords``, or with text that the pattern ``before`` matches, followed by a
     keyword. Keywords in lower case match both upper and lower case. A secret without a fixed word has a ``shape``
     instead: a pattern for a part of the secret. For speed, this pattern must begin with a literal. ``regex`` matches
-    from the beginning of the secret; its only matched group, or else the whole match, is replaced. ``word`` requires
+    from the beginning of the secret. If one of its groups matched, the text of that group is replaced, otherwise the
+    whole match; at most one group may match. ``word`` requires
     that the match begins a word, ``base64 = false`` requires that the match is not inside base64 text, and ``entropy``
     requires that the secret has at least that many bits per byte.
     """

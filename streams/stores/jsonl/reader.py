@@ -362,5 +362,5 @@ def _quoted(text: str) -> bytes:
     """``text`` as a whole JSON string, in the form in which a line contains it."""
     try:
         return orjson.dumps(text)
-    except TypeError:  # no line contains a lone surrogate, so checking every record finds nothing either
+    except TypeError:  # no record contains a lone surrogate: the filter then drops all
         return b""

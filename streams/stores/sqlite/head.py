@@ -113,7 +113,7 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
     """
     path = store / LOG_FILE
     while True:
-        # Read the head file first, because a running writer moves the log forward before the head file.
+        # Read the head file before the log: a running writer commits first and then updates the head file.
         known = read_head(store / HEAD_FILE)
         try:
             connection = connect_to_read(path, len(STEPS), alone=alone)

@@ -191,7 +191,7 @@ class SqliteStore(KeepsHints):
         if digest in self._stored:
             where = [self._stored[digest], digest]
             row = self._connection.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
-            if row is not None:  # without a row, the record was pruned
+            if row is not None:  # no row: the record was pruned
                 found = record_of(row, str(self._path))
                 return StoredRecord(lambda: found)
         entry = find(self._connection, digest) if self._has_entries else None

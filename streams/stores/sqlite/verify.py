@@ -128,7 +128,7 @@ class SqliteVerification:
     async def run(self) -> AsyncIterator[Finding]:
         """See ``streams.log.verify.Verification.run``."""
         self.summary.segments = int(self._path.exists())
-        # Read the head file first of all, because a running writer moves the log forward before the head file.
+        # Read the head file before the log: a running writer commits first and then updates the head file.
         self._head = read_head(self.store / HEAD_FILE)
         try:
             connection = await asyncio.to_thread(
