@@ -23,7 +23,9 @@ async def spawn(
     parent: Annotated[
         str | None, typer.Option("--parent", metavar="SESSION", help="The session that gets the result.")
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="The OpenCode agent to run; default: build.")] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", help="The OpenCode agent to run; default: OpenCode's own, usually build.")
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option("--model", metavar="PROVIDER/MODEL", help="The model to use; repeat the option to add fallbacks."),
