@@ -14,8 +14,8 @@ from bridge.opencode.capture.shapes import mapping, session_info
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
 from bridge.opencode.link.link import CallError, Refused
+from sidecar.capture.backlog import backlog
 from sidecar.capture.ingest import Ingest
-from sidecar.capture.spools import backlog
 from sidecar.capture.watching import SpoolWatch
 from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep

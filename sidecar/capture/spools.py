@@ -22,6 +22,7 @@ from bridge.opencode.capture.translate import Origin
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import SpoolHeader, parse_header, read_items
+from sidecar.capture.backlog import spools
 from sidecar.capture.ingest import Ingest
 from sidecar.processes import still_runs
 
@@ -41,23 +42,9 @@ _BATCH_BYTES: Final = 1024 * 1024
 _MAX_LINE: Final = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """The number and size of the spool files."""
-
-    files: int
-    bytes: int
-
-
-def backlog(directory: Path) -> Backlog:
-    """Count the spool files and their bytes; zero if the spool directory does not exist."""
-    sizes = [path.lstat().st_size for path in _spools(directory)]
-    return Backlog(len(sizes), sum(sizes))
-
-
 def boots(directory: Path) -> set[str]:
     """The boots (one for each OpenCode process) that have a spool."""
-    return {match[1] for path in _spools(directory) if (match := _NAME.fullmatch(path.name)) is not None}
+    return {match[1] for path in spools(directory) if (match := _NAME.fullmatch(path.name)) is not None}
 
 
 async def take_left(directory: Path, ingest: Ingest) -> int:
@@ -67,7 +54,7 @@ async def take_left(directory: Path, ingest: Ingest) -> int:
     fails in the meantime.
     """
     taken = 0
-    for path in _spools(directory):
+    for path in spools(directory):
         match = _NAME.fullmatch(path.name)
         if match is None:
             continue
@@ -161,13 +148,6 @@ class _Lines:
             self.bytes += len(line)
             if line != b"\n":
                 yield line.removesuffix(b"\n")
-
-
-def _spools(directory: Path) -> list[Path]:
-    try:
-        return sorted(path for path in directory.iterdir() if path.suffix == ".jsonl")
-    except FileNotFoundError:
-        return []
 
 
 def _open_if_left(path: Path, is_left: bool) -> _Left | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sidecar.capture.backlog import backlog
 from sidecar.home import Home
 from sidecar.install.plugin import RESTART
 from sidecar.private_files import HomeError
@@ -60,8 +62,10 @@ async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict
 
 def spool_size(home: Home) -> dict[str, int]:
     """Count the spool files that no sidecar has recorded yet, and their bytes."""
-    files = list(home.spool_path.glob("*.jsonl")) if home.spool_path.is_dir() else []
-    return {"files": len(files), "bytes": sum(file.stat().st_size for file in files if file.is_file())}
+    try:
+        return asdict(backlog(home.spool_path))
+    except OSError:  # it cannot be read, which the checks of the home report
+        return {"files": 0, "bytes": 0}
 
 
 def torn_files(store: Path) -> list[Path]:

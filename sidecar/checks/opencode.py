@@ -292,8 +292,8 @@ def check_service(scene: Scene) -> list[Check]:
     return [Check("service", "note", text, f"run `durable-stream install --service` again, then `{service.enable}`")]
 
 
-def output_of(command: Sequence[str]) -> str | None:
-    """What a program prints; ``None`` if it cannot be run, fails, or takes too long."""
+def output_of(command: Sequence[str], seconds: float = ANSWER_SECONDS) -> str | None:
+    """What a program prints; ``None`` if it cannot be run, fails, or takes longer than ``seconds``."""
     try:
         # Run the program in ``/``, because the plugin may start it anywhere: in a checkout, Python also finds modules
         # that are not installed.
@@ -301,7 +301,7 @@ def output_of(command: Sequence[str]) -> str | None:
             command,
             capture_output=True,
             text=True,
-            timeout=ANSWER_SECONDS,
+            timeout=seconds,
             check=True,
             cwd="/",
             stdin=subprocess.DEVNULL,

@@ -77,15 +77,20 @@ def _told(found: dict[str, Any]) -> str:
 
 
 async def _opencode_1(home: Home) -> dict[str, Any] | None:
-    """Import the sessions of OpenCode 1 and return how many there were; ``None`` if OpenCode 1 is not installed."""
+    """Import the sessions of OpenCode 1 and return how many there were; ``None`` if OpenCode 1 is not on the PATH."""
     from sidecar.capture.exclusion import Exclusion
     from sidecar.checks.opencode import output_of
     from sidecar.cli.shared.identity import own_identity
     from sidecar.config import load_config
-    from sidecar.history import import_opencode_1
+    from sidecar.history import START_SECONDS, import_opencode_1
 
     program = shutil.which("opencode")
-    if program is None or not (output_of([program, "--version"]) or "").startswith("1."):
+    if program is None:
+        return None
+    version = output_of([program, "--version"], START_SECONDS)
+    if version is None:
+        raise Failure("no-history", f"`{program} --version` does not answer: run this command yourself to see why")
+    if not version.startswith("1."):
         return None
     excludes = Exclusion(load_config(home.config_path).capture.exclude).covers
     sessions, played = await import_opencode_1(

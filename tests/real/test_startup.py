@@ -78,7 +78,7 @@ def found(opencode_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> di
         input=json.dumps(wanted | {"plan": PLAN}),
         capture_output=True,
         text=True,
-        timeout=START_LIMIT_S * STARTS,
+        timeout=START_LIMIT_S * STARTS * sum("case" in step for step in PLAN),
         cwd=Path(__file__).parents[2],
         check=False,
     )

@@ -14,7 +14,7 @@ import pytest
 from bridge.opencode.capture.emitter import safe_key, safe_stream
 from bridge.opencode.capture.translate import Origin, Token, Translator
 from bridge.opencode.link.frames import HookItem
-from sidecar.capture.spools import backlog
+from sidecar.capture.backlog import backlog
 from sidecar.cli.shared.output import json_line
 from sidecar.views.wording import one_line, printable
 from streams.errors import InvalidEvent

@@ -16,8 +16,9 @@ from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import parse_line
+from sidecar.capture.backlog import Backlog, backlog
 from sidecar.capture.ingest import Ingest
-from sidecar.capture.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, backlog, take_left
+from sidecar.capture.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, take_left
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.store import NOTHING
@@ -224,6 +225,15 @@ async def test_foreign_files_are_left_alone(tmp_path: Path, store: MemoryStore, 
     (directory / "notes.jsonl").write_text("not ours\n")
     assert await take_left(directory, ingest) == 0
     assert outside.read_text() == "precious\n" and (directory / "notes.jsonl").exists()
+
+
+def test_a_spool_that_is_deleted_while_it_is_counted_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there.jsonl").write_text("line\n")
+    listed = [tmp_path / "there.jsonl", tmp_path / "recorded-meanwhile.jsonl"]
+    monkeypatch.setattr("sidecar.capture.backlog.spools", lambda _: listed)
+    assert backlog(tmp_path) == Backlog(1, 5)
 
 
 async def test_no_directory_is_no_backlog(tmp_path: Path, ingest: Ingest) -> None:

@@ -137,3 +137,12 @@ def test_history_reaches_no_agent(source: Path, tmp_path: Path) -> None:
     event = StreamEvent.parse({**records(exports(source, tmp_path)[0])[0]["event"], "type": agent.events[0]})
     assert wants(agent, event)
     assert not wants(agent, StreamEvent.trusted({**event.fields(), "metadata": {"history": True}}))
+
+
+def test_an_opencode_that_does_not_answer_is_not_called_absent(target: Path, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "opencode"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o700)
+    done = run(target, "import", "--opencode", PATH=str(program.parent))
+    assert done.code == 1 and f"`{program} --version`" in done.err and done.err.endswith("[no-history]\n")
