@@ -27,13 +27,13 @@ HEAD = """# Performance
 Each row of the table compares the speed of an operation with its *limit*: the speed of the reference that the column
 `figure` names. `make bench` runs the operation and its reference alternately in short slices, so that both run under
 the same load, and compares their medians. **R** is the speed of the disk alone: single writes of 1 KiB, each followed
-by a sync. An event takes about 1 KiB. The column `figure` shows the measured speed as a multiple of the limit, or a
-time. The *floor* of a figure is what we promise, and the *aim* is what we would like to reach. No test asserts a time.
-The times of `durable-stream` commands are the best of several alternating runs, with compiled bytecode, as in an
-installed package. *64 in flight* means that 64 events are waiting to be stored at any time. *1 M* means a million
-events, and *p50* and *p99* are percentiles. *Serve ready* means that a sidecar that was just started is ready to
-record. In the rows *prompts in OpenCode*, the words after the comma say in which state the sidecar, the spool or the
-disk is.
+by a sync. An event takes about 1 KiB. The column `figure` shows the measured speed as a multiple of the limit. Rows
+that measure a time or an amount of memory have no limit; their floor and aim apply to the column `measured`. The
+*floor* of a figure is what we promise, and the *aim* is what we would like to reach. No test asserts a time. The times
+of `durable-stream` commands are the best of several alternating runs, with compiled bytecode, as in an installed
+package. *64 in flight* means that 64 events are waiting to be stored at any time. *1 M* means a million events, and
+*p50* and *p99* are percentiles. *Serve ready* means that a sidecar that was just started is ready to record. In the
+rows *prompts in OpenCode*, the words after the comma say in which state the sidecar, the spool or the disk is.
 
 Unless a note below names another machine, the figures were measured on: {machine}.
 

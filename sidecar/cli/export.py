@@ -42,7 +42,9 @@ async def export(
     ] = None,
     form: Annotated[
         Form,
-        typer.Option("--format", help="jsonl: the records; markdown, html: the conversation, as in read --full."),
+        typer.Option(
+            "--format", help="jsonl: the records; markdown, html: the conversation, as in read --full --children."
+        ),
     ] = Form.jsonl,
     json: JsonFlag = False,
 ) -> None:

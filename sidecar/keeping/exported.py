@@ -105,7 +105,7 @@ async def import_export(
     """Record the events of an export; the whole file is checked first. Records that the log already has stay unchanged.
 
     ``add`` appends a batch and returns how many events were new. ``clean`` redacts payloads by this home's rules. If
-    the import is cut off, the log has the first part of the file, and another import adds the rest.
+    the import is interrupted, the log keeps what was added, and importing the file again adds the rest.
 
     Raises:
         ExportError, OSError: see ``read``.

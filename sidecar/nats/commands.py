@@ -176,7 +176,8 @@ class _AgentConsumer:
         )
         streams = [each for each in wanted() if each.name in (COMMANDS, DEAD)]
         answered: Callable[[PulledMessage], None] = lambda pulled: stop("after-ack")  # noqa: E731
-        # Switch off the loop's own limit: this class counts attempts, and not every redelivery is one.
+        # Switch off the loop's own limit, because this class decides when to give up: while the agent is broken, a
+        # redelivery must not make the command a dead letter.
         unlimited = replace(settings, attempts=_UNLIMITED)
         self.loop = PullLoop(
             sessions, COMMANDS, definition, self._handle, unlimited, definitions=streams, answered=answered
@@ -237,7 +238,7 @@ class _AgentConsumer:
             except InputRefused as error:
                 return await self._bury(pulled, arrived, error.reason, error.code)
             except StreamError:
-                await asyncio.sleep(PAUSE_SECONDS)  # pause before the redelivery; the runtime recorded the reason
+                await asyncio.sleep(PAUSE_SECONDS)  # the log cannot be used now; try again
             except AgentFailed as error:
                 return await self._failed(pulled, arrived, error.reason)
             except Exception as error:

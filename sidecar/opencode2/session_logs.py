@@ -186,7 +186,7 @@ class SessionLogs:
         recorded = max(begin, session.host_seq)
         reached, until, is_empty = max(recorded, 0), 0, True
         path = _log_path(session_id)
-        if begin > 0:  # the content of a fork's first event is needed again
+        if begin > 0:  # else read event 0 again, too: in a fork, it says which numbers the fork inherited
             path += f"?after={begin}"
         batch: list[HostEvent] = []
         async for row in self._client.stream(path):

@@ -72,7 +72,10 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
 
 
 def _login_refused(where: str) -> LoginRefused:
-    return LoginRefused(f"the NATS server at {where} rejected the login", "check the token or the credentials file")
+    return LoginRefused(
+        f"the NATS server at {where} rejected the login",
+        "check `credentials` in [nats], or the login in the addresses in `servers`",
+    )
 
 
 def _why(error: Exception) -> str:

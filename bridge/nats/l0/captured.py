@@ -10,9 +10,9 @@ record              published as                        payload
 ``agent.refused``   ``evt.agent.{agent}.task``          ``Task``, ``status`` failed
 ==================  ==================================  =====================================
 
-The agent is the session, the turn is the turn's user message, the step is the part, and the turn epoch is the number of
-the turn in its session. The exception is the record of a refused chain: it belongs to an agent of the runtime, and its
-turn is the chain. Payloads describe the record but never contain its inputs or outputs.
+``agent_id`` is the session's id, ``agent_turn_id`` the id of the turn's user message, ``step_id`` the part's id, and
+``turn_epoch`` the number of the turn in its session. The exception is the record of a refused chain: it belongs to an
+agent of the runtime, and its turn is the chain. Payloads describe the record but never contain its inputs or outputs.
 """
 
 from __future__ import annotations

@@ -148,7 +148,8 @@ class EmbeddedServer:
         found: Executable = await find_executable(self._config.executable)
         token = self._new_token()
         config = server_config(self._directory, self._config, token=token, port=self._port)
-        # If this start fails, perhaps because the port is in use, the next start uses any free port.
+        # If this start fails, perhaps because the remembered port is in use, the next one uses the configured port or
+        # any free port.
         self._port = self._config.port or FREE_PORT
         self._process = process = await ServerProcess.start(found.path, self._directory, config)
         try:

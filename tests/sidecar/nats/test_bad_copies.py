@@ -85,13 +85,13 @@ def test_where_there_is_no_server_it_is_said_what_to_do(tmp_path: Path, server: 
             '[nats]\nmode = "external"\nservers = ["nats://ada:geheim@127.0.0.1:1"]\n',
             rf"127\.0\.0\.1:1: {NOTHING_LISTENS}",
         ),
-        (f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{server.port}"]\n', "check the token"),
+        (f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{server.port}"]\n', "nats-login-refused"),
     ):
         copy.home.config_path.write_text(config)
         done = run(copy.home.path, *command)
         assert is_sentence(done, wanted) and "geheim" not in done.err, done
     done = run(copy.home.path, "listen")
-    assert is_sentence(done, "check the token"), "which no waiting changes"
+    assert is_sentence(done, "nats-login-refused"), "which no waiting changes"
     assert re.search(r"^nats +off; set mode", run(copy.home.path, "mirror", "status").out) is None
     copy.home.config_path.write_text("")
     assert re.search(r"^nats +off; set `mode`", run(copy.home.path, "mirror", "status").out)
