@@ -77,9 +77,9 @@ class RealOpenCode(OpenCodeApi):
         root: run on this directory instead of a fresh one and leave it there; two instances on one
             root share their sessions, as two OpenCode windows of one user do.
         serve: start ``opencode serve`` on entering; else only ``run`` and ``start`` start anything.
-        lean: with an empty list of the world's models, which it would read at its first prompt, and an engine that
-            compiles less and frees no memory. That saves more than half of what a short life of OpenCode 1 costs. False
-            for an OpenCode as users have it.
+        lean: with an empty list of the world's models, which it would read at its first prompt, a terminal without
+            animations, and an engine that compiles less and frees no memory. That saves more than half of what a short
+            life of OpenCode 1 costs. False for an OpenCode as users have it.
     """
 
     def __init__(
@@ -287,6 +287,10 @@ class RealOpenCode(OpenCodeApi):
         config = _merged(self._base_config(), self._config)
         (self.config_directory / "opencode.json").write_text(json.dumps(config))
         (self.root / "models.json").write_text("{}")
+        settings = self.root / "state" / "opencode" / "kv.json"
+        if self._lean and not settings.exists():
+            settings.parent.mkdir(parents=True, exist_ok=True)
+            settings.write_text('{"animations_enabled": false}')
         stub_install(self.config_directory)
         stub_install(scope)
         for name, text in self._plugins.items():
