@@ -28,9 +28,7 @@ class SpawnArgs(ToolArgs):
 
     prompt: str = Field(min_length=1, max_length=100_000, description="all that it must know")
     title: str = Field(min_length=1, max_length=100, description="three to six words")
-    agent: str | None = Field(
-        default=None, max_length=100, description="OpenCode agent; default: OpenCode's own, usually build"
-    )
+    agent: str | None = Field(default=None, max_length=100, description="OpenCode agent to run")
     model: str | None = Field(
         default=None,
         max_length=500,
