@@ -22,7 +22,7 @@ from sidecar.config import NatsConfig
 from sidecar.nats.settings import server_config
 from tools.install_nats_server import binary_path
 
-HANG_SECONDS = 30.0
+HANG_SECONDS = 120.0
 TOKEN = "t0k3n" * 8
 
 PROGRAMS = {"2.10": binary_path(), "2.15": Path(sys.executable).parent / "nats-server"}

@@ -29,7 +29,7 @@ from tests.streams.builders import event
 
 TOKEN = "7e" * 32
 INFO = SidecarInfo(pid=os.getpid(), port=4000, boot="b", version="0.1", protocol=1, started_ms=5)
-HANG_SECONDS = 30.0
+HANG_SECONDS = 120.0
 
 
 def mode(path: Path) -> int:

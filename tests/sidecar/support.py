@@ -17,7 +17,7 @@ from tests.sidecar.cli.helpers import command
 
 REPOSITORY = Path(__file__).parents[2]
 RECORDINGS = REPOSITORY / "tests" / "recordings"
-HANG_SECONDS = 30.0
+HANG_SECONDS = 120.0
 
 
 def start(home: Home, *arguments: str, output: int | IO[str] = subprocess.DEVNULL) -> subprocess.Popen[str]:

@@ -26,7 +26,7 @@ from streams.stores.jsonl.store import JsonlStore
 
 ROOT = Path(__file__).parents[3]
 RECORDINGS = ROOT / "tests" / "recordings"
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
