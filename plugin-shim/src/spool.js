@@ -106,6 +106,8 @@ export class Spool {
     } catch {
       this.#options.counters.spool_failures += 1;
       this.#retryAtMs = performance.now() + RETRY_MS;
+      // No acknowledgement would ever delete a file without items.
+      if (this.lastSeq === 0) this.remove();
       return 0;
     }
   }
