@@ -39,7 +39,8 @@ def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own_un
         assert f"OpenCode {VERSION_2}, its service, pid {client.pid}, read" in durable.in_project(client, "status")
         settings = client.config_directory / COPY_NAME
         assert TUI_NAME in settings.read_text(), "the terminal copied it from the tui.json"
-        assert f"removed {settings}" in durable.in_project(client, "uninstall").splitlines()
+        assert f"removed {TUI_NAME} from {settings}" in durable.in_project(client, "uninstall").splitlines()
+        assert TUI_NAME not in settings.read_text(), "only the other settings of OpenCode 1 are left"
         assert not [path for path in client.config_directory.rglob("*") if "durable-stream" in path.name]
         durable.end_with(client)
         client.start()

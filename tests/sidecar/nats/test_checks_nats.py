@@ -84,7 +84,7 @@ def test_external(home: Home, server: RealServer, tmp_path: Path) -> None:
     good = external(f"nats://{TOKEN}@{place}")
     assert good.level == "ok" and place in good.text and "2.10" in good.text and TOKEN not in str(good)
     for found, text, hint in (
-        (external(f"nats://wrong@{place}"), place, "the token"),
+        (external(f"nats://wrong@{place}"), "the login", "[nats]"),
         (external("nats://127.0.0.1:1"), NOTHING_LISTENS, "[nats]"),
         (external("nats://no.such.name.invalid:4222"), UNKNOWN_HOST, "[nats]"),
         (external(f"nats://{place}", f'credentials = "{tmp_path}/a.creds"\n'), "a.creds", "[nats]"),

@@ -155,7 +155,7 @@ async def test_what_is_wrong_is_told_and_nothing_is_sent(tmp_path: Path) -> None
             ({"servers": (address,), "credentials": tmp_path / "a.creds"}, "a.creds"),
             ({"servers": (address,), "tls_enabled": True, "cert_dir": tmp_path}, "ca.pem"),
             ({"servers": (address,), "tls_enabled": True}, "TLS"),
-            ({"servers": (address,)}, "token"),
+            ({"servers": (address,)}, "login"),
             ({"servers": ("nats://ada:geheim@127.0.0.1:1",)}, "127.0.0.1:1"),
         ):
             service = NatsService(home, NatsConfig(mode="external", **config), seeded_identity(1).nonce)  # type: ignore[arg-type]
