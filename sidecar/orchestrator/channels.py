@@ -174,7 +174,7 @@ def _target(apprise: Any, url: str) -> Any:
     target: Any = apprise.Apprise()
     try:
         is_usable = target.add(url)
-    except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
+    except Exception as error:  # noqa: BLE001 - the text of an error of apprise may contain the URL
         raise ChannelError(
             f"apprise cannot use this URL ({type(error).__name__}); fix the setting `urls` in [notify]"
         ) from None
@@ -192,7 +192,7 @@ def _by_apprise(channel: str, url: str, title: str, text: str) -> None:
         target = _target(apprise, url)
         try:
             sent = target.notify(body=text, title=title)
-        except Exception as error:  # noqa: BLE001 - the text of a foreign error may show the URL
+        except Exception as error:  # noqa: BLE001 - the text of an error of apprise may contain the URL
             raise ChannelError(
                 f"apprise could not send to {channel} ({type(error).__name__}); check the URL and the network"
             ) from None

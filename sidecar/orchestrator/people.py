@@ -312,7 +312,7 @@ def _late(known: Checkpoint) -> RequestError:
     how = f"{known.state} ({known.why})" if known.why else known.state
     if known.state == "answered":
         how = f"answered by {known.by or 'user'}: {'; '.join(known.answer)}"
-    return RequestError("already-answered", f"{known.id} is no longer waiting: {how}"[:500])
+    return RequestError("already-answered", f"{known.id} no longer accepts an answer: {how}"[:500])
 
 
 def _check_answer(known: Checkpoint, answer: list[str]) -> None:

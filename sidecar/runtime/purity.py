@@ -123,7 +123,9 @@ class _Run:
             outputs = outputs_of(self._agent.receive(event))
             again = outputs_of(self._agent.receive(event))
         if outputs != again:
-            self.findings.append(Finding("receive", f"two calls with the same {event.type} returned different outputs"))
+            self.findings.append(
+                Finding("receive", f"two calls with the same {event.type} event returned different outputs")
+            )
         if state_hash(self._agent.state()) != hash_:
             self.findings.append(
                 Finding("receive", f"it changed the state on {event.type}; only `apply` may change the state")

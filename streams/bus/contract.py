@@ -260,8 +260,8 @@ def failure_of(delivery: Delivery, error: BaseException) -> tuple[str, float | N
 
 
 def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dict[str, str]]:
-    """(subject, headers) of the dead letter for a message that the durable name ``durable`` gives up on; the body stays
-    the same.
+    """(subject, headers) of the dead letter for a message that no attempt of the consumer ``durable`` handled; the body
+    stays the same.
 
     The dead letter keeps the headers, except for the message id, which identifies only the original message. The reason
     is percent-encoded.

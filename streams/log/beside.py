@@ -1,4 +1,4 @@
-"""Verify the files next to the records: ``store.json``, and hints that were made when the log had more records."""
+"""Verify the files next to the records: ``store.json``, and the hints, which must not point beyond the log's end."""
 
 from __future__ import annotations
 

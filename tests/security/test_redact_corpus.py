@@ -85,6 +85,6 @@ def test_ordinary_source_loses_next_to_nothing() -> None:
                 redactor.clean({"text": text})
     assert size > 1_000_000
     told = re.search(
-        r"own sources and docs, redaction hides at most ([0-9]+) places", (ROOT / "SECURITY.md").read_text()
+        r"own sources and docs, redaction hides at most ([0-9]+) texts needlessly", (ROOT / "SECURITY.md").read_text()
     )
     assert told is not None and redactor.redactions <= int(told[1])

@@ -16,7 +16,7 @@
     └── ServerRefused           nats-server-refused     the server understood the request and refused it
         ├── NotFound            nats-not-found          no such stream, consumer or message
         ├── WrongExpectation    nats-wrong-expectation  the stream is not in the state that the publisher expected
-        ├── BatchRefused        nats-batch-refused      an atomic batch was refused; none of it was stored
+        ├── BatchRefused        nats-batch-refused      messages were not stored as an atomic batch
         │   └── BatchDuplicate  nats-batch-duplicate    one of its message ids is already stored
         └── StreamRefused       nats-stream-refused     a stream or consumer cannot have the required settings
 
@@ -145,7 +145,7 @@ class WrongExpectation(ServerRefused):
 
 
 class BatchRefused(ServerRefused):
-    """No message of the batch was stored. The messages can be published one by one."""
+    """The messages were not stored as a batch. Publish them one by one; their ids prevent duplicates."""
 
     code = "nats-batch-refused"
 

@@ -2,8 +2,8 @@
 
 When a function returns, the messages are stored; otherwise the function raises an error.
 
-Within the stream's duplicate window ``Nats-Msg-Id`` makes it safe to publish a
-message again, so every call here can be repeated after an error.
+Every message has a ``Nats-Msg-Id``, so after an error every call here can be repeated within the stream's duplicate
+window without storing a message twice.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ async def publish_batch(
     Raises:
         ValueError: there are no messages, or more than ``MAX_BATCH``.
         BatchDuplicate: one of the ids is already stored. Publish the messages one by one.
-        BatchRefused: the server stored none of the messages. Publish them one by one.
+        BatchRefused: the server did not store the messages as a batch. Publish them one by one; their ids prevent
+            duplicates.
         NatsUnavailable: no answer came; either all messages are stored or none is.
     """
     return await (await stage_batch(session, messages, batch_id=batch_id, expect=expect)).commit()

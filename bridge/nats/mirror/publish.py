@@ -273,7 +273,7 @@ async def _publish(session: JetStream, parts: Sequence[_Part]) -> list[Stored]:
                 stored.append(await part.staged.commit())
                 continue
             except BatchRefused:
-                pass  # none of the batch was stored; publishing its messages one by one shows which are duplicates
+                pass  # publishing the messages one by one shows which of them are already stored
         try:
             stored += await publish_all(session, part.messages)
         except PublishStopped as stopped:

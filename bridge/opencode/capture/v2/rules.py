@@ -135,7 +135,7 @@ class HostRules(Emitter):
             else:
                 over = replace_time(replace_seq(entry, None), session.turn.last_ms or entry.item.t)
                 self.end_turn(over, session, None)
-        # The event of a compaction names no agent, so take the agent from the session or name OpenCode itself.
+        # A compaction's event names no agent. In the turn of a prompt it is the session's agent, otherwise OpenCode.
         agent = text(event.data.get("agent")) or (session.agent if trigger == "prompt" else None) or "opencode"
         cause = session.inputs.get(message) or session.last_end or session.event_id
         previous = session.handed_from(agent, trigger)

@@ -163,7 +163,7 @@ class HostTranslator(HostRules):
         """Does nothing, because the event was written when the session was placed."""
 
     def forked(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """Does nothing, as for ``created``. The numbers that a fork inherits do not count as a gap."""
+        """Does nothing, for the same reason as ``created``. The numbers that a fork inherits do not count as a gap."""
 
     def deleted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         if not session.ended:
