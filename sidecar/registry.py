@@ -91,8 +91,8 @@ class Requests:
         if request is None:
             raise RequestError(
                 "unknown-request",
-                f"the running sidecar does not know the request {method[:40]!r}: run `durable-stream stop`; the next "
-                "sidecar has this command's version",
+                f"the running sidecar is of another version than this command and does not know the request "
+                f"{method[:40]!r}; run `durable-stream stop`, then run the command again",
             )
         try:
             checked = request.args.model_validate(args)

@@ -40,7 +40,9 @@ class SendArgs(Args):
     type: str = Field(max_length=160, description="the command's type")
     payload: dict[str, Any] = Field(default={}, description="the command's payload")
     key: str | None = Field(
-        default=None, max_length=300, description="idempotency key: commands with the same key are handled only once"
+        default=None,
+        max_length=300,
+        description="idempotency key: of several commands with the same key, only the first is handled",
     )
 
 

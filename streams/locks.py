@@ -32,7 +32,8 @@ def take(descriptor: int) -> bool:
 
 
 def is_held(descriptor: int) -> bool:
-    """True if another open file holds the lock now. Holds the lock shared until the caller closes the descriptor.
+    """True if another open file holds the lock now. If none does, take a shared lock, which lasts until the caller
+    closes the descriptor.
 
     Raises:
         OSError: the file system cannot lock this file.

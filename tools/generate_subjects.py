@@ -164,7 +164,7 @@ DECISIONS = (
     "A wakeup's `inbox_id` is the id of the command's event, and its `reason` is the command's type.",
     "A `partial` report does not end a call, which still waits for its result.",
     "`__cg_control.after_execution` counts only for tools on an allow-list.",
-    "`cg_cmd` is a work queue, as the protocol's table of modes says; its list of streams gives only the age.",
+    "`cg_cmd_v1` is a work queue. The protocol's table of modes says so; its list of streams gives only an age.",
     "`turn.ended` is published both as `task` and as `state`, so the `state` has an id of its own, `{event}:l0:state`.",
     "In a captured session, `turn_epoch` numbers the turns from 1, and a turn's outcome is in `stats.outcome`.",
     "In a record's subject, the stream, log and project are one token each; only dots in the type remain dots.",

@@ -19,7 +19,7 @@ def backlog(directory: Path) -> Backlog:
     """Count the spool files and their bytes; zero if the spool directory does not exist."""
     sizes = []
     for path in spools(directory):
-        with suppress(FileNotFoundError):  # it was recorded and deleted since the directory was listed
+        with suppress(FileNotFoundError):  # the file was recorded and deleted after the directory was listed
             sizes.append(path.lstat().st_size)
     return Backlog(len(sizes), sum(sizes))
 

@@ -166,7 +166,10 @@ async def send(
     type_: Annotated[str, typer.Argument(metavar="TYPE", help="The command's type, such as `report`.")],
     payload: Annotated[str, typer.Argument(metavar="[JSON]", help="The command's payload, a JSON object.")] = "{}",
     key: Annotated[
-        str | None, typer.Option("--key", help="Idempotency key: commands with the same key are handled only once.")
+        str | None,
+        typer.Option(
+            "--key", help="Idempotency key: of several commands with the same key, only the first is handled."
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:

@@ -106,7 +106,7 @@ def shim_path() -> Path:
         if (directory / "plugin.js").is_file():
             return directory / "plugin.js"
     raise InstallError(
-        f"{package / 'shim'} contains no plugin.js, so the installation is incomplete; install the package again"
+        f"{package / 'shim'} contains no plugin.js, so the Python package is incomplete; reinstall the package"
     )
 
 

@@ -206,7 +206,7 @@ class LinkServer:
 
     def _admit(self, socket: ServerConnection, request: HttpRequest) -> HttpResponse | None:
         if socket.protocol.close_expected():
-            # An invalid frame came with the request. The library has ended the connection, yet would try to answer.
+            # An invalid frame came with the request. The library has ended the connection, but still tries to answer.
             socket.protocol.state = HttpState.CLOSING
             return None
         headers = request.headers

@@ -300,7 +300,7 @@ class Log(KeepsHints):
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # mark the exception as retrieved, because asyncio would log it if no caller is waiting
+            task.exception()  # mark the exception as retrieved; otherwise asyncio logs it if no caller is waiting
 
     @asynccontextmanager
     async def _removing(self) -> AsyncIterator[SqliteStore]:

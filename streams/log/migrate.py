@@ -1,10 +1,10 @@
 """Migrate a log to another backend while it is being written: copy, verify, catch up, compare, switch.
 
 Every record is copied byte for byte. When few records are left to copy, the copy is verified: every record in it is
-read back and checked against its stream's hash chain. Then the migration holds appends, copies the remaining records
-and reads them back, compares the heads and every stream's last hash with the original's, and replaces ``store.json`` by
-a rename. Until that rename, the old backend holds the log; after the rename, the new backend does. A hash covers its
-stream's whole history, so equal last hashes mean equal records.
+read back and checked against its stream's hash chain. Then the migration delays appends, copies the remaining records
+and reads them back. It compares the copy's head and every stream's last hash with those of the original. Finally, it
+replaces ``store.json`` by a rename. Until that rename, the old backend holds the log; after the rename, the new backend
+does. A hash covers its stream's whole history, so equal last hashes mean equal records.
 
 The next run continues an interrupted copy and verifies all of it as ``verify`` does, because the copy may have been
 damaged in the meantime. The old store stays as it was at the switch until it is discarded. No migration ever continues

@@ -57,7 +57,7 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
         case nats.errors.MaxPayloadError():
             return MessageTooLarge()
         case nats.errors.BadSubjectError():
-            return NatsRefused("the subject is invalid", "escape the names in the subject")
+            return NatsRefused("NATS does not accept a subject", "this is a bug: names in subjects must be escaped")
         case nats.errors.AuthorizationError() | nats.errors.InvalidUserCredentialsError():
             return _login_refused(where)
     if any(word in text.lower() for word in ("authorization", "authentication", "user jwt")):

@@ -110,7 +110,7 @@ class JsonlReader:
         """
         doubt = await asyncio.to_thread(self._doubt)
         if doubt is not None:
-            # Read the file, which shows whether it is damaged and reports the fault as in every command.
+            # Read the file to find out whether it is damaged. The error is the same as in every other command.
             async for located in self._located_lines(doubt - 1):
                 _check_line(located)
 

@@ -220,4 +220,4 @@ def _is_whole(line: bytes) -> bool:
 def _check_head(index: Index, head: Head, segment: Segment, line: int) -> None:
     if index.next_position() != head.position + 1 or index.last_hash == head.hash:
         return
-    raise CorruptLog(str(segment.path), line, head.position, "its hash differs from the one in the head file")
+    raise CorruptLog(str(segment.path), line, head.position, "the record's hash differs from the hash in the head file")

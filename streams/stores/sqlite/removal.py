@@ -1,8 +1,8 @@
 """Prune and forget in a sqlite log, in chunks between other commits.
 
-A removal first notes its work in a separate transaction. If a ``kill -9`` interrupts the removal, the remaining work is
-done when the log is next opened for writing. At the end, a removal empties the write-ahead file, which still holds
-the old pages, and returns free pages to the file system.
+A removal first writes down what it will remove, in a separate transaction. If a ``kill -9`` interrupts the removal, the
+remaining work is done when the log is next opened for writing. At the end, a removal empties the write-ahead file,
+which still holds the old pages, and returns free pages to the file system.
 
 A removal needs some space before it frees any. On a full disk it fails with an error, and is finished once there is
 space.
