@@ -120,6 +120,10 @@ class StreamReader(Protocol):
 class StreamStore(StreamReader, Protocol):
     """Ordered, durable, replayable storage for events, with one writer."""
 
+    async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
+        """What ``find`` returns for each key, in the order of the keys. Faster than a call for each key."""
+        ...
+
     async def append(
         self,
         events: Sequence[StreamEvent],

@@ -122,4 +122,4 @@ class BackFill:
     async def _is_missing(self, session: SessionState, user: str) -> bool:
         if session.first_message is None or user <= session.first_message or user in session.inputs:
             return False
-        return not any([await self._store.find(f"{kind}:{session.id}:{user}") for kind in _KINDS])
+        return not any(await self._store.find_each([f"{kind}:{session.id}:{user}" for kind in _KINDS]))

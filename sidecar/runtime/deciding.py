@@ -18,7 +18,7 @@ from sidecar.runtime.stops import Stop
 from streams.errors import Conflict, IdempotencyConflict, InvalidEvent
 from streams.event import StreamEvent
 from streams.hashing import canonical
-from streams.store import StreamStore
+from streams.store import Record, StreamStore
 
 log = logging.getLogger("sidecar.runtime")
 
@@ -85,19 +85,17 @@ class Decider:
         """Keys of pruned records that were sent again: known, but no longer found."""
 
     async def decide(
-        self, given: Input, in_batch: dict[str, StreamEvent], batch: list[StreamEvent]
+        self, given: Input, stored: Record | None, in_batch: dict[str, StreamEvent], batch: list[StreamEvent]
     ) -> tuple[Outcome, list[StreamEvent]]:
         """Decide about one input: its outcome and the events to record.
 
-        ``batch`` holds the events that were already decided on in this batch, before this input; ``in_batch`` maps
-        their idempotency keys to them.
+        ``stored`` is what the store has under the input's key. ``batch`` holds the events that were already decided on
+        in this batch, before this input; ``in_batch`` maps their idempotency keys to them.
 
         Raises:
             InputRefused, AgentFailed: see these classes. The agent's state is unchanged.
         """
-        known = in_batch.get(given.key)
-        if known is None and (found := await self._store.find(given.key)) is not None:
-            known = found.event
+        known = stored.event if stored is not None else in_batch.get(given.key)
         if known is not None:
             if given.position is None and not _is_same(known, given.record):
                 raise InputRefused("key-conflict", "this key was already used for another command; use a new key")

@@ -364,6 +364,7 @@ class Engine:
         answers: list[tuple[_Waiting, Handled | Exception, int, int]] = []
         in_batch: dict[str, StreamEvent] = {}
         left: list[_Waiting] = []
+        stored = await self._store.find_each([waiting.input.key for waiting in group])
         for at, waiting in enumerate(group):
             if len(batch) >= MAX_EVENTS:
                 left = group[at:]
@@ -372,7 +373,7 @@ class Engine:
             first = len(batch)
             result: Handled | Exception
             try:
-                outcome, events = await self._decider.decide(waiting.input, in_batch, batch)
+                outcome, events = await self._decider.decide(waiting.input, stored[at], in_batch, batch)
                 batch += events
                 in_batch |= {event.idempotency_key: event for event in events}
                 result = Handled(outcome)

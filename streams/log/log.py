@@ -191,6 +191,10 @@ class Log(KeepsHints):
         """See ``StreamReader.find``."""
         return await ask_wherever(lambda: self._backend, lambda backend: backend.find(idempotency_key))
 
+    async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
+        """See ``StreamStore.find_each``."""
+        return await ask_wherever(lambda: self._backend, lambda backend: backend.find_each(idempotency_keys))
+
     async def append(
         self,
         events: Sequence[StreamEvent],

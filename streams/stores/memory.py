@@ -135,6 +135,10 @@ class MemoryStore:
         found = self._keys.get(idempotency_key)
         return _stored(found) if isinstance(found, Placed) else None
 
+    async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
+        """See ``StreamStore.find_each``."""
+        return [await self.find(key) for key in idempotency_keys]
+
     async def removed(self) -> dict[str, StreamRemoval]:
         """See ``StreamReader.removed``."""
         return self._removal.gone()

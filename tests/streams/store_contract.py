@@ -208,6 +208,12 @@ class StoreContract(HintsContract, ContentContract):
         found = await store.find("test:k1")
         assert found is not None and found.as_json() == records[1].as_json()
 
+    async def test_find_each_answers_every_key_in_the_order_of_the_keys(self, store: StreamStore) -> None:
+        assert await store.find_each([]) == [] and await store.find_each(["test:k1"]) == [None]
+        first, second, third = await store.append(events(3))
+        wanted = ["test:k2", "test:none", "test:k0", "test:k1", "test:k2"]
+        assert await store.find_each(wanted) == [third, None, first, second, third]
+
     async def test_query_filters_across_streams(self, store: StreamStore) -> None:
         await store.append(
             [

@@ -150,11 +150,15 @@ class JsonlStore(KeepsHints):
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
-        position = self._index.keys.get(key_digest(idempotency_key))
-        if position is None or position > self._writer.head:
-            return None
-        found = await asyncio.to_thread(self._lookup.records_at, [position])
-        return found[0] if found else None
+        return (await self.find_each([idempotency_key]))[0]
+
+    async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
+        """See ``StreamStore.find_each``."""
+        places = [self._index.keys.get(key_digest(key)) for key in idempotency_keys]
+        places = [place if place is not None and place <= self._writer.head else None for place in places]
+        durable = [place for place in places if place is not None]
+        found = iter(await asyncio.to_thread(self._lookup.records_at, durable) if durable else ())
+        return [next(found) if place is not None else None for place in places]
 
     def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""

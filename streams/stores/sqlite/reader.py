@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush, heapreplace
@@ -140,14 +140,17 @@ class SqliteReader:
         row = await asyncio.to_thread(self._with_log, lambda connection: find_key(connection, SELECT, digest), None)
         return record_of(row, str(self._path)) if row is not None else None
 
-    async def find_known(self, idempotency_key: str, recent: Callable[[bytes], int | None]) -> Record | None:
-        """Like ``find``, but for the writer, which remembers the places of keys that the table does not have yet."""
-        digest = key_digest(idempotency_key)
-        position = recent(digest)
-        row = await asyncio.to_thread(
-            self._with_log, lambda connection: find_known(connection, SELECT, digest, position), None
+    async def find_known(self, keys: Sequence[str], recent: Callable[[bytes], int | None]) -> list[Record | None]:
+        """See ``StreamStore.find_each``. ``recent`` gives the places of keys that only the writer knows yet."""
+        digests = [key_digest(key) for key in keys]
+        places = [(digest, recent(digest)) for digest in digests]
+        nothing: list[tuple[Any, ...] | None] = [None] * len(places)
+        rows = await asyncio.to_thread(
+            self._with_log,
+            lambda connection: [find_known(connection, SELECT, *place) for place in places],
+            nothing,
         )
-        return record_of(row, str(self._path)) if row is not None else None
+        return [record_of(row, str(self._path)) if row is not None else None for row in rows]
 
     async def find_event(self, event_id: str) -> Record | None:
         """The record with the given event id, or ``None``."""

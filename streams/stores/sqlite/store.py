@@ -157,7 +157,11 @@ class SqliteStore(KeepsHints):
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
-        return await self._reader.find_known(idempotency_key, self._keys.recent)
+        return (await self.find_each([idempotency_key]))[0]
+
+    async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
+        """See ``StreamStore.find_each``."""
+        return await self._reader.find_known(idempotency_keys, self._keys.recent)
 
     def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
         """See ``StreamStore.subscribe``."""
