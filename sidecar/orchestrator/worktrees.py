@@ -1,7 +1,9 @@
 """Git worktrees for background work: a copy of the project to edit, and the changes made in it.
 
-A worktree starts as a copy of the tracked files in the user's directory, including uncommitted changes. The agent's
-changes are kept as the commit ``refs/durable-stream/<intent>`` in the user's repository, where no branch list shows it.
+A worktree starts as a copy of the tracked files in the user's directory, including uncommitted changes. It also gets
+OpenCode's own files that git does not track, such as an ``opencode.json`` with permissions, so that background work
+follows the same rules as the user's sessions; these copies never count as changes of the agent. The agent's changes are
+kept as the commit ``refs/durable-stream/<intent>`` in the user's repository, where no branch list shows it.
 Hooks of the repository do not run. Only ``apply`` changes the user's files.
 
 Source: DESIGN 11 (isolation); FEATURES U25.
@@ -13,7 +15,8 @@ import asyncio
 import os
 import re
 import shutil
-from pathlib import Path
+from itertools import accumulate
+from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
 _ID: Final = re.compile(r"int_[0-9a-f]{4,64}")
@@ -24,6 +27,16 @@ MAX_DIFF: Final = 64 * 1024
 
 MAX_FILES: Final = 200
 """Maximum number of files listed."""
+
+
+CONFIG: Final = ("opencode.json", "opencode.jsonc", ".opencode", "AGENTS.md", "CLAUDE.md")
+"""What OpenCode reads in a session's directory and in each directory above it, up to the repository's root."""
+
+_COPIED: Final = "durable-stream-copied"
+"""The file in the worktree's git directory that lists the copies, each path followed by a NUL."""
+
+_OWN: Final = (".gitignore", "package.json", "package-lock.json", "bun.lock", "node_modules")
+"""What OpenCode itself writes into a ``.opencode`` directory."""
 
 
 class WorktreeError(Exception):
@@ -71,6 +84,7 @@ class Worktrees:
         base = (await _git(directory, "stash", "create", f"before {intent}")).strip() or head
         await _git(directory, "worktree", "add", "--quiet", "--detach", str(root), base)
         below = (await _git(directory, "rev-parse", "--show-prefix")).rstrip("\n")
+        await _copy_config(Path(top), below, root)
         repository = await _git(directory, "rev-parse", "--path-format=absolute", "--git-common-dir")
         return Worktree(str(root / below), str(root), base, repository.rstrip("\n"))
 
@@ -86,6 +100,7 @@ class Worktrees:
         root, ref = self._root(intent), _ref(intent)
         if await asyncio.to_thread(root.exists):
             await _git(str(root), "add", "--all")
+            await _leave_out_copies(root)
             head = (await _git(str(root), "rev-parse", "HEAD")).strip()
             tree = (await _git(str(root), "write-tree")).strip()
             kept = head
@@ -144,6 +159,59 @@ class Worktrees:
         if await asyncio.to_thread(root.exists):
             await asyncio.to_thread(shutil.rmtree, root)
         await _git(directory, "worktree", "prune")
+
+
+async def _copy_config(top: Path, below: str, root: Path) -> None:
+    """Copy the untracked ones of ``CONFIG`` from the user's directories into the worktree at ``root``."""
+    levels = ["", *(f"{each}/" for each in accumulate(PurePath(below).parts, "{}/{}".format))]
+    wanted = [f":(literal){level}{name}" for level in levels for name in CONFIG]
+    found = await _git(str(top), "ls-files", "--others", "-z", "--", *wanted, ":(exclude,glob)**/node_modules/**")
+    places = [f"{level}.opencode/" for level in levels]
+    names = [each.rstrip("/") for each in found.split("\0") if each]
+    copied = await asyncio.to_thread(_copied, top, names, places, root)
+    (await _list_of_copies(root)).write_bytes(b"".join(os.fsencode(each) + b"\0" for each in copied))
+
+
+def _copied(top: Path, names: list[str], places: list[str], root: Path) -> list[str]:
+    """Copy these files and return what is not to count as a change of the agent: the copies, and what OpenCode itself
+    will write into the ``.opencode`` directories, ``places``.
+
+    A link to a directory becomes a link to the same directory. A ``node_modules`` becomes a link, because it can be
+    large.
+
+    Raises:
+        WorktreeError: a file cannot be copied. Without it, the agent might do what the user forbids.
+    """
+    done = []
+    for name in (*names, *(f"{place}node_modules" for place in places if (top / place).is_dir())):
+        source, target = top / name, root / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir() and not os.path.lexists(target):
+                target.symlink_to(source.resolve())
+            elif source.is_file():
+                shutil.copy2(source, target)
+            else:
+                continue  # a link to nothing, or a directory that is there already
+        except OSError as error:
+            raise WorktreeError("config-not-copied", f"cannot copy {source} into the worktree: {error}") from None
+        done.append(name)
+    own = [f"{place}{name}" for place in places if (root / place).is_dir() for name in _OWN]
+    return done + [name for name in own if not os.path.lexists(root / name)]
+
+
+async def _leave_out_copies(root: Path) -> None:
+    """Take the copies of OpenCode's own files out of the index of a worktree."""
+    listed = await _list_of_copies(root)
+    given = os.fsdecode(listed.read_bytes()) if listed.exists() else ""
+    if given:
+        quiet = ("--cached", "--quiet", "--force", "--ignore-unmatch", "-r")
+        read = ("--pathspec-from-file=-", "--pathspec-file-nul")
+        await _git(str(root), "--literal-pathspecs", "rm", *quiet, *read, given=given)
+
+
+async def _list_of_copies(root: Path) -> Path:
+    return Path((await _git(str(root), "rev-parse", "--absolute-git-dir")).rstrip("\n")) / _COPIED
 
 
 def _ref(intent: str) -> str:

@@ -61,6 +61,25 @@ def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(client: RealOpe
     assert intents(durable, parent)[0]["applied"]
 
 
+def test_a_permission_of_an_untracked_opencode_json_holds_in_the_worktree(
+    client: RealOpenCode, durable: DurableStream
+) -> None:
+    shell = {"command": "echo allowed > asked.txt", "description": "make a file"}
+    config = client.project / "opencode.json"
+    config.write_text('{"permission": {"bash": "ask"}}')
+    try:
+        parent = client.create_session("parent")
+        client.prompt(parent, spawn(f"CALL:bash {json.dumps(shell)}THEN: SAY:asked first"))
+        wait_until(lambda: durable.lines("checkpoints"), "the question")
+        (asked,) = durable.lines("checkpoints")
+        assert asked["kind"] == "permission" and intents(durable, parent)[0]["state"] == "running"
+        durable.cli("checkpoints", asked["id"], "--answer", "once")
+        done = one(durable, "completed", parent)
+    finally:
+        config.unlink()
+    assert [each["file"] for each in done["changes"]["files"]] == ["asked.txt"]
+
+
 def test_the_next_model_takes_over_after_a_provider_error(client: RealOpenCode, durable: DurableStream) -> None:
     parent = client.create_session("parent")
     client.prompt(parent, spawn("HTTPERR:400*1 SAY:done", model="mock/mock-1, mock/mock-1"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import subprocess
 from collections.abc import Awaitable
 from pathlib import Path
@@ -115,6 +116,55 @@ def test_a_making_that_was_cut_off_is_made_again(worktrees: Worktrees, project: 
     (Path(added(worktrees, project).root) / "half.txt").write_text("left over")
     made = added(worktrees, project)
     assert sorted(each.name for each in Path(made.root).iterdir()) == [".git", ".gitignore", "a.txt", "sub"]
+
+
+def test_opencodes_own_untracked_files_are_in_the_worktree_and_are_no_changes_of_the_agent(
+    worktrees: Worktrees, project: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "skills"
+    outside.mkdir()
+    for name in (".opencode/agent/a.md", ".opencode/node_modules/p/index.js", "sub/AGENTS.md", "other/opencode.json"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(name)
+    (project / ".opencode/skills").symlink_to(outside)
+    (project / ".opencode/gone.md").symlink_to(tmp_path / "nothing")
+    (project / "sub/.opencode").mkdir()
+    (project / "sub/.opencode/package.json").write_text("tracked")
+    git(project, "add", "sub/.opencode")
+    git(project, "commit", "-qm", "second")
+    (project / "opencode.json").write_text('{"permission": {"bash": "ask"}}')
+    (project / ".git/info/exclude").write_text("opencode.json\n")
+    made = added(worktrees, project / "sub")
+    root = Path(made.root)
+    assert (root / "opencode.json").read_text() == '{"permission": {"bash": "ask"}}'
+    assert (root / ".opencode/agent/a.md").is_file() and (root / "sub/AGENTS.md").is_file()
+    assert (root / ".opencode/node_modules/p/index.js").is_file() and (root / ".opencode/skills").resolve() == outside
+    assert not (root / "other").exists(), "OpenCode does not look there"
+    for name in (".opencode/package.json", "sub/.opencode/.gitignore"):
+        (root / name).write_text("by OpenCode")
+    (root / "sub/.opencode/package.json").write_text("changed by the agent")
+    (root / ".opencode/agent/b.md").write_text("by the agent")
+    (root / "a.txt").write_text("changed\n")
+    git(root, "add", "--all")
+    git(root, "commit", "-qm", "by the agent")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert [each["file"] for each in found["files"]] == [".opencode/agent/b.md", "a.txt", "sub/.opencode/package.json"]
+    assert run(worktrees.apply(ID, str(project), made.base)) is True
+    assert (project / ".opencode/agent/b.md").is_file() and (project / "a.txt").read_text() == "changed\n"
+    assert (project / ".opencode/agent/a.md").is_file(), "the user's files are still there"
+
+
+def test_no_worktree_without_opencodes_own_files(
+    worktrees: Worktrees, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (project / "opencode.json").write_text("{}")
+    monkeypatch.setattr("sidecar.orchestrator.worktrees.shutil.copy2", full)
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.add(ID, str(project)))
+    assert raised.value.code == "config-not-copied"
 
 
 def test_binary_files_and_odd_names(worktrees: Worktrees, project: Path) -> None:
