@@ -6,8 +6,10 @@ Only the standard library: they run before anything is installed.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -45,7 +47,17 @@ def check_version(binary: Path, expected: str, place: Path, limit_s: float) -> N
             ``place``.
     """
     try:
-        done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=limit_s, check=False)
+        # OpenCode writes into its home even for this.
+        with tempfile.TemporaryDirectory() as home:
+            places = {name: home for name in os.environ if name.startswith("XDG_")} | {"HOME": home}
+            done = subprocess.run(
+                [str(binary), "--version"],
+                env=os.environ | places,
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InstallError(f"{binary} does not run: {error}. Remove {place} and try again.") from error
     if done.returncode or expected not in (done.stdout.strip(), done.stderr.strip()):

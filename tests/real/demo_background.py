@@ -117,6 +117,7 @@ class Demo:
         held = self._intent(durable, "completed")["session"] == session and all(a == b for a, b in found.values())
         if held:
             self._console.print("Nothing was lost, and nothing came twice.", style="bold green")
+            self._console.print("To record your own sessions, follow the two commands of README.md.")
         else:
             self._console.print("This must not happen: please report it, with the output above.", style="bold red")
         return held
