@@ -3,11 +3,15 @@ repository. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Final
 
 from sidecar.views.catalog import Catalog, is_agents
+
+_WORKTREE: Final = re.compile(r".*/worktrees/(int_[0-9a-f]{4,64}(/.*)?)", re.DOTALL)
 
 _NO_PROJECT = ("", "global")
 """OpenCode's project ids for a directory without a repository."""
@@ -44,7 +48,10 @@ def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str |
 
 
 def short_directory(directory: str, home: str) -> str:
-    """A directory as people write it: ``~/shop``."""
+    """A directory as people write it: ``~/shop``, or ``the worktree of int_56516e4e564a`` for background work."""
+    worktree = _WORKTREE.fullmatch(directory)
+    if worktree is not None:
+        return f"the worktree of {worktree[1]}"
     path = PurePath(directory)
     if home and path.is_relative_to(home):
         return str(PurePath("~") / path.relative_to(home))

@@ -143,6 +143,13 @@ class TestProjects:
         assert short_directory("/home/ada", "/home/ada") == "~"
         assert short_directory("/home/adam", "/home/ada") == "/home/adam"
 
+    def test_short_directories_of_background_work(self) -> None:
+        """Its worktree has a long path that says less than the intent, whose project ``intents`` shows."""
+        worktree = "/home/ada/.local/share/durable-stream/worktrees/int_56516e4e564a"
+        assert short_directory(worktree, "/home/ada") == "the worktree of int_56516e4e564a"
+        assert short_directory(f"{worktree}/sub", "/home/ada") == "the worktree of int_56516e4e564a/sub"
+        assert short_directory("/home/ada/worktrees/shop", "/home/ada") == "~/worktrees/shop"
+
 
 class TestFilters:
     @pytest.mark.parametrize(
