@@ -38,7 +38,7 @@ def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
     files = [f"  {file_text(each)}" for each in changes["files"][:SHOWN_FILES]]
     if changes["count"] > SHOWN_FILES:
         files.append(f"  and {changes['count'] - SHOWN_FILES} more")
-    lines = ["It changed these files in its own worktree. The files here are unchanged:", *files]
+    lines = ["It changed these files in its own worktree, not here:", *files]
     if len(changes["diff"]) <= SHOWN_DIFF:
         lines.append(changes["diff"].rstrip("\n"))
     else:

@@ -131,7 +131,15 @@ RULES: tuple[Rule, ...] = (
         "an error; it ends the turn instead.",
     ),
     Rule("permission.asked", "event", "permission_asked", ("workflow.checkpoint",), "request and state"),
-    Rule("permission.replied", "event", "permission_replied", ("workflow.checkpoint",), "request and state"),
+    Rule(
+        "permission.replied",
+        "event",
+        "permission_replied",
+        ("workflow.checkpoint",),
+        "request and state",
+        "The actor is always `user`, because OpenCode does not say who answered. `opencode run` itself rejects what "
+        "nobody can be asked.",
+    ),
     Rule("question.asked", "event", "question_asked", ("workflow.checkpoint",), "question and state"),
     Rule("question.replied", "event", "question_replied", ("workflow.checkpoint",), "question and state"),
     Rule("question.rejected", "event", "question_rejected", ("workflow.checkpoint",), "question and state"),
