@@ -91,7 +91,7 @@ class Requests:
         if request is None:
             raise RequestError(
                 "unknown-request",
-                f"the running sidecar is of another version than this command and does not know the request "
+                "the running sidecar is of another version than this command and does not know the request "
                 f"{method[:40]!r}; run `durable-stream stop`, then run the command again",
             )
         try:
