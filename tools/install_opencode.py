@@ -24,8 +24,8 @@ from tools.installing import InstallError, check_version, command_line, fetch, t
 VERSION = "1.18.33"
 """The OpenCode 1 that all tests are written against."""
 
-VERSION_2 = "0.0.0-next-16350"
-"""The OpenCode 2 that the tests drive: a preview with the plugin API, service and terminal of the release."""
+VERSION_2 = "2.0.15"
+"""The OpenCode 2 that the tests drive."""
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "opencode"
 NPM_LIMIT_S = 900
@@ -57,12 +57,13 @@ def package_name(system: str, machine: str, *, avx2: bool, musl: bool) -> str:
 
 
 def package_name_2(system: str, machine: str, *, musl: bool) -> str:
-    """The npm package of OpenCode 2 for a platform. On x86-64 it is the baseline build, which runs on every CPU.
+    """The npm package of OpenCode 2 for a platform. On x86-64 it is the baseline build, which runs on every CPU. npm's
+    public registry is known to have only the package for Linux on x86-64.
 
     Raises:
         InstallError: as ``package_name``.
     """
-    return "@opencode-ai/cli" + package_name(system, machine, avx2=False, musl=musl).removeprefix("opencode")
+    return "@opencode/cli" + package_name(system, machine, avx2=False, musl=musl).removeprefix("opencode")
 
 
 def this_package(version: str = VERSION) -> str:
@@ -73,8 +74,8 @@ def this_package(version: str = VERSION) -> str:
 
 
 def is_two(version: str) -> bool:
-    """True for a version of OpenCode 2, previews included."""
-    return version.startswith(("2.", "0.0.0-next-"))
+    """True for a version of OpenCode 2."""
+    return version.startswith("2.")
 
 
 def cache(version: str = VERSION) -> Path:
@@ -86,8 +87,7 @@ def cache(version: str = VERSION) -> Path:
 
 def binary_path(version: str = VERSION) -> Path:
     """Where the executable is, or will be after the installation."""
-    name = "opencode2" if is_two(version) else "opencode"
-    return cache(version) / "node_modules" / this_package(version) / "bin" / name
+    return cache(version) / "node_modules" / this_package(version) / "bin" / "opencode"
 
 
 def install(version: str = VERSION) -> Path:
@@ -101,7 +101,7 @@ def install(version: str = VERSION) -> Path:
         _npm_install(f"{this_package(version)}@{version}", place)
         if not binary.exists():
             raise InstallError(f"npm reported success, but {binary} is missing. Remove {place} and try again.")
-    check_version(binary, f"opencode2 v{version}" if is_two(version) else version, place, VERSION_LIMIT_S)
+    check_version(binary, f"opencode v{version}" if is_two(version) else version, place, VERSION_LIMIT_S)
     return binary
 
 
@@ -110,7 +110,7 @@ def _npm_install(package: str, place: Path) -> None:
     if npm is None:
         raise InstallError("npm was not found on PATH. Install Node.js (20 or newer, with npm) and try again.")
     place.mkdir(parents=True, exist_ok=True)
-    command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(place), package]
+    command = [npm, "install", "--ignore-scripts", "--force", "--no-audit", "--no-fund", "--prefix", str(place), package]
     fetch("npm", command, package, NPM_LIMIT_S, lambda output: npm_failure(package, output, place))
 
 

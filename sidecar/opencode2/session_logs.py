@@ -125,7 +125,7 @@ class SessionLogs:
             try:
                 info = mapping(await self._client.get(f"/api/session/{quote(session_id, safe='')}")).get("data")
             except ServiceError as error:
-                if error.status == 404:
+                if 400 <= error.status < 500:
                     return False
                 raise
         info = session_info(mapping(info))
@@ -156,7 +156,7 @@ class SessionLogs:
                 return False  # nothing has happened in the session yet, or it belongs to OpenCode 1
             return await self._place(session_id, info) and await self._read_log(session_id)
         except ServiceError as error:
-            if error.status == 404:
+            if 400 <= error.status < 500:
                 return False
             raise
         finally:

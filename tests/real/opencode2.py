@@ -61,7 +61,7 @@ class RealOpenCode2(RealOpenCode):
                 is_up = json.loads(self.registration.read_bytes())["pid"] == self.pid
             else:
                 is_up = "server password " in self.stdout_path.read_text()
-            return bool(is_up and self.api("GET", "/api/health"))
+            return bool(is_up and self.api("GET", "/api/info"))
         except (OSError, ValueError, http.client.HTTPException, Api2Error):
             return False
 
@@ -117,7 +117,7 @@ class RealOpenCode2(RealOpenCode):
 
     def wait(self, session: str) -> None:
         """Wait until the session is idle."""
-        self.api("POST", f"/api/session/{session}/wait")
+        self.api("POST", f"/api/experimental/session/{session}/wait")
 
     def log_of(self, session: str, after: int | None = None) -> list[Json]:
         """The durable events of a session, as the service's own log has them."""
