@@ -6,15 +6,15 @@
  * printed: the terminal belongs to OpenCode.
  */
 import { createHash, randomBytes } from "node:crypto";
-import fs from "node:fs";
 import path from "node:path";
 import { Background, hasList } from "./background.js";
 import { Calls } from "./calls.js";
 import { Capture } from "./capture.js";
 import { COUNTERS, newCounters } from "./counters.js";
+import { openRecording, textOrNull } from "./feed.js";
 import { encodeItem } from "./item.js";
 import { Link } from "./link.js";
-import { announce } from "./service.js";
+import { makeSetup } from "./service.js";
 import { Spool } from "./spool.js";
 import { Starter, bootId, defaultHome, locate } from "./start.js";
 import { Tools, readTools } from "./tools.js";
@@ -53,7 +53,7 @@ const DEEPENED = Symbol.for("durable-stream.subagent-depth");
  */
 export function plugin(options = {}, file = "") {
   const copy = createHash("sha256").update(file).digest("hex").slice(0, 8);
-  return { id: `durable-stream-${copy}`, server: create({ file, ...options }), setup: announce(options) };
+  return { id: `durable-stream-${copy}`, server: create({ file, ...options }), setup: makeSetup({ file, ...options }) };
 }
 
 /**
@@ -249,27 +249,4 @@ function askVersion(client, version) {
     }
   }, ASK_VERSION_MS);
   timer.unref?.();
-}
-
-/** @param {unknown} value */
-function textOrNull(value) {
-  return typeof value === "string" ? value : null;
-}
-
-/**
- * The debug option DURABLE_STREAM_RECORD: writes every hook as a line that `play` can replay.
- *
- * @param {string | undefined} file
- * @param {import("./counters.js").Counters} counters
- * @returns {((text: string) => void) | null}
- */
-function openRecording(file, counters) {
-  if (!file) return null;
-  return (text) => {
-    try {
-      fs.appendFileSync(file, `${text}\n`, { mode: 0o600 });
-    } catch {
-      counters.record_failures += 1;
-    }
-  };
 }

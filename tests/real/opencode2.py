@@ -116,17 +116,25 @@ class RealOpenCode2(RealOpenCode):
         return str(self.api("POST", f"/api/session/{session}/prompt", {"text": text, **more})["data"]["id"])
 
     def wait(self, session: str) -> None:
-        """Wait until the session is idle."""
-        self.api("POST", f"/api/experimental/session/{session}/wait")
+        """Wait until the session is idle and no admitted prompt is waiting to run."""
 
-    def log_of(self, session: str, after: int | None = None) -> list[Json]:
-        """The durable events of a session, as the service's own log has them."""
-        query = "" if after is None else f"?after={after}"
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_LIMIT_S)) as connection:
-            path = f"/api/experimental/session/{session}/log{query}"
-            connection.request("GET", path, headers=self.credentials())
-            lines = connection.getresponse().read().decode().splitlines()
-        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        def is_idle() -> bool:
+            # In this order: a prompt leaves the inbox only after its session has become active.
+            waiting = self.api("GET", f"/api/session/{session}/inbox")["data"]
+            return not waiting and session not in self.api("GET", "/api/session/active")["data"]
+
+        self.until(is_idle, f"{session} is idle")
+
+    def messages(self, session: str) -> list[Json]:
+        """All messages of a session, oldest first, as the service's API has them."""
+        path, found = f"/api/session/{session}/message", []
+        page = self.api("GET", f"{path}?order=asc&limit=200")
+        while page["data"]:
+            found += page["data"]
+            if (following := page["cursor"].get("next")) is None:
+                break
+            page = self.api("GET", f"{path}?limit=200&cursor={following}")
+        return found
 
     def until(self, check: Callable[[], Any], what: str) -> Any:
         """Wait until ``check`` is true and return its value."""

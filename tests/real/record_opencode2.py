@@ -2,30 +2,27 @@
 
     python -m tests.real.record_opencode2 [NAME…]
 
-One file for each scenario, JSON lines: a header ``{"opencode", "shows"}``, then the service's live events as its
-``/api/event`` sent them, in order, without catalog noise. ``{"session": …}`` rows are what ``GET /api/session/ID`` said
-at the end, and ``{"log": [seq, …], "of": ID}`` what its durable log held.
+One file for each scenario: what the plugin in the service handed on (``DURABLE_STREAM_RECORD``), as ``play`` reads it.
+The lines of the recorder begin with ``__``: a header ``__recording``, and for each session a ``__told`` with what the
+service's own API said at the end: ``info`` (null if the session is deleted), ``messages`` and ``inbox``.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import re
+import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.real.durable import PLUGIN, SHIM
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import Api2Error, RealOpenCode2
 from tools.install_opencode import VERSION_2, binary_path
 
 PLACE = Path(__file__).parents[1] / "recordings" / "opencode2"
-
-_NOISE = re.compile(r"plugin\.added|server\.|.*\.updated$|models-dev|filesystem|pty\.|.*catalog.*|.*reference.*")
-_KEPT = frozenset({"session.instructions.updated", "session.usage.updated"})
 
 CONFIG = {
     "snapshot": False,
@@ -34,25 +31,19 @@ CONFIG = {
 
 
 class Feed:
-    """The live events of a service since it was entered."""
+    """What the plugin has handed on so far."""
 
-    def __init__(self, client: RealOpenCode2) -> None:
-        self.events: list[dict[str, Any]] = []
-        self._connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
-        self._connection.request("GET", "/api/event", headers=client.credentials())
-        self._answer = self._connection.getresponse()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
-    def _read(self) -> None:
-        try:
-            while line := self._answer.readline():
-                if line.startswith(b"data: "):
-                    event = json.loads(line.removeprefix(b"data: "))
-                    if event["type"] in _KEPT or not _NOISE.fullmatch(event["type"]):
-                        self.events.append(event)
-        except (OSError, ValueError, http.client.HTTPException, AttributeError):
-            return  # the service is gone
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [item["input"] for item in self.items if item["hook"] == "service"]
 
     def saw(self, type_: str, count: int = 1) -> bool:
         return sum(event["type"] == type_ for event in self.events) >= count
@@ -61,7 +52,7 @@ class Feed:
         return [event for event in self.events if event["type"] == type_][-1]
 
 
-Scenario = Callable[[RealOpenCode2, ModelServer, Feed], "Feed | None"]
+Scenario = Callable[[RealOpenCode2, ModelServer, Feed], None]
 
 
 def call(tool: str, **arguments: Any) -> str:
@@ -72,34 +63,46 @@ def _until(client: RealOpenCode2, feed: Feed, type_: str, count: int = 1) -> Non
     client.until(lambda: feed.saw(type_, count), type_)
 
 
-def _turn(client: RealOpenCode2, text: str, session: str | None = None) -> str:
+def _wait(client: RealOpenCode2, feed: Feed, session: str) -> None:
+    """Wait until the session is idle and the plugin has handed on the end of its work."""
+    client.wait(session)
+    ends = ("succeeded", "failed", "interrupted")
+
+    def is_told() -> bool:
+        mine = [e["type"].removeprefix("session.execution.") for e in feed.events if e["data"].get("sessionID") == session]
+        return next((name for name in reversed(mine) if name in ("started", *ends)), "started") in ends
+
+    client.until(is_told, "the end of the execution")
+
+
+def _turn(client: RealOpenCode2, feed: Feed, text: str, session: str | None = None) -> str:
     session = session or client.new_session()
     client.prompt(session, text)
-    client.wait(session)
+    _wait(client, feed, session)
     return session
 
 
 def chat(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """Two prompts, the second with reasoning."""
-    session = _turn(client, "SAY:hello there")
+    session = _turn(client, feed, "SAY:hello there")
     _until(client, feed, "session.renamed")
-    _turn(client, "REASON:let me think SAY:the answer", session)
+    _turn(client, feed, "REASON:let me think SAY:the answer", session)
 
 
 def tools(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """A file written and edited, a command that fails, an unknown tool, two commands in parallel."""
-    session = _turn(client, call("write", path="a.txt", content="one\ntwo\n"))
-    _turn(client, call("edit", path="a.txt", oldString="two", newString="three"), session)
-    _turn(client, call("shell", command="echo out; exit 3", description="d"), session)
-    _turn(client, call("nosuch", x=1), session)
+    session = _turn(client, feed, call("write", path="a.txt", content="one\ntwo\n"))
+    _turn(client, feed, call("edit", path="a.txt", oldString="two", newString="three"), session)
+    _turn(client, feed, call("shell", command="echo out; exit 3", description="d"), session)
+    _turn(client, feed, call("nosuch", x=1), session)
     both = f"{call('shell', command='sleep 0.4; echo slow')} {call('shell', command='echo fast')}"
-    _turn(client, both, session)
-    _turn(client, call("read", path="missing.txt"), session)
+    _turn(client, feed, both, session)
+    _turn(client, feed, call("read", path="missing.txt"), session)
 
 
 def subagent(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """A child session, and its deletion with its parent."""
-    session = _turn(client, call("subagent", agent="general", description="child", prompt="SAY:from the child"))
+    session = _turn(client, feed, call("subagent", agent="general", description="child", prompt="SAY:from the child"))
     client.api("DELETE", f"/api/session/{session}")
     _until(client, feed, "session.deleted", 2)
 
@@ -109,20 +112,20 @@ def subagents(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     one, two = (
         call("subagent", agent="general", description="child", prompt=f"SAY:from {name}") for name in ("one", "two")
     )
-    _turn(client, f"{one} {two}")
+    _turn(client, feed, f"{one} {two}")
 
 
 def permission(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """A command allowed once, one rejected, one rejected with a message."""
     session = client.new_session()
     for number, reply in enumerate(
-        ({"reply": "once"}, {"reply": "reject"}, {"reply": "reject", "message": "not now"}), 1
+        ({"decision": "once"}, {"decision": "reject"}, {"decision": "reject", "message": "not now"}), 1
     ):
         client.prompt(session, call("shell", command=f"printf {number}"))
         _until(client, feed, "permission.asked", number)
         asked = feed.last("permission.asked")["data"]["id"]
         client.api("POST", f"/api/session/{session}/permission/{asked}/reply", reply)
-        client.wait(session)
+        _wait(client, feed, session)
 
 
 def question(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
@@ -138,32 +141,32 @@ def question(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     form = feed.last("form.created")["data"]["form"]
     reply = {"answer": {form["fields"][0]["key"]: "B"}}
     client.api("POST", f"/api/session/{session}/form/{form['id']}/reply", reply)
-    client.wait(session)
+    _wait(client, feed, session)
     client.prompt(session, call("question", questions=[one]))
     _until(client, feed, "form.created", 2)
     form = feed.last("form.created")["data"]["form"]
-    client.api("POST", f"/api/session/{session}/form/{form['id']}/cancel")
-    client.wait(session)
+    client.api("DELETE", f"/api/session/{session}/form/{form['id']}")
+    _wait(client, feed, session)
 
 
 def abort(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """An interrupt while the model streams, and one while a command runs."""
     session = client.new_session()
     client.prompt(session, "DRIP:200,0.05")
-    _until(client, feed, "session.text.delta", 3)
+    _until(client, feed, "session.text.started")
     client.api("POST", f"/api/session/{session}/interrupt")
-    client.wait(session)
+    _wait(client, feed, session)
     client.prompt(session, call("shell", command="sleep 30"))
     _until(client, feed, "session.tool.called")
     client.api("POST", f"/api/session/{session}/interrupt")
-    client.wait(session)
+    _wait(client, feed, session)
 
 
 def errors(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """A refused request, one that works at the second try, an answer cut off, an unknown model."""
-    session = _turn(client, "HTTPERR:400")
-    _turn(client, "HTTPERR:503*1,0 SAY:at last", session)
-    _turn(client, "CUT", session)
+    session = _turn(client, feed, "HTTPERR:400")
+    _turn(client, feed, "HTTPERR:503*1,0 SAY:at last", session)
+    _turn(client, feed, "CUT", session)
     other = str(
         client.api(
             "POST",
@@ -171,12 +174,12 @@ def errors(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
             {"model": {"id": "none", "providerID": "mock"}, "location": {"directory": str(client.project)}},
         )["data"]["id"]
     )
-    _turn(client, "SAY:never", other)
+    _turn(client, feed, "SAY:never", other)
 
 
 def retry(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """A provider that is overloaded, then answers."""
-    _turn(client, "HTTPERR:503*2,0 SAY:at last")
+    _turn(client, feed, "HTTPERR:503*2,0 SAY:at last")
 
 
 def busy(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
@@ -187,95 +190,158 @@ def busy(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     client.prompt(session, "SAY:steered", delivery="steer")
     client.prompt(session, "SAY:queued one", delivery="queue")
     client.prompt(session, "SAY:queued two", delivery="queue")
-    client.wait(session)
+    _wait(client, feed, session)
     client.api("POST", f"/api/session/{session}/synthetic", {"text": "SAY:a note", "metadata": {"durable_stream": 1}})
-    client.wait(session)
+    _wait(client, feed, session)
     client.prompt(session, "SAY:only admitted", resume=False)
 
 
 def compaction(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """A compaction that a person asked for, and a prompt after it."""
-    session = _turn(client, "SAY:long talk")
+    session = _turn(client, feed, "SAY:long talk")
     client.api("POST", f"/api/session/{session}/compact", {})
-    _until(client, feed, "session.compaction.ended")
-    client.wait(session)
-    _turn(client, "SAY:after it", session)
+    client.until(lambda: feed.saw("session.compaction.ended") or feed.saw("session.compaction.failed"), "its end")
+    _wait(client, feed, session)
+    _turn(client, feed, "SAY:after it", session)
 
 
 def overflow(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """Automatic compactions: before an answer, between two steps, and after the provider refused the context."""
-    session = _turn(client, "USAGE:31000 SAY:long talk")
-    _turn(client, "SAY:after it", session)
-    _turn(client, f"USAGE:31000 {call('shell', command='echo x')} THEN: SAY:after the tool", session)
-    _turn(client, "CTXERR SAY:at last", session)
+    session = _turn(client, feed, "USAGE:31000 SAY:long talk")
+    _turn(client, feed, "SAY:after it", session)
+    _turn(client, feed, f"USAGE:31000 {call('shell', command='echo x')} THEN: SAY:after the tool", session)
+    _turn(client, feed, "CTXERR SAY:at last", session)
 
 
 def shell(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """A command that a person runs, then a prompt that is taken back, a fork, and a renaming."""
-    session = _turn(client, "SAY:hello")
+    session = _turn(client, feed, "SAY:hello")
     client.api("POST", f"/api/session/{session}/shell", {"command": "echo by hand"})
     _until(client, feed, "session.shell.ended")
     message = client.prompt(session, "SAY:to be undone")
-    client.wait(session)
+    _wait(client, feed, session)
     client.api("POST", f"/api/session/{session}/revert/stage", {"messageID": message})
-    _turn(client, "SAY:instead", session)
+    _turn(client, feed, "SAY:instead", session)
     fork = client.api("POST", f"/api/session/{session}/fork", {})["data"]["id"]
-    _turn(client, "SAY:in the fork", fork)
-    client.api("POST", f"/api/session/{session}/rename", {"title": "named by hand"})
-    _until(client, feed, "session.renamed")
+    _turn(client, feed, "SAY:in the fork", fork)
+    client.api("PATCH", f"/api/session/{session}", {"title": "named by hand"})
+    client.until(lambda: feed.last("session.renamed")["data"]["title"] == "named by hand", "the new title")
 
 
-def crash(client: RealOpenCode2, model: ModelServer, feed: Feed) -> Feed:
-    """The service killed while a command runs and a prompt is queued; the next service goes on."""
+def cancelled(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
+    """Of two prompts that wait, one is cancelled, and one steers the turn after all."""
+    session = client.new_session()
+    client.prompt(session, f"{call('shell', command='sleep 0.8')} THEN: SAY:first done")
+    _until(client, feed, "session.tool.called")
+    first = client.prompt(session, "SAY:queued one", delivery="queue")
+    second = client.prompt(session, "SAY:queued two", delivery="queue")
+    client.api("DELETE", f"/api/session/{session}/inbox/{first}")
+    client.api("PATCH", f"/api/session/{session}/inbox/{second}", {"delivery": "steer"})
+    _wait(client, feed, session)
+
+
+def background(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
+    """OpenCode's own background subagents: one that answers, one that fails."""
+    given = {"agent": "general", "description": "bg", "background": True}
+    session = client.new_session()
+    for count, prompt in enumerate(("DRIP:20,0.1 SAY:bg done", "HTTPERR:400"), 1):
+        client.prompt(session, f"{call('subagent', prompt=prompt, **given)} THEN: SAY:started")
+        client.until(lambda count=count: len(_reports(feed)) >= count, "its report")  # type: ignore[misc]
+        _wait(client, feed, session)
+
+
+def _reports(feed: Feed) -> list[Any]:
+    return [
+        event
+        for event in feed.events
+        if event["type"] == "session.inbox.enqueued" and event["data"]["item"]["type"] == "synthetic"
+    ]
+
+
+def switch(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
+    """Another agent, in a directory of its own, in a repository that was created a moment ago."""
+    place = client.project / "inner"
+    place.mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=place, check=True)
+    session = _turn(client, feed, "SAY:first", client.new_session(place))
+    client.api("POST", f"/api/session/{session}/agent", {"agent": "plan"})
+    _turn(client, feed, "SAY:as plan", session)
+
+
+def crash(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
+    """The service killed while a command runs and a prompt is queued; the next service goes on by itself."""
     session = client.new_session()
     client.prompt(session, call("shell", command="sleep 30"))
     _until(client, feed, "session.tool.called")
     client.prompt(session, "SAY:queued", delivery="queue")
-    _until(client, feed, "session.input.admitted", 2)
+    _until(client, feed, "session.inbox.enqueued", 2)
     client.kill9()
     client.start()
-    again = Feed(client)
-    again.events = feed.events
-    _turn(client, "SAY:back again", session)
-    return again
+    _until(client, feed, "session.execution.succeeded")
+    _turn(client, feed, "SAY:back again", session)
 
 
-def sigterm(client: RealOpenCode2, model: ModelServer, feed: Feed) -> Feed:
+def sigterm(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     """The service stopped while a command runs; the next service goes on with the turn by itself."""
     session = client.new_session()
     client.prompt(session, call("shell", command="sleep 30"))
     _until(client, feed, "session.tool.called")
     client.terminate()
     client.start()
-    again = Feed(client)
-    again.events[:0] = feed.events
-    client.until(lambda: "session.execution.succeeded" in [row["type"] for row in client.log_of(session)], "its end")
-    return again
+    _until(client, feed, "session.execution.succeeded")
+
+
+def cut(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
+    """The service killed while the model writes a text."""
+    session = client.new_session()
+    client.prompt(session, "DRIP:100,0.05 SAY:never whole")
+    _until(client, feed, "session.text.started")
+    client.kill9()
+    client.start()
+    _until(client, feed, "session.execution.succeeded")
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    chat, tools, subagent, subagents, permission, question, abort, errors, retry, busy, compaction, overflow,
-    shell, crash, sigterm,
+    chat, tools, subagent, subagents, permission, question, abort, errors, retry, busy, cancelled, compaction, overflow,
+    shell, background, switch, crash, sigterm, cut,
 )  # fmt: skip
 
 
 def record(scenario: Scenario) -> None:
     name = getattr(scenario, "__name__", "")
-    with ModelServer() as model, RealOpenCode2(binary_path(VERSION_2), model.port, config=CONFIG) as client:
-        feed = Feed(client)
-        feed = scenario(client, model, feed) or feed
-        ids = list(dict.fromkeys(e["data"]["sessionID"] for e in feed.events if "sessionID" in e["data"]))
-        rows: list[dict[str, Any]] = [{"opencode": VERSION_2, "shows": scenario.__doc__}, *feed.events]
-        for session in ids:
-            try:
-                rows.append({"session": client.api("GET", f"/api/session/{session}")["data"]})
-                log = client.log_of(session)
-                rows.append({"log": log, "of": session})
-            except Api2Error as error:
-                rows.append({"session": None, "of": session, "status": error.status})
-        text = "".join(f"{json.dumps(row)}\n" for row in rows).replace(str(client.project), "/work/project")
-        PLACE.mkdir(exist_ok=True)
-        (PLACE / f"{name}.jsonl").write_text(text.replace(str(client.root), "/work"))
+    with tempfile.TemporaryDirectory() as directory, ModelServer() as model:
+        path = Path(directory) / "items.jsonl"
+        options = json.dumps({"command": ["/bin/false"], "home": f"{directory}/home"})
+        plugin = f"import {{ plugin }} from {json.dumps(str(SHIM))};\nexport default plugin({options}, import.meta.url);\n"
+        with RealOpenCode2(
+            binary_path(VERSION_2),
+            model.port,
+            config=CONFIG,
+            plugins={PLUGIN: plugin},
+            plugin_scope="global",
+            environment={"DURABLE_STREAM_RECORD": str(path)},
+        ) as client:
+            feed = Feed(path)
+            scenario(client, model, feed)
+            rows: list[dict[str, Any]] = [
+                {"t": 0, "hook": "__recording", "input": {"opencode": VERSION_2, "shows": scenario.__doc__}},
+                *feed.items,
+            ]
+            for session in dict.fromkeys(e["data"].get("sessionID") for e in feed.events):
+                if session is not None:
+                    rows.append({"t": 0, "hook": "__told", "input": {"session": session, **_told(client, session)}})
+            text = "".join(f"{json.dumps(row)}\n" for row in rows).replace(str(client.project), "/work/project")
+            PLACE.mkdir(exist_ok=True)
+            (PLACE / f"{name}.jsonl").write_text(text.replace(str(client.root), "/work"))
+
+
+def _told(client: RealOpenCode2, session: str) -> dict[str, Any]:
+    try:
+        info = client.api("GET", f"/api/session/{session}")["data"]
+        messages = client.messages(session)
+        return {"info": info, "messages": messages, "inbox": client.api("GET", f"/api/session/{session}/inbox")["data"]}
+    except Api2Error as error:
+        return {"info": None, "status": error.status, "messages": [], "inbox": []}
 
 
 if __name__ == "__main__":

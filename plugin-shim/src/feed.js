@@ -1,0 +1,362 @@
+/**
+ * The feed of OpenCode 2: every event of the service's process, handed to the link or the spool in the tick in which
+ * the service announces it. OpenCode 2 keeps no log of its events, so an event that is missed here is gone.
+ *
+ * OpenCode calls `setup` of each copy of the plugin for each directory, and each instance gets the events of all
+ * directories. So one feed a process, found through `globalThis`, takes the events of all instances, each event once.
+ * An instance that ends leaves no hole while another one listens.
+ */
+import { randomBytes } from "node:crypto";
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { fileURLToPath } from "node:url";
+import { Calls } from "./calls.js";
+import { Capture } from "./capture.js";
+import { newCounters } from "./counters.js";
+import { encodeItem } from "./item.js";
+import { Link } from "./link.js";
+import { Spool } from "./spool.js";
+import { Starter, bootId, defaultHome, locate } from "./start.js";
+import { Tools } from "./tools.js";
+import { SHIM_VERSION } from "./version.js";
+
+const MIB = 1024 * 1024;
+/** How many event ids are remembered, at least, to recognise an event that a second instance gets, too. */
+const SEEN = 10_000;
+/** How long to wait before a subscription is renewed that broke at once. */
+const RETRY_MS = 1000;
+/** How many sessions are remembered, at least, with their directory. */
+const SESSIONS = 5_000;
+
+// The name has a version, because a newer copy of this file may join the feed of an older one.
+const FEEDS = Symbol.for("durable-stream.feeds.1");
+const shared = /** @type {Record<symbol, any>} */ (/** @type {unknown} */ (globalThis));
+
+/** A map that forgets the older half of its entries when it is full. @template V */
+class Recent {
+  /** @type {Map<string, V>} */
+  #new = new Map();
+  /** @type {Map<string, V>} */
+  #old = new Map();
+  #most;
+
+  /** @param {number} most */
+  constructor(most) {
+    this.#most = most;
+  }
+
+  /** @param {string} key @returns {V | undefined} */
+  get(key) {
+    return this.#new.get(key) ?? this.#old.get(key);
+  }
+
+  /** @param {string} key @param {V} value */
+  set(key, value) {
+    if (this.#new.size >= this.#most) {
+      this.#old = this.#new;
+      this.#new = new Map();
+    }
+    this.#new.set(key, value);
+  }
+}
+
+/** The feed of one process into one home. `users` counts the instances that listen. */
+export class Feed {
+  users = 0;
+  /** @type {Tools} */
+  tools;
+  #capture;
+  #link;
+  #counters;
+  #record;
+  /** @type {Recent<true>} */
+  #seen = new Recent(SEEN);
+  /** The directory of each session that this process has described to the sidecar. @type {Recent<string>} */
+  #described = new Recent(SESSIONS);
+  /** The directory of each listening instance, if only that directory is recorded; else null. @type {Set<{directory: string | null}>} */
+  #scopes = new Set();
+
+  /**
+   * @param {import("./plugin.js").Options} options
+   * @param {NodeJS.ProcessEnv} env
+   * @param {string} home
+   * @param {any} app the service's name, version and channel
+   */
+  constructor(options, env, home, app) {
+    const counters = newCounters();
+    options.onCounters?.(counters);
+    this.#counters = counters;
+    this.#record = openRecording(env.DURABLE_STREAM_RECORD, counters);
+    const instance = randomBytes(8).toString("hex");
+    const about = () => ({
+      boot_id: bootId(),
+      instance,
+      pid: process.pid,
+      project: null,
+      directory: null,
+      worktree: null,
+      opencode_version: textOrNull(app.version),
+      service: registration(env, app.channel),
+    });
+    const startedMs = Date.now();
+    const spool = new Spool({
+      dir: path.join(home, "spool"),
+      name: `${bootId()}-${instance}.jsonl`,
+      header: () => ({ spool: 1, started_ms: startedMs, shim_version: SHIM_VERSION, ...about() }),
+      limit: options.spoolLimit ?? 256 * MIB,
+      counters,
+    });
+    this.tools = new Tools({
+      get live() {
+        return link.live;
+      },
+      send: (text) => link.send(text),
+    });
+    /** @type {Link} */
+    const link = new Link({
+      tools: this.tools,
+      locate: () => locate(home),
+      starter: new Starter({
+        command: options.command ?? [env.DURABLE_STREAM_COMMAND || "durable-stream"],
+        home,
+        env,
+        counters,
+        spawn: options.spawn,
+      }),
+      WebSocket: options.WebSocket ?? globalThis.WebSocket,
+      identity: () => ({ ...about(), last_seq: capture.lastSeq }),
+      calls: new Calls({ client: null, timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
+      counters,
+      timings: {
+        ackTimeoutMs: options.ackTimeoutMs ?? 3000,
+        backoffMinMs: options.backoffMinMs ?? 50,
+        backoffMaxMs: options.backoffMaxMs ?? 2000,
+        refusedMs: options.refusedMs ?? 60_000,
+      },
+    });
+    /** @type {Capture} */
+    const capture = new Capture({ spool, memoryLimit: options.memoryLimit ?? 32 * MIB, counters, link });
+    this.#link = link;
+    this.#capture = capture;
+    link.start(capture);
+  }
+
+  /**
+   * Listen to one instance's events, from this tick on.
+   *
+   * @param {any} ctx what OpenCode passes to `setup`
+   * @param {string | null} directory record only the sessions below it; null for all
+   * @returns {() => void} stop listening
+   */
+  listen(ctx, directory) {
+    const scope = { directory };
+    const stopping = new AbortController();
+    this.#scopes.add(scope);
+    void this.#follow(ctx, stopping.signal);
+    return () => {
+      this.#scopes.delete(scope);
+      stopping.abort();
+    };
+  }
+
+  /** The last instance has ended. */
+  close() {
+    this.#capture.close();
+    this.#link.dispose();
+  }
+
+  /**
+   * Take all events until the subscription ends. A subscription that breaks is renewed.
+   *
+   * @param {any} ctx
+   * @param {AbortSignal} stopping
+   */
+  async #follow(ctx, stopping) {
+    for (let failures = 0; !stopping.aborted; failures += 1) {
+      try {
+        const events = ctx.event.subscribe({ signal: stopping })[Symbol.asyncIterator]();
+        // The subscription begins with the first call of `next`, which happens before `setup` returns.
+        for (let next = events.next(), got; !(got = await next).done; ) {
+          next = events.next();
+          failures = 0;
+          this.take(got.value, ctx);
+        }
+        return;
+      } catch {
+        if (stopping.aborted) return;
+        this.#counters.hook_errors += 1;
+        if (failures > 0) await new Promise((resolve) => setTimeout(resolve, RETRY_MS).unref?.());
+      }
+    }
+  }
+
+  /**
+   * Hand one event on; never throws.
+   *
+   * @param {any} event
+   * @param {any} ctx
+   */
+  take(event, ctx) {
+    try {
+      if (!isKept(event)) return;
+      const id = event.id;
+      if (typeof id === "string") {
+        if (this.#seen.get(id)) return;
+        this.#seen.set(id, true);
+      }
+      const session = sessionOf(event);
+      if (session !== null && !this.#isInScope(session, event)) return;
+      this.#add("service", event);
+      if (session !== null && this.#described.get(session) === undefined) this.#describe(session, event, ctx);
+    } catch {
+      this.#counters.hook_errors += 1;
+    }
+  }
+
+  /** @param {string} hook @param {unknown} input */
+  #add(hook, input) {
+    const encoded = encodeItem(hook, Date.now(), input, null);
+    if (!encoded) {
+      this.#capture.addLost();
+      return;
+    }
+    if (encoded.cut) this.#counters.cut += 1;
+    this.#record?.(encoded.text);
+    this.#capture.add(encoded.text, encoded.bytes);
+  }
+
+  /** @param {string} session @param {any} event */
+  #isInScope(session, event) {
+    const scopes = [...this.#scopes];
+    if (scopes.length === 0 || scopes.some((scope) => scope.directory === null)) return true;
+    // Some events do not say where they happened, but an earlier event of the session did.
+    const place = textOrNull(event.location?.directory) ?? this.#described.get(session);
+    return !place || scopes.some(({ directory }) => isBelow(place, /** @type {string} */ (directory)));
+  }
+
+  /**
+   * Send the description of a session that began before this process. The sidecar may not know the session, and no
+   * service may be running when the sidecar reads the spool.
+   *
+   * @param {string} session
+   * @param {any} event
+   * @param {any} ctx
+   */
+  #describe(session, event, ctx) {
+    this.#described.set(session, textOrNull(event.location?.directory) ?? "");
+    if (event.type === "session.created" || event.type === "session.deleted") return;
+    Promise.resolve(ctx.session?.get?.({ sessionID: session }))
+      .then((info) => {
+        if (info) this.#add("service.session", info);
+      })
+      .catch(() => {
+        // The session is gone, or this version has no such method. The sidecar asks the service's API, too.
+        this.#counters.call_errors += 1;
+      });
+  }
+}
+
+/**
+ * Join the process's feed into a home, or start one.
+ *
+ * @param {import("./plugin.js").Options} options
+ * @param {NodeJS.ProcessEnv} env
+ * @param {any} app
+ */
+export function joinFeed(options, env, app) {
+  const home = path.resolve(options.home || env.DURABLE_STREAM_HOME || defaultHome(env));
+  /** @type {Map<string, Feed>} */
+  const feeds = (shared[FEEDS] ??= new Map());
+  const feed = feeds.get(home) ?? new Feed(options, env, home, app);
+  feeds.set(home, feed);
+  feed.users += 1;
+  let ended = false;
+  const leave = () => {
+    if (ended) return;
+    ended = true;
+    feed.users -= 1;
+    if (feed.users > 0) return;
+    feeds.delete(home);
+    feed.close();
+  };
+  return { feed, home, leave };
+}
+
+/**
+ * Whether an event is sent to the sidecar. Everything that is numbered is, whatever its type. Of the events that are
+ * only announced, pieces of answers and catalogs are not.
+ *
+ * @param {any} event
+ */
+export function isKept(event) {
+  const type = event?.type;
+  if (typeof type !== "string") return false;
+  if (event.durable) return true;
+  if (type.endsWith(".delta") || type.endsWith(".updated")) return false;
+  if (type === "session.tool.progress") return typeof event.data?.metadata?.sessionID === "string";
+  return sessionOf(event) !== null;
+}
+
+/** @param {any} event @returns {string | null} */
+function sessionOf(event) {
+  const data = event.data;
+  return textOrNull(data?.sessionID) ?? textOrNull(data?.form?.sessionID);
+}
+
+/** @param {string} place @param {string} directory */
+function isBelow(place, directory) {
+  return place === directory || place.startsWith(directory.endsWith(path.sep) ? directory : directory + path.sep);
+}
+
+/**
+ * The project to which a plugin file belongs, if the file is in a project's `.opencode` directory; null for a file of
+ * the user.
+ *
+ * @param {string} file the URL of the plugin file
+ * @param {NodeJS.ProcessEnv} env
+ */
+export function scopeOf(file, env) {
+  if (!file.startsWith("file:")) return null;
+  const place = fileURLToPath(file);
+  const mark = place.lastIndexOf(`${path.sep}.opencode${path.sep}`);
+  if (mark < 0) return null;
+  const project = place.slice(0, mark);
+  return project === path.resolve(env.HOME || os.homedir()) ? null : project;
+}
+
+/**
+ * The file in which the service says where it listens.
+ *
+ * @param {NodeJS.ProcessEnv} env
+ * @param {unknown} channel of its release
+ */
+export function registration(env, channel) {
+  const state = env.XDG_STATE_HOME?.trim() || path.join(env.HOME || os.homedir(), ".local", "state");
+  const main = typeof channel !== "string" || channel === "latest" || channel === "next";
+  const name = main ? "service.json" : `service-${channel.replace(/[^a-zA-Z0-9._-]/g, "-")}.json`;
+  return path.join(state, "opencode", name);
+}
+
+/**
+ * The debug option DURABLE_STREAM_RECORD: writes every item as a line that `play` can replay.
+ *
+ * @param {string | undefined} file
+ * @param {import("./counters.js").Counters} counters
+ * @returns {((text: string) => void) | null}
+ */
+export function openRecording(file, counters) {
+  if (!file) return null;
+  return (text) => {
+    try {
+      fs.appendFileSync(file, `${text}\n`, { mode: 0o600 });
+    } catch {
+      counters.record_failures += 1;
+    }
+  };
+}
+
+/** @param {unknown} value */
+export function textOrNull(value) {
+  return typeof value === "string" && value !== "" ? value : null;
+}
