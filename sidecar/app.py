@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bridge.opencode.capture.translate import Translator
-from bridge.opencode.capture.v2.translate import HostTranslator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
 from sidecar.capture.back_fill import BackFill
@@ -264,9 +263,9 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     back_fill = BackFill(ingest, store, state)
     upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
     ingest.recorded = [back_fill.recorded, upkeep.recorded]
-    spools = SpoolWatch(home.spool_path, ingest)
-    reading = HostTranslator(identity, state, clean=redact.clean)
-    services = Services(reading, ingest, store.manifest.log_id, outside.now_ms)
+    services = Services(ingest.host, ingest, store, store.manifest.log_id)
+    spools = SpoolWatch(home.spool_path, ingest, services.announce)
+    ingest.compare, services.take_spools = services.compare, spools.take
     sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats, services)
     metrics.read_from(sidecar.status)
     durable = DurableStream(

@@ -21,6 +21,7 @@ from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.nats.service import NatsService
+from sidecar.opencode2.registration import place_of
 from sidecar.opencode2.services import Services
 from sidecar.orchestrator.service import DurableStream
 from sidecar.orchestrator.tool_calls import ToolCalls
@@ -80,7 +81,8 @@ class Sidecar:
     async def opened(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
         self._ingest.opened(link)
-        self._services.opened(link.boot_id, link.instance, link.identity.service, link.pid)
+        if link.identity.service:
+            self._services.opened(_origin(link), link.identity.service, link.last_seq)
         link.push_context({"lossy": self._nats.wants_deltas})
         self._note_version(link.opencode_version)
         version = _shown(link.opencode_version)
@@ -90,7 +92,7 @@ class Sidecar:
         """See ``links.Handler``. Returns at once; the items are finished when they are durable."""
         if not link.opencode_version:
             self._learn_version(link, items)
-        self._ingest.take(Origin(link.boot_id, link.instance, link.pid), first_seq, items, link)
+        self._ingest.take(_origin(link), first_seq, items, link)
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
         """See ``links.Handler``. The items are token deltas: never stored, published while NATS is connected."""
@@ -111,7 +113,7 @@ class Sidecar:
     async def closed(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
         self._ingest.closed(link)
-        self._services.closed(link.boot_id, link.instance)
+        self._services.closed(_origin(link))
         self._spools.wake()
         log.info("link closed: pid %d, instance %s (%s)", link.pid, link.instance, link.reason or "lost")
         if link.reason == "upgrade" and is_newer(link.shim_version, VERSION):
@@ -195,7 +197,7 @@ class Sidecar:
                 "appended": self._ingest.appended,
                 "duplicates": self._ingest.duplicates,
                 "differences": self._store.differences,
-                "excluded": self._ingest.excluded,
+                "excluded": self._ingest.excluded + self._services.translator.counts["excluded"],
                 "kept_over_limit": self._upkeep.kept_over_limit,
             },
             "log": {
@@ -224,6 +226,11 @@ class Sidecar:
             "delivers": self._ingest.delivers(link),
             "service": link.identity.service,
         }
+
+
+def _origin(link: ShimConnection) -> Origin:
+    service = link.identity.service
+    return Origin(link.boot_id, link.instance, link.pid, place_of(Path(service)) if service else "")
 
 
 def _content(path: Path) -> bytes:

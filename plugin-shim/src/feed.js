@@ -88,6 +88,7 @@ export class Feed {
     options.onCounters?.(counters);
     this.#counters = counters;
     this.#record = openRecording(env.DURABLE_STREAM_RECORD, counters);
+    this.#record?.(JSON.stringify({ t: Date.now(), hook: "__boot", input: { boot_id: bootId(), pid: process.pid } }));
     const instance = randomBytes(8).toString("hex");
     const about = () => ({
       boot_id: bootId(),

@@ -6,7 +6,7 @@ the missing turns are read and recorded, marked as history. The records of the m
 log, with the times at which the turns happened. Turns before the log's first message of a session are left to ``import
 --opencode``.
 
-OpenCode 2 needs none of this, because the sidecar reads OpenCode 2's own log by number.
+For OpenCode 2, see ``sidecar/opencode2/history.py``.
 
 Source: seed 004, 2.3 (``resume``); DESIGN 11.
 """
@@ -74,7 +74,8 @@ class BackFill:
             if event.type not in _NOTED:
                 continue
             boot = event.metadata.get("boot")
-            if record.duplicate or not isinstance(boot, str) or event.metadata.get("history"):
+            is_other = event.metadata.get("history") or event.metadata.get("host")
+            if record.duplicate or not isinstance(boot, str) or is_other:
                 continue
             session = str(event.payload.get("session"))
             if event.type == RESUMED:

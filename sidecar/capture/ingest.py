@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from bridge.opencode.capture.translate import Drained, Origin, Token, Translator
+from bridge.opencode.capture.v2.translate import HostTranslator, is_of_service
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.link import CallError
 from sidecar.capture.exclusion import Exclusion
@@ -68,19 +69,32 @@ class Ingest:
         self.failed: asyncio.Future[StreamError] = asyncio.get_running_loop().create_future()
         self.recorded: Sequence[Callable[[Sequence[Record]], None]] = ()
         """Each is called with the records of each append, including duplicates."""
+        self.compare: Callable[[str, Origin], Coroutine[Any, Any, None]] | None = None
+        """Compares a session of OpenCode 2 with its service, before its waiting events are translated."""
         self.excluded = 0
         self.appended = 0
         self.duplicates = 0
         self._store, self._translator, self._now_ms = store, translator, now_ms
         self._exclusion, self._committed = Exclusion(exclude), committed
+        self.host = HostTranslator(
+            translator.identity,
+            translator.state,
+            clean=translator.clean,
+            hold_s=translator.hold_s,
+            excludes=self.excludes,
+        )
+        """Translates what comes from OpenCode 2."""
         self._links: dict[Origin, Link] = {}
         self._delivering: set[Origin] = set()
         self._lost: dict[str, int] = {}  # the time at which each boot's last link ended
         self._unfinished: dict[Origin, dict[int, list[Link]]] = {}
         """The accepted items that are not finished, by instance and seq, each with the links that wait for it. An
         instance without such items has no entry."""
+        self._accepted: dict[Origin, int] = {}
+        """The highest seq that each linked instance has delivered."""
         self._order: asyncio.Queue[tuple[asyncio.Future[None], Drained] | None] = asyncio.Queue()
         self._appends = 0
+        self._appending: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._progress = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -107,6 +121,8 @@ class Ingest:
         if self._links.get(origin) is link:
             del self._links[origin]
             self._delivering.discard(origin)
+            self._accepted.pop(origin, None)
+            self._progress.set()
             self._lost[link.boot_id] = self._now_ms()
 
     def is_linked(self, origin: Origin) -> bool:
@@ -154,12 +170,16 @@ class Ingest:
                     waiting.append(link)
                 continue
             # Feed the item first: if that fails, a resent copy must not pass for one that is still being written.
-            self._translator.feed(Token(origin, seq), item, now)
+            (self.host if is_of_service(item) else self._translator).feed(Token(origin, seq), item, now)
+            if item.hook == "capture.gap" and origin.service:
+                self.host.lose_track(origin.boot_id)
             unfinished[seq] = [link] if link is not None else []
             self._unfinished[origin] = unfinished
+            self._accepted[origin] = max(seq, self._accepted.get(origin, 0))
         if link is not None and origin not in self._delivering:
             self._delivering.add(origin)
-            self._spawn(self._find_missing(link))
+            if not origin.service:
+                self._spawn(self._find_missing(link))
         self.pump()
 
     def excludes(self, directory: str) -> bool:
@@ -175,17 +195,34 @@ class Ingest:
             await self._progress.wait()
         return not self.failed.done()
 
+    async def caught_up(self, origin: Origin, seq: int) -> None:
+        """Wait until everything up to ``seq`` of a linked instance is durable, or its link ends."""
+        while origin in self._links and not self.failed.done():
+            if self._accepted.get(origin, 0) >= seq and not self._unfinished.get(origin):
+                return
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def flushed(self) -> None:
+        """Wait until the log has everything that was translated so far."""
+        self.pump()
+        if self._appending:
+            await asyncio.wait(set(self._appending))
+
     def pump(self) -> asyncio.Task[None] | None:
-        """Append the events that the translator has ready, and schedule the translator's next deadline; return the
-        append's task, if there is one."""
-        drained = self._translator.drain()
-        for session_id, origin in drained.asks:
-            self._spawn(self._ask(session_id, origin))
-        appended = self.write(drained)
+        """Append the events that the translators have ready, and schedule the translators' next deadline; return the
+        last append's task, if there is one."""
+        appended = None
+        for translator, ask in ((self._translator, self._ask), (self.host, self._compare)):
+            drained = translator.drain()
+            for session_id, origin in drained.asks:
+                self._spawn(ask(session_id, origin))
+            appended = self.write(drained) or appended
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        deadline = self._translator.next_deadline()
+        deadlines = (self._translator.next_deadline(), self.host.next_deadline())
+        deadline = min((each for each in deadlines if each is not None), default=None)
         if deadline is not None:
             self._timer = self._loop.call_at(deadline, self._tick)
         return appended
@@ -199,6 +236,8 @@ class Ingest:
             return None
         self._appends += 1
         appended = self._spawn(self._append(drained.events))
+        self._appending.add(appended)
+        appended.add_done_callback(self._appending.discard)
         appended.add_done_callback(_seen)
         self._order.put_nowait((appended, drained))
         return appended
@@ -221,6 +260,7 @@ class Ingest:
     def _tick(self) -> None:
         self._timer = None
         self._translator.tick(self._loop.time())
+        self.host.tick(self._loop.time())
         self.pump()
 
     async def _append(self, events: list[StreamEvent]) -> None:
@@ -280,6 +320,12 @@ class Ingest:
         self._translator.answer(session_id, info if isinstance(info, dict) else None, self._loop.time())
         self.pump()
 
+    async def _compare(self, session_id: str, origin: Origin) -> None:
+        if self.compare is not None:
+            await self.compare(session_id, origin)
+        self.host.open(session_id, origin, self._loop.time())
+        self.pump()
+
     async def _session(self, link: Link, session_id: str) -> Any:
         """Return OpenCode's description of a session; ``None`` without an answer, ``False`` if the session does not
         exist.
@@ -308,12 +354,15 @@ class Ingest:
     # --- turns of dead processes ---
 
     def dead(self) -> dict[str, bool]:
-        """Return the boots of open turns that have no link, each with whether its OpenCode process is gone."""
+        """Return the boots of open turns that have no link, each with whether its OpenCode process is gone.
+
+        Without the turns of OpenCode 2, whose service goes on with them when it is back.
+        """
         linked = {origin.boot_id for origin in self._links}
         return {
             turn.boot: not still_runs(turn.pid, turn.started_ms)
-            for _, turn in self._translator.state.open_turns()
-            if turn.pid is not None and turn.boot not in linked
+            for session, turn in self._translator.state.open_turns()
+            if turn.pid is not None and turn.boot not in linked and not session.host
         }
 
     async def end_turns(self, boots: Collection[str]) -> None:

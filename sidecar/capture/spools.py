@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import SpoolHeader, parse_header, read_items
 from sidecar.capture.backlog import spools
 from sidecar.capture.ingest import Ingest
+from sidecar.opencode2.registration import place_of
 from sidecar.processes import still_runs
 
 log = logging.getLogger("sidecar.capture.spools")
@@ -47,8 +48,10 @@ def boots(directory: Path) -> set[str]:
     return {match[1] for path in spools(directory) if (match := _NAME.fullmatch(path.name)) is not None}
 
 
-async def take_left(directory: Path, ingest: Ingest) -> int:
+async def take_left(directory: Path, ingest: Ingest, announce: Callable[[str], object] = lambda service: None) -> int:
     """Record and delete the spools that no shim will send; return how many items they held.
+
+    ``announce`` is called with the registration file of the OpenCode 2 service that a spool names.
 
     A spool stays if its process is running and has not left it behind, if another user owns the file, or if the log
     fails in the meantime.
@@ -66,6 +69,9 @@ async def take_left(directory: Path, ingest: Ingest) -> int:
             if left is None:
                 continue
             with left.file:
+                if left.service:
+                    announce(left.service)
+                    origin = replace(origin, service=place_of(Path(left.service)))
                 items = await _take(left, replace(origin, pid=left.pid), ingest)
         except OSError as error:
             log.warning("the spool %s cannot be read: %s", path.name, error.strerror)
@@ -88,6 +94,7 @@ class _Left:
     file: BinaryIO
     directory: str
     pid: int
+    service: str = ""
 
 
 async def _take(left: _Left, origin: Origin, ingest: Ingest) -> int:
@@ -166,4 +173,6 @@ def _open_if_left(path: Path, is_left: bool) -> _Left | None:
         if not is_left and header is not None and still_runs(header.pid, header.started_ms):
             return None
         stack.pop_all()
-        return _Left(file, header.directory, header.pid) if header is not None else _Left(file, "", 0)
+        if header is None:
+            return _Left(file, "", 0)
+        return _Left(file, header.directory, header.pid, header.service)

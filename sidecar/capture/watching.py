@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -25,8 +26,10 @@ died."""
 class SpoolWatch:
     """A component that looks for dead OpenCode processes at start-up, after each closed link, and periodically."""
 
-    def __init__(self, directory: Path, ingest: Ingest) -> None:
-        self._directory, self._ingest = directory, ingest
+    def __init__(
+        self, directory: Path, ingest: Ingest, announce: Callable[[str], object] = lambda service: None
+    ) -> None:
+        self._directory, self._ingest, self._announce = directory, ingest, announce
         self._scan = asyncio.Event()
         self._taking = asyncio.Lock()
         self._is_uncertain = False
@@ -47,7 +50,7 @@ class SpoolWatch:
         """Record the spools that dead processes left behind, then end the turns of these processes; return the number
         of recorded items."""
         async with self._taking:
-            taken = await take_left(self._directory, self._ingest)
+            taken = await take_left(self._directory, self._ingest, self._announce)
             unlinked = self._ingest.dead()
             # Look for spools only after finding the dead processes, which can no longer write spools.
             spooled = await asyncio.to_thread(boots, self._directory) if unlinked else set()

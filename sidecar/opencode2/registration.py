@@ -23,9 +23,6 @@ from sidecar.home import is_alive
 
 MAX_BYTES: Final = 64 * 1024
 
-PLAYED: Final = "recording-"
-"""The beginning of the file's name if the service is a recording that ``play`` serves. Such a service can only be
-read."""
 
 _LISTEN: Final = "0A"
 _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -55,11 +52,6 @@ class Registration:
 def place_of(path: Path) -> str:
     """A short name for the file, and thus for the sessions of the service that writes it."""
     return sha256(os.fsencode(path)).hexdigest()[:8]
-
-
-def is_played(path: Path) -> bool:
-    """Whether the file belongs to a recording that ``play`` serves."""
-    return path.name.startswith(PLAYED)
 
 
 def registration_paths(environ: Mapping[str, str]) -> list[Path]:

@@ -1,38 +1,42 @@
-"""The OpenCode 2 services that plugins announce: each has one reader, for as long as a plugin in the service is linked.
+"""The OpenCode 2 services whose plugins are linked: reads their API where the plugin's events do not suffice.
 
-Only announced services are read. So ``DURABLE_STREAM=off`` and ``uninstall`` stop the recording, and a sidecar never
-looks for a service on its own.
+The plugin is the feed; see ``bridge/opencode/capture/v2/translate.py``. A service is asked only if a plugin or its
+spool has named it. So ``DURABLE_STREAM=off`` and ``uninstall`` stop the recording, and a sidecar never looks for a
+service on its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.opencode.capture.v2.translate import HostTranslator, Service
+from bridge.opencode.capture.emitter import Origin
+from bridge.opencode.capture.v2.translate import HostTranslator
 from sidecar.capture.ingest import Ingest
+from sidecar.opencode2.history import History, Scope
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
-from sidecar.opencode2.reader import Reader
-from sidecar.opencode2.registration import Registration, UnsafeService, is_played, place_of, read_registration
-from sidecar.opencode2.session_logs import Progress
+from sidecar.opencode2.registration import Registration, UnsafeService, place_of, read_registration
 from streams.errors import StreamError
+from streams.store import StreamStore
 
 log = logging.getLogger("sidecar.opencode2")
 
 LOOK_SECONDS: Final = 0.5
-"""How often a registration is re-read while its service is not running."""
+"""How often a registration is read again while its service is starting."""
 
-RETRY_MAX_SECONDS: Final = 10.0
+LOOKS: Final = 20
+"""How often, at most, a registration is read after a plugin has linked."""
 
-RETURN_MS: Final = 10_000
-"""How many ms after the sidecar's start every plugin that is still running has linked again."""
+RETRY_SECONDS: Final = 5.0
+"""How often a session is compared again whose messages could not be read."""
 
 _ULID: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_UNREADABLE = (ServiceGone, ServiceError, UnsafeService)
 
 
 @dataclass(slots=True)
@@ -41,93 +45,66 @@ class _Announced:
 
     path: Path
     links: dict[tuple[str, str], int] = field(default_factory=dict)
-    task: asyncio.Task[None] | None = None
     state: str = "absent"
-    reader: Reader | None = None
     version: str = ""
+    compared: int = 0
+    rebuilt: int = 0
 
 
 class Services:
-    """Records every announced service. Call all methods from the event loop.
+    """A component. Call all methods from the event loop.
 
-    ``log_id`` shows when the log began. Sessions that were last used before the log began and before the service's
-    process started are history; only ``import`` records such sessions.
+    ``log_id`` shows when the log began. Of sessions that began before the log and before the service's process started,
+    only ``import`` records the beginning.
     """
 
-    def __init__(
-        self,
-        translator: HostTranslator,
-        ingest: Ingest,
-        log_id: str,
-        now_ms: Callable[[], int],
-        *,
-        look_seconds: float = LOOK_SECONDS,
-    ) -> None:
+    def __init__(self, translator: HostTranslator, ingest: Ingest, store: StreamStore, log_id: str) -> None:
         self.translator = translator
-        self._now_ms = now_ms
-        self._ingest, self._look_seconds = ingest, look_seconds
+        self.take_spools: Callable[[], Awaitable[object]] | None = None
+        """Records the spools of dead processes, which come before what a new process does."""
+        self._ingest, self._store = ingest, store
         self._since_ms = began_ms(log_id)
-        self._started_ms = now_ms()
-        self._announced: dict[Path, _Announced] = {}
-        self._progress = Progress()
+        self._announced: dict[str, _Announced] = {}
+        """The services by ``place_of`` their registrations."""
+        self._turn = asyncio.Lock()
+        self._due: dict[str, Origin] = {}
+        """The sessions that could not be compared, and the process whose event asked for it."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, stack: AsyncExitStack) -> None:
         """See ``Component``."""
         stack.push_async_callback(self.close)
+        self._spawn(self._retry())
 
     def owes(self) -> bool:
-        """See ``Component``: a service is read only while a plugin is linked, which keeps the sidecar running."""
-        return False
+        """See ``Component``: whether a session is being compared."""
+        return self._turn.locked()
 
-    def opened(self, boot: str, instance: str, service: str, pid: int) -> None:
-        """Remember a link of a plugin instance; ``service`` is the registration file that it announces, or empty."""
+    def opened(self, origin: Origin, service: str, last_seq: int) -> None:
+        """Note a link of a plugin instance; ``service`` is the registration file that it announces."""
+        self.announce(service).links[origin.boot_id, origin.instance] = origin.pid
+        self._spawn(self._catch_up(origin, last_seq))
+
+    def closed(self, origin: Origin) -> None:
+        """Note the end of a link."""
+        for known in self._announced.values():
+            known.links.pop((origin.boot_id, origin.instance), None)
+
+    def announce(self, service: str) -> _Announced:
+        """Note a registration file that a plugin named."""
         path = Path(service)
-        if not service or not path.is_absolute():
-            return
-        known = self._announced.setdefault(path, _Announced(path))
-        known.links[boot, instance] = pid
-        if known.task is None:
-            known.task = asyncio.create_task(self._follow(known))
-
-    def closed(self, boot: str, instance: str) -> None:
-        """Remember the end of a link. When the last link from a service has ended, the service is no longer read."""
-        for path, known in list(self._announced.items()):
-            known.links.pop((boot, instance), None)
-            if not known.links:
-                del self._announced[path]
-                if known.task is not None:
-                    known.task.cancel()
+        return self._announced.setdefault(place_of(path), _Announced(path))
 
     @property
     def registrations(self) -> list[Path]:
-        """The registration files that linked plugins announce, except for played recordings, which cannot act on
-        sessions.
-        """
-        return [path for path in self._announced if not is_played(path)]
+        """The registration files that linked plugins announce."""
+        return [known.path for known in self._announced.values() if known.links]
 
     async def close(self) -> None:
-        """Stop reading."""
-        tasks = [known.task for known in self._announced.values() if known.task is not None]
-        self._announced.clear()
-        for task in tasks:
+        """Stop comparing."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def import_history(self) -> dict[str, int]:
-        """Record the old sessions of every service that is read. Return the numbers of services and of sessions.
-
-        Raises:
-            ServiceGone: a service ended during the import.
-        """
-        readers = [known.reader for known in self._announced.values() if known.state == "read" and known.reader]
-        sessions = 0
-        for reader in readers:
-            asked = asyncio.ensure_future(reader.import_history())
-            await asyncio.wait({asked})
-            if asked.cancelled():
-                raise ServiceGone("it ended")
-            sessions += asked.result()
-        return {"services": len(readers), "sessions": sessions}
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def status(self) -> list[dict[str, Any]]:
         """Everything that ``status`` and ``doctor`` show about each service."""
@@ -137,77 +114,156 @@ class Services:
                 "state": known.state,
                 "version": known.version,
                 "plugins": len(known.links),
-                "taken": known.reader.taken if known.reader is not None and known.reader.caught_up.is_set() else 0,
-                "excluded": known.reader.excluded if known.reader is not None else 0,
-                "keeps_log": known.reader is None or not known.reader.is_logless,
+                "compared": known.compared,
+                "rebuilt": known.rebuilt,
             }
             for known in self._announced.values()
+            if known.links
         ]
 
-    async def _follow(self, known: _Announced) -> None:
-        """Read the service's processes one after another, as each of them writes the registration file."""
-        wait, has_failed = self._look_seconds, False
-        while True:
-            try:
-                registration = await asyncio.to_thread(read_registration, known.path)
-                if registration is None:
-                    known.state = "absent"
-                else:
-                    await self._read(known, registration)
-            except* UnsafeService as refusals:
-                if known.state != "refused":
-                    log.warning("the OpenCode 2 service is not read: %s: %s", known.path, _first(refusals))
-                known.state = "refused"
-            except* (ServiceGone, ServiceError) as ended:
-                reached = known.reader is not None and known.reader.caught_up.is_set()
-                log.info("lost the OpenCode 2 service: %s", _first(ended))
-                known.state = "lost"
-                wait = self._look_seconds if reached else min(wait * 2, RETRY_MAX_SECONDS)
-            except* StreamError:
-                has_failed = True  # ingest has noted the error, and the sidecar is stopping
-            if has_failed:
-                return
-            await asyncio.sleep(wait)
+    async def compare(self, session_id: str, origin: Origin) -> None:
+        """Compare a session before its waiting events are translated; returns also if that is not possible."""
+        if self._ingest.is_linked(origin) and self.take_spools is not None:
+            await self.take_spools()
+        try:
+            if not await self._compare(session_id, origin):
+                self._due[session_id] = origin
+        except _UNREADABLE as error:
+            log.info("session %s could not be compared: %s", session_id, error)
+            self._due[session_id] = origin
 
-    async def _read(self, known: _Announced, registration: Registration) -> None:
-        pid = 0 if is_played(known.path) else registration.pid  # the pid of a recorded process means nothing here
-        service = Service(registration.id, registration.version, pid, place_of(known.path))
-        known.version = registration.version
-        known.reader = Reader(
-            ServiceClient(registration),
-            service,
-            self.translator,
-            self.write,
-            # The first turns may end before the first sidecar begins the log, so read from the service's start.
-            since_ms=min(self._since_ms, registration.written_ms or self._since_ms),
-            began_ms=self._now_ms(),
-            excludes=self._ingest.excludes,
-            progress=self._progress,
-            has_others=lambda: self._may_have_others(known, registration.pid),
-        )
-        log.info("reading the OpenCode 2 service: pid %d", registration.pid)
-        known.state = "read"
-        await known.reader.run()
+    async def import_history(self) -> dict[str, int]:
+        """Record the old sessions of every linked service. Return the numbers of services and of sessions.
 
-    def _may_have_others(self, known: _Announced, pid: int) -> bool:
-        """True while a plugin in another process is linked, or may not have relinked yet."""
-        return self._now_ms() - self._started_ms < RETURN_MS or set(known.links.values()) != {pid}
-
-    async def write(self) -> None:
-        """Append the events that the translator has ready; return when they are durable. The append continues even if
-        the waiting caller is cancelled.
+        Raises:
+            ServiceGone: a service ended during the import.
         """
-        appended = self._ingest.write(self.translator.drain())
-        if appended is not None:
-            await asyncio.shield(appended)
+        services = sessions = 0
+        for known in [each for each in self._announced.values() if each.links]:
+            origin = _origin(known)
+            read = await self._read(origin)
+            if read is None:
+                continue
+            services += 1
+            history, _ = read
+            try:
+                for info in await history.sessions():
+                    session = self.translator.state.sessions.get(str(info["id"]))
+                    if session is None or session.turn is None:
+                        sessions += await self._compare(str(info["id"]), origin, is_import=True, required=True) > 1
+            except (ServiceError, UnsafeService) as error:
+                raise ServiceGone(str(error)) from None
+        return {"services": services, "sessions": sessions}
+
+    # --- comparing ---
+
+    async def _catch_up(self, origin: Origin, last_seq: int) -> None:
+        """Compare what may have happened before this plugin was loaded, once everything that it holds is recorded."""
+        await self._ingest.caught_up(origin, last_seq)
+        if self.take_spools is not None:
+            await self.take_spools()
+        for _ in range(LOOKS):
+            try:
+                read = await self._read(origin)
+                if read is not None:
+                    await self._compare_all(*read)
+                    return
+            except _UNREADABLE as error:
+                log.info("the sessions of the OpenCode 2 service could not be compared: %s", error)
+            except StreamError:
+                return  # ingest has noted the error, and the sidecar is stopping
+            if not self._ingest.is_linked(origin):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _compare_all(self, history: History, scope: Scope) -> None:
+        infos = await history.sessions()
+        for info in infos:
+            session_id = str(info["id"])
+            if history.differs(info, scope) and not self.translator.is_met(session_id, scope.origin):
+                try:
+                    await self._compare(session_id, scope.origin)
+                except ServiceError as error:
+                    log.warning("the OpenCode 2 service refuses to describe session %s: %s", session_id, error)
+                    self._due[session_id] = scope.origin
+        listed = {str(info["id"]) for info in infos}
+        for session in list(self.translator.state.sessions.values()):
+            if session.host == scope.origin.service and not session.ended and session.id not in listed:
+                await self._compare(session.id, scope.origin)
+
+    async def _compare(
+        self, session_id: str, origin: Origin, *, is_import: bool = False, required: bool = False
+    ) -> int:
+        """Compare one session, and make the result durable. Returns 0 if no service can be read, else 1 plus the number
+        of records."""
+        async with self._turn:
+            read = await self._read(origin)
+            if read is None:
+                if required:
+                    raise ServiceGone("it ended")
+                return 0
+            history, scope = read
+            await self._ingest.flushed()
+            count = await history.compare(session_id, scope, is_import=is_import)
+            known = self._announced[origin.service]
+            known.compared, known.rebuilt = known.compared + 1, known.rebuilt + count
+            self._due.pop(session_id, None)
+            if count:
+                log.info("%d records of session %s were rebuilt from the service's messages", count, session_id)
+            self._ingest.pump()
+            return 1 + count
+
+    async def _retry(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY_SECONDS)
+            for session_id, origin in list(self._due.items()):
+                try:
+                    await self._compare(session_id, origin)
+                except ServiceError:
+                    continue
+                except (ServiceGone, UnsafeService):
+                    break
+                except StreamError:
+                    return
+
+    async def _read(self, origin: Origin) -> tuple[History, Scope] | None:
+        """A reader of the service that a process belongs to; ``None`` if the service is not running.
+
+        Raises:
+            UnsafeService: the registration cannot be trusted.
+        """
+        known = self._announced.get(origin.service)
+        if known is None:
+            return None
+        try:
+            registration = await asyncio.to_thread(read_registration, known.path)
+        except UnsafeService as error:
+            if known.state != "refused":
+                log.warning("the OpenCode 2 service is not read: %s: %s", known.path, error)
+            known.state = "refused"
+            raise
+        if registration is None:
+            known.state = "absent"
+            return None
+        known.state, known.version = "read", registration.version
+        history = History(ServiceClient(registration), self.translator, self._store)
+        return history, self._scope(origin, registration, known)
+
+    def _scope(self, origin: Origin, registration: Registration, known: _Announced) -> Scope:
+        # The first turns may end before the first sidecar begins the log, so read from the service's start.
+        since_ms = min(self._since_ms, registration.written_ms or self._since_ms)
+        return Scope(origin, since_ms, registration.pid, frozenset(known.links.values()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
-def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
-    """One of the group's errors. All of these errors are of one kind and say nearly the same."""
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
+def _origin(known: _Announced) -> Origin:
+    """One of the processes that are linked to a service."""
+    (boot_id, instance), pid = next(iter(known.links.items()))
+    return Origin(boot_id, instance, pid, place_of(known.path))
 
 
 def began_ms(log_id: str) -> int:

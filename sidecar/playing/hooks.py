@@ -1,7 +1,9 @@
-"""A recording of OpenCode 1: its hooks, sent as the plugin sends them.
+"""A recording: the items of a plugin, sent as the plugin sends them.
 
-The recording is JSON lines ``{"t": ms, "hook": name, "input": …, "output": …}``. The boot is the file's digest and each
-item's seq is its line number, so playing a recording twice adds nothing the second time.
+The recording is JSON lines ``{"t": ms, "hook": name, "input": …, "output": …}``. The lines may also be events of an
+OpenCode 2 service as its API sends them, ``{"id", "created", "type", "data", …}``; other objects between these are left
+out. The boot is the file's digest and each item's seq is its line number, so playing a recording twice adds nothing the
+second time.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any, ClassVar, Final
 
 import orjson
 
+from bridge.opencode.capture.v2.shapes import read_event
+from bridge.opencode.capture.v2.translate import HOOK, is_of_service
 from bridge.opencode.link.frames import MAX_SEQ, HookItem, ShimIdentity
 from bridge.opencode.link.lenient import FrameError, read_leniently
 from sidecar.link.client import ShimClient
@@ -23,6 +27,7 @@ from sidecar.version import VERSION
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]
 
 _CHUNK: Final = 64
+_TOLD: Final = frozenset({"opencode", "session", "log", "messages"})
 
 
 class RecordingError(Exception):
@@ -40,6 +45,11 @@ class Recording:
     skipped: int
     """The number of the recorder's own lines (hooks beginning with ``__``)."""
 
+    @property
+    def kind(self) -> str:
+        """What the items are: ``hooks`` of OpenCode 1, or ``events`` of OpenCode 2."""
+        return "events" if any(is_of_service(item) for _, item in self.items) else "hooks"
+
 
 def read_recording(path: Path) -> Recording:
     """Parse a recording.
@@ -54,7 +64,7 @@ def read_recording(path: Path) -> Recording:
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
-        item = _item(line, f"{path}:{number}")
+        item = _item(line, f"{path}:{number}", is_of_api=not items or items[0][1].hook == HOOK)
         if item.hook.startswith("__"):
             skipped += 1
         else:
@@ -62,7 +72,7 @@ def read_recording(path: Path) -> Recording:
     return Recording(sha256(content).hexdigest(), items, skipped)
 
 
-def _item(line: bytes, where: str) -> HookItem:
+def _item(line: bytes, where: str, *, is_of_api: bool) -> HookItem:
     try:
         fields: Any = orjson.loads(line)
     except ValueError:
@@ -70,6 +80,8 @@ def _item(line: bytes, where: str) -> HookItem:
             fields, _ = read_leniently(line)
         except FrameError as error:
             raise RecordingError(f"{where}: not valid JSON ({error}); nothing was sent") from None
+    if type(fields) is dict and "hook" not in fields and is_of_api and (api := _of_api(fields)) is not None:
+        return api
     if type(fields) is not dict or type(fields.get("hook")) is not str or not 0 < len(fields["hook"]) <= 200:
         raise RecordingError(
             f"{where}: each line must be a JSON object with a `hook`, a name of 1 to 200 characters; nothing was sent"
@@ -78,6 +90,13 @@ def _item(line: bytes, where: str) -> HookItem:
     if not isinstance(t, int | float) or not 0 <= t <= MAX_SEQ:
         raise RecordingError(f"{where}: `t` must be milliseconds since 1970; nothing was sent")
     return HookItem(fields["hook"], int(t), fields.get("input"), fields.get("output"))
+
+
+def _of_api(fields: dict[str, Any]) -> HookItem | None:
+    """An event of a service, or another line of a recording of its API; ``None`` for anything else."""
+    if (event := read_event(fields)) is not None:
+        return HookItem(HOOK, event.t, fields)
+    return HookItem("__told", 0) if _TOLD & fields.keys() else None
 
 
 class HookPlayer:
@@ -96,7 +115,7 @@ class HookPlayer:
         self._acked = 0
 
     def announce(self) -> ShimIdentity:
-        """See ``play.Player``."""
+        """The identity for each link."""
         return self._identity
 
     async def run(self, client: ShimClient) -> None:

@@ -1,26 +1,22 @@
 """Play a recording through a real link, as the plugin does.
 
-The hooks of OpenCode 1 are sent (``hooks``). A recording of OpenCode 2 has the events of its service, which are served
-to the sidecar (``service_player``). Playing a recording twice adds nothing the second time.
+Playing a recording twice adds nothing the second time.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from bridge.opencode.link.frames import ShimIdentity
 from sidecar.home import Home, SidecarInfo
 from sidecar.link.client import LinkClosed, LinkUnavailable, ShimClient
 from sidecar.link.launch import START_SECONDS, LastWords, ended, ensure_running
 from sidecar.playing.hooks import INSTANCE, HookPlayer, read_recording
 from sidecar.playing.progress import Pace, Progress
-from sidecar.playing.recorded_service import read_service_recording
-from sidecar.playing.service_player import ServicePlayer
 from streams.log.reader import LogReader
 
 GIVE_UP_SECONDS: Final = 60.0
@@ -78,45 +74,20 @@ async def play(
     """
     progress = Progress(0)
     pace = Pace(speed, lambda: on_progress(progress) if on_progress is not None else None)
-    content = await asyncio.to_thread(path.read_bytes)
-    served = await asyncio.to_thread(read_service_recording, content)
+    recording = await asyncio.to_thread(read_recording, path)
+    progress.total = len(recording.items)
+    player = HookPlayer(recording, progress, pace, instance)
     words = await asyncio.to_thread(LastWords)
-    with ExitStack() as stack:
-        stack.callback(words.close)
-        if served is not None:
-            progress.total, skipped = len(served.rows), served.skipped
-            player: Player = stack.enter_context(ServicePlayer(home, served, progress, pace, nonce, instance))
-        else:
-            recording = await asyncio.to_thread(read_recording, path)
-            progress.total, skipped = len(recording.items), recording.skipped
-            player = HookPlayer(recording, progress, pace, instance)
+    with closing(words):
         added = await _played(home, path, nonce, player, start_seconds, give_up_seconds, words)
-    return PlayResult(progress.total, skipped, progress.relinked, added, "hooks" if served is None else "events")
-
-
-class Player(Protocol):
-    """Plays one kind of recording, over one link after another."""
-
-    progress: Progress
-
-    def announce(self) -> ShimIdentity:
-        """The identity for the next link. Called only while a sidecar is running, so the home exists."""
-        ...
-
-    async def run(self, client: ShimClient) -> None:
-        """Continue where the last link ended; return when everything is durable.
-
-        Raises:
-            LinkClosed, LinkUnavailable: the link ended before everything was durable.
-        """
-        ...
+    return PlayResult(progress.total, recording.skipped, progress.relinked, added, recording.kind)
 
 
 async def _played(
     home: Home,
     path: Path,
     nonce: Callable[[], str],
-    player: Player,
+    player: HookPlayer,
     start_seconds: float,
     give_up_seconds: float,
     words: LastWords,

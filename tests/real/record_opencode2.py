@@ -69,7 +69,9 @@ def _wait(client: RealOpenCode2, feed: Feed, session: str) -> None:
     ends = ("succeeded", "failed", "interrupted")
 
     def is_told() -> bool:
-        mine = [e["type"].removeprefix("session.execution.") for e in feed.events if e["data"].get("sessionID") == session]
+        mine = [
+            e["type"].removeprefix("session.execution.") for e in feed.events if e["data"].get("sessionID") == session
+        ]
         return next((name for name in reversed(mine) if name in ("started", *ends)), "started") in ends
 
     client.until(is_told, "the end of the execution")
@@ -312,7 +314,9 @@ def record(scenario: Scenario) -> None:
     with tempfile.TemporaryDirectory() as directory, ModelServer() as model:
         path = Path(directory) / "items.jsonl"
         options = json.dumps({"command": ["/bin/false"], "home": f"{directory}/home"})
-        plugin = f"import {{ plugin }} from {json.dumps(str(SHIM))};\nexport default plugin({options}, import.meta.url);\n"
+        plugin = (
+            f"import {{ plugin }} from {json.dumps(str(SHIM))};\nexport default plugin({options}, import.meta.url);\n"
+        )
         with RealOpenCode2(
             binary_path(VERSION_2),
             model.port,
@@ -327,9 +331,9 @@ def record(scenario: Scenario) -> None:
                 {"t": 0, "hook": "__recording", "input": {"opencode": VERSION_2, "shows": scenario.__doc__}},
                 *feed.items,
             ]
-            for session in dict.fromkeys(e["data"].get("sessionID") for e in feed.events):
-                if session is not None:
-                    rows.append({"t": 0, "hook": "__told", "input": {"session": session, **_told(client, session)}})
+            for session in dict.fromkeys(e["data"]["sessionID"] for e in feed.events if "sessionID" in e["data"]):
+                told = {"session": session, **_told(client, session)}
+                rows += [{"t": 0, "hook": "__told", "input": told}]
             text = "".join(f"{json.dumps(row)}\n" for row in rows).replace(str(client.project), "/work/project")
             PLACE.mkdir(exist_ok=True)
             (PLACE / f"{name}.jsonl").write_text(text.replace(str(client.root), "/work"))

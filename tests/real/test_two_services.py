@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from sidecar.opencode2.reader import POLLED
+
 from tests.real.background import two_with_plugin
 from tests.real.durable import DurableStream
 from tests.real.model_server import ModelServer

@@ -27,12 +27,14 @@ _ROOTS = frozenset({"human.input", CREATED, RESUMED, LINKED, "capture.gap", "ope
 class Origin:
     """The plugin instance that sent an item: the boot (one OpenCode process) and the instance in it.
 
-    ``pid`` is the id of the process; 0 if unknown.
+    ``pid`` is the id of the process; 0 if unknown. ``service`` is a short name for the OpenCode 2 service whose
+    database the process uses; empty in OpenCode 1.
     """
 
     boot_id: str
     instance: str
     pid: int = field(default=0, compare=False)
+    service: str = field(default="", compare=False)
 
 
 class Token(NamedTuple):
@@ -91,7 +93,7 @@ class Emitter:
         self.state, self.hold_s = state, hold_s
         self.counts: Counter[str] = Counter()
         self.now = 0.0
-        self._identity, self.clean = identity, clean
+        self.identity, self.clean = identity, clean
         self._out = Drained()
 
     def drain(self) -> Drained:
@@ -150,7 +152,7 @@ class Emitter:
         metadata = self.provenance(entry, type_) if entry is not None else {}
         if cause is None and type_ not in _ROOTS:
             self.counts["cause_unknown"] += 1
-        event = self._identity.stamp(
+        event = self.identity.stamp(
             {
                 "ts": entry.item.t if entry is not None else at_ms,
                 "type": type_,

@@ -22,7 +22,7 @@ from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
-STATE_VERSION = 7
+STATE_VERSION = 8
 """Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
@@ -108,14 +108,12 @@ class SessionState:
     misread: bool = False
     """True if an item of the session was not understood and was kept whole."""
     ended: bool = False
-    host_seq: int = -1
-    """The highest event number, in OpenCode 2's own log of the session, that this log has recorded; -1 in OpenCode
-    1."""
-    host_turn: int = -1
-    """The number of the event that began or ended the session's latest turn. Later events are read again after a
-    restart."""
     host: str = ""
     """A short name for the OpenCode 2 service that has the session."""
+    hosted_ms: int = 0
+    """Since when OpenCode 2 has a session that OpenCode 1 began; 0 for any other session."""
+    last_ms: int = 0
+    """The time of the session's latest event."""
     title: str | None = None
     agent: str = ""
     """The OpenCode agent that answered last."""
@@ -243,7 +241,8 @@ class CaptureState:
         elif event.type == "turn.ended":
             if session.turn is not None and session.turn.user_message == payload["message"]:
                 session.turn.counted.clear()  # the sums are final, so the keys of counted steps are no longer needed
-                session.last_turn, session.turn = session.turn, None
+                newest = session.last_turn is None or session.last_turn.started_ms <= session.turn.started_ms
+                session.last_turn, session.turn = session.turn if newest else session.last_turn, None
             session.last_end, session.title = event.id, payload.get("title") or session.title
         elif event.type == "execution.step":
             self._step(session, event)
@@ -262,7 +261,7 @@ class CaptureState:
             session.title = payload.get("title") or session.title
         elif event.type.startswith("opencode.") and event.type != UNDONE:
             session.misread = True
-        self._numbered(session, event)
+        self._hosted(session, event)
         if session.turn is not None:
             session.turn.last_ms = max(session.turn.last_ms, event.ts)
 
@@ -285,20 +284,20 @@ class CaptureState:
             )
             self._is_busy(session)
         session.ended, session.title = False, payload.get("title") or session.title
-        self._numbered(session, event)
+        self._hosted(session, event)
         boot = event.metadata.get("boot")
         if isinstance(boot, str) and boot not in session.boots:
             session.boots.add(boot)
             self._is_busy(session)
 
-    def _numbered(self, session: SessionState, event: StreamEvent) -> None:
-        """Remember how much of OpenCode 2's own log of the session is in this log."""
-        seq, service = event.metadata.get("host_seq"), event.metadata.get("service")
-        session.host = service if isinstance(service, str) else session.host
-        if type(seq) is int:
-            session.host_seq = max(session.host_seq, seq)
-            if event.type in ("turn.started", "turn.ended"):
-                session.host_turn = max(session.host_turn, seq)
+    def _hosted(self, session: SessionState, event: StreamEvent) -> None:
+        """Remember where the session runs, and when it was last active."""
+        service = event.metadata.get("service")
+        if isinstance(service, str):
+            if not session.host and session.event_id != event.id:
+                session.hosted_ms = event.ts
+            session.host = service
+        session.last_ms = max(session.last_ms, event.ts)
 
     def _is_busy(self, session: SessionState) -> None:
         """Make this the busiest session. Called only for new facts, so a resent record changes nothing."""
@@ -311,7 +310,10 @@ class CaptureState:
                 self.sessions[resting].rest()
 
     def _turn_started(self, session: SessionState, event: StreamEvent) -> None:
-        payload = event.payload
+        payload, current = event.payload, session.turn
+        if event.metadata.get("history") and current is not None and event.ts < current.started_ms:
+            remember(session.turns, payload["message"], event.id)
+            return  # an older turn, which was recorded later
         session.turn = Turn(
             user_message=payload["message"],
             assistant_message=payload.get("assistant_message") or "",

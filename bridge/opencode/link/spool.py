@@ -23,11 +23,13 @@ _LINE = re.compile(rb'\{"seq":([1-9][0-9]{0,15}),"sum":"([0-9a-f]{16})","item":(
 
 @dataclass(frozen=True, slots=True)
 class SpoolHeader:
-    """The spool's owner. ``started_ms`` is the time when the instance started, in ms since 1970 UTC."""
+    """The spool's owner. ``started_ms`` is the time when the instance started, in ms since 1970 UTC. ``service`` is the
+    registration file of its OpenCode 2 service; empty in OpenCode 1."""
 
     pid: int
     started_ms: int
     directory: str
+    service: str = ""
 
 
 def parse_header(line: bytes) -> SpoolHeader:
@@ -36,7 +38,13 @@ def parse_header(line: bytes) -> SpoolHeader:
     pid, started, directory = fields.get("pid"), fields.get("started_ms"), fields.get("directory")
     if fields.get("spool") != 1 or type(pid) is not int or pid <= 0:
         raise FrameError("not a spool header")
-    return SpoolHeader(pid, started if type(started) is int else 0, directory if type(directory) is str else "")
+    service = fields.get("service")
+    return SpoolHeader(
+        pid,
+        started if type(started) is int else 0,
+        directory if type(directory) is str else "",
+        service if type(service) is str else "",
+    )
 
 
 def parse_line(line: bytes) -> tuple[int, HookItem]:

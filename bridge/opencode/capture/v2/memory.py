@@ -1,17 +1,16 @@
 """What the translator remembers about a session between two events that lead to records.
 
-This memory is not in the log. After a restart, OpenCode's log of the session is read again, from the start or the end
-of the session's last turn.
+This memory is not in the log. After a restart of the sidecar, it is made anew from the service's messages.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.opencode.capture.shapes import mapping, model_of, present, text
-from bridge.opencode.capture.v2.shapes import HostEvent, call_id, input_id, is_declined, message_id
+from bridge.opencode.capture.v2.shapes import HostEvent, call_id, input_id, is_declined, message_id, read_input
 
 _MOST = 2000
 
@@ -35,6 +34,15 @@ class Step:
     model: dict[str, Any] | None
 
 
+class Promoted(NamedTuple):
+    """An input that was delivered to the model, and when. ``is_prompt`` is false for what OpenCode or a program adds,
+    such as the output of a person's command, which is delivered together with the next prompt."""
+
+    message: str
+    t: int
+    is_prompt: bool
+
+
 @dataclass(slots=True)
 class Memory:
     """The memory of one session. ``note`` takes each event after it has been handled."""
@@ -42,35 +50,48 @@ class Memory:
     execution: str | None = None
     """The event with which the session became busy; ``None`` while it is idle."""
     is_new: bool = False
-    """True from the event in ``execution`` until the first step or compaction."""
-    promoted: list[tuple[str, int]] = field(default_factory=list)
-    """Inputs that the next step will answer, with their times."""
+    """True from the event in ``execution`` until the first step or compaction, unless a turn is open: then the service
+    goes on with that turn after a restart."""
+    waiting: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """The kinds of the inputs that are enqueued."""
+    promoted: list[Promoted] = field(default_factory=list)
+    """Inputs that the next step will answer."""
     declined: bool = False
+    compaction: str | None = None
+    """The message of the compaction that runs, or ran last."""
+    ended: Counter[tuple[str | None, str]] = field(default_factory=Counter)
+    """How many calls with the same id have ended in a message: a provider may repeat an id, or leave it empty."""
     calls: OrderedDict[tuple[str | None, str], Call] = field(default_factory=OrderedDict)
     begun: OrderedDict[tuple[str, str | None, Any], int] = field(default_factory=OrderedDict)
     steps: OrderedDict[str, Step] = field(default_factory=OrderedDict)
 
-    def note(self, event: HostEvent) -> None:
-        """Update the memory with an event."""
+    def note(self, event: HostEvent, *, is_open: bool) -> None:
+        """Update the memory with an event; ``is_open``: whether the session has an open turn."""
         data, message = event.data, message_id(event)
         match event.name:
             case "execution.started":
-                self.execution, self.is_new, self.declined = event.key, True, False
+                self.execution, self.is_new, self.declined = event.key, not is_open, False
             case "execution.succeeded" | "execution.failed" | "execution.interrupted":
                 self.execution, self.is_new, self.declined = None, False, False
                 self.promoted.clear()
                 self.calls.clear()
                 self.steps.clear()
-            case "input.promoted":
-                if (promoted := input_id(event)) is not None:
-                    self.promoted.append((promoted, event.t))
+                self.ended.clear()
+            case "inbox.enqueued":
+                if (enqueued := input_id(event)) is not None:
+                    self.waiting[enqueued] = read_input(event).kind
+            case "inbox.cancelled":
+                self.waiting.pop(input_id(event) or "", None)
+            case "inbox.delivered" | "synthetic":
+                self._deliver(event)
             case "step.started":
                 self.is_new = False
                 self.promoted.clear()
                 if message is not None:
                     self.steps[message] = Step(text(data.get("agent")), model_of(data))
             case "compaction.started":
-                self.is_new = False
+                self.is_new, self.compaction = False, input_id(event) or event.message
+                self.promoted = [each for each in self.promoted if each.message != input_id(event)]
             case "text.started" | "reasoning.started" | "shell.started":
                 self.begun[self.start_key(event)] = event.t
             case "text.ended" | "reasoning.ended" | "shell.ended":
@@ -79,22 +100,38 @@ class Memory:
                 self._call(event)
             case "tool.success" | "tool.failed":
                 self.calls.pop((message, call_id(event)), None)
+                self.ended[message, call_id(event)] += 1
                 self.declined = self.declined or is_declined(event)
             case _:
                 return
-        for remembered in (self.calls, self.begun, self.steps):
+        for remembered in (self.calls, self.begun, self.steps, self.waiting):
             if len(remembered) > _MOST:
                 remembered.popitem(last=False)
 
     @property
+    def answered(self) -> Promoted | None:
+        """The input whose turn the next step begins: the first prompt, else the first input."""
+        return next((each for each in self.promoted if each.is_prompt), next(iter(self.promoted), None))
+
+    @property
     def is_empty(self) -> bool:
         """True if there is nothing to remember, for example between two turns."""
-        return not (self.execution or self.declined or self.promoted or self.calls or self.begun or self.steps)
+        return not (
+            self.execution or self.declined or self.waiting or self.promoted or self.calls or self.begun or self.steps
+        )
 
     def start_key(self, event: HostEvent) -> tuple[str, str | None, Any]:
         """The key that connects the start and the end of a text, a reasoning or a command."""
         shell = text(mapping(event.data.get("shell")).get("id"))
         return event.name.partition(".")[0], message_id(event) or shell, str(event.data.get("ordinal"))
+
+    def _deliver(self, event: HostEvent) -> None:
+        delivered = input_id(event)
+        if delivered is None:
+            return
+        kind = self.waiting.pop(delivered, "synthetic" if event.name == "synthetic" else "user")
+        self.promoted = [each for each in self.promoted if each.message != delivered]
+        self.promoted.append(Promoted(delivered, event.t, kind == "user"))
 
     def _call(self, event: HostEvent) -> None:
         key = message_id(event), call_id(event)

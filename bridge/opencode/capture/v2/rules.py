@@ -8,45 +8,36 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.opencode.capture.emitter import Emitter, Entry, Origin, Token
+from bridge.opencode.capture.emitter import Emitter, Entry
 from bridge.opencode.capture.shapes import mapping, number, present, text
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, SessionState, Turn
 from bridge.opencode.capture.v2 import shapes
 from bridge.opencode.capture.v2.memory import Call, Memory
 from bridge.opencode.capture.v2.shapes import HostEvent
 from bridge.opencode.link.frames import HookItem
-from streams.lineage import CREATED
+from streams.lineage import CREATED, RESUMED
 
 HOST = "opencode2"
 """The value of ``host`` in the metadata of every event of OpenCode 2."""
 
 RETRIED = "opencode.session.retry.scheduled"
 
+CANCELLED = "opencode.session.inbox.cancelled"
+CUT = "text_cut"
+"""The reason of the gap for an answer of which the service kept no word, because it was killed."""
+
 _ANSWERED = frozenset({"stop", "length"})
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """One process of an OpenCode 2 service.
-
-    ``place`` is a short name for the service and stays the same across processes. ``is_history`` marks a service whose
-    sessions are imported, not recorded as they happened.
-    """
-
-    id: str
-    version: str = ""
-    pid: int = 0
-    place: str = ""
-    is_history: bool = False
+_BY_PERSON = frozenset({"user", "superseded"})
+"""The reasons of an interruption that came from a person, by a command or by a prompt that replaces the work."""
 
 
 @dataclass(slots=True)
 class HostEntry(Entry):
-    """An event of a service, for the emitter. An event without ``seq`` does not advance its session's cursor."""
+    """An event of a service, for the emitter. ``is_history``: it was made from the service's messages."""
 
-    service: Service
     event_id: str | None = None
     seq: int | None = None
+    is_history: bool = False
 
 
 class HostRules(Emitter):
@@ -55,31 +46,42 @@ class HostRules(Emitter):
     def provenance(self, entry: Entry, type_: str) -> dict[str, Any]:
         if not isinstance(entry, HostEntry):
             return super().provenance(entry, type_)
+        origin, is_turn = entry.token.origin, type_ == "turn.started"
         return present(
-            boot=entry.service.id,
+            boot=origin.boot_id,
             host=HOST,
             host_seq=entry.seq,
             event=entry.event_id,
-            pid=(entry.service.pid or None) if type_ == "turn.started" else None,
-            service=(entry.service.place or None) if type_ in (CREATED, "turn.started") else None,
-            history=entry.service.is_history or None,
+            pid=origin.pid if is_turn and origin.pid and not entry.is_history else None,
+            service=origin.service if origin.service and (is_turn or type_ in (CREATED, RESUMED)) else None,
+            history=entry.is_history or None,
         )
 
-    def unknown(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+    def unknown(self, entry: HostEntry, session: SessionState | None, event: HostEvent, memory: Memory) -> None:
         """Keep an event whole, because its type is unknown or has no counterpart in OpenCode 1."""
+        self.counts[f"kept_whole:{event.type[:60]}"] += 1
         name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in event.type)
         type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
-        self.put(entry, session, type_, event.key, {"properties": event.data}, turn=session.turn)
+        self.put(
+            entry,
+            session,
+            type_,
+            event.key,
+            {"properties": event.data},
+            turn=session.turn if session is not None else None,
+        )
 
     # --- inputs and turns ---
 
-    def admitted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+    def enqueued(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         message, given = shapes.input_id(event), shapes.read_input(event)
+        if given.kind == "compaction":
+            return  # the compaction itself is recorded when it begins
         if message is None or given.kind not in ("user", "synthetic"):
             self.unknown(entry, session, event, memory)
             return
         if message in session.inputs:
-            self.counts["duplicate:input.admitted"] += 1
+            self.counts["duplicate:inbox.enqueued"] += 1
             return
         human = given.kind == "user" and session.known and session.parent is None
         human = human and "durable_stream" not in given.metadata
@@ -95,27 +97,48 @@ class HostRules(Emitter):
                 delivery=given.delivery,
                 metadata=given.metadata or None,
             ),
-            cause=None if human else self.state.spawns.get(session.id),
+            cause=None if human else self._cause_of_input(session, given),
             actor="user" if human else "opencode",
             correlation=message,
         )
 
+    def _cause_of_input(self, session: SessionState, given: shapes.Input) -> str | None:
+        """The end of the background subagent that an input reports, else the call that started the session."""
+        child = text(given.metadata.get("childID"))
+        known = self.state.sessions.get(child or "")
+        if known is not None and known.last_end is not None:
+            return known.last_end
+        return self.state.spawns.get(child or session.id)
+
+    def cancelled(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        """Record that a waiting input was taken back before the model saw it."""
+        message = shapes.input_id(event) or ""
+        self.put(
+            entry,
+            session,
+            CANCELLED,
+            message or event.key,
+            present(message=message or None, prompt=session.prompts.get(message)),
+            cause=session.inputs.get(message) or session.event_id,
+            actor="user",
+            correlation=message or None,
+        )
+
     def step_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        turn = session.turn
-        if memory.promoted and (turn is None or memory.is_new or turn.finish in _ANSWERED):
-            message, at = memory.promoted[0]
-            self._start_turn(entry, session, event, memory, message, "prompt", at)
+        turn, answered = session.turn, memory.answered
+        if answered is not None and (turn is None or memory.is_new or turn.finish in _ANSWERED):
+            self._start_turn(entry, session, event, memory, answered.message, "prompt", answered.t)
         elif turn is None or memory.is_new:
-            self._start_turn(entry, session, event, memory, memory.execution or event.key, "continuation")
+            message = shapes.message_id(event) or event.key
+            self._start_turn(entry, session, event, memory, message, "continuation")
 
     def compaction_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        turn, asked = session.turn, shapes.input_id(event)
-        if asked is None and memory.promoted and (turn is None or memory.is_new or turn.finish in _ANSWERED):
+        turn, asked, answered = session.turn, shapes.input_id(event), memory.answered
+        if asked is None and answered is not None and (turn is None or memory.is_new or turn.finish in _ANSWERED):
             # An automatic compaction before the answer belongs to the turn of the prompt.
-            message, at = memory.promoted[0]
-            self._start_turn(entry, session, event, memory, message, "prompt", at)
+            self._start_turn(entry, session, event, memory, answered.message, "prompt", answered.t)
         elif turn is None or memory.is_new:
-            self._start_turn(entry, session, event, memory, asked or event.key, "compaction")
+            self._start_turn(entry, session, event, memory, asked or event.message, "compaction")
 
     def _start_turn(
         self,
@@ -130,11 +153,8 @@ class HostRules(Emitter):
         if message in session.turns:
             return  # the turn is already recorded, and its event was read a second time
         if session.turn is not None:
-            if memory.is_new:
-                self.end_dead_turn(entry.service, session)
-            else:
-                over = replace_time(replace_seq(entry, None), session.turn.last_ms or entry.item.t)
-                self.end_turn(over, session, None)
+            over = replace_time(replace_seq(entry, None), session.turn.last_ms or entry.item.t)
+            self.end_turn(over, session, None)
         # A compaction's event names no agent. In the turn of a prompt it is the session's agent, otherwise OpenCode.
         agent = text(event.data.get("agent")) or (session.agent if trigger == "prompt" else None) or "opencode"
         cause = session.inputs.get(message) or session.last_end or session.event_id
@@ -169,29 +189,31 @@ class HostRules(Emitter):
         )
 
     def execution_succeeded(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        self.end_turn(entry, session, None)
+        self.end_turn(entry, session, "completed")
 
     def execution_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        if memory.promoted and (session.turn is None or memory.is_new):
-            # No step began, for example because the model or the agent does not exist, so begin the turn here.
-            message, at = memory.promoted[0]
-            self._start_turn(replace_seq(entry, None), session, event, memory, message, "prompt", at)
+        self._start_unanswered(entry, session, event, memory)
         if session.turn is None or session.turn.error is None:
             payload = shapes.error_of(mapping(event.data.get("error")))
             self._error(replace_seq(entry, None), session, event, payload)
         self.end_turn(entry, session, "failed")
 
     def execution_interrupted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        reason = event.data.get("reason")
-        outcome = "aborted" if reason == "user" else "stopped" if memory.declined else INTERRUPTED
+        self._start_unanswered(entry, session, event, memory)
+        turn, reason = session.turn, event.data.get("reason")
+        if reason in _BY_PERSON:
+            outcome = "aborted"
+        elif memory.declined:
+            outcome = "stopped"  # the service reports the end after a refused call as a shutdown
+        else:
+            outcome = "completed" if turn is not None and turn.finish in _ANSWERED else INTERRUPTED
         self.end_turn(entry, session, outcome)
 
-    def end_dead_turn(self, service: Service, session: SessionState) -> None:
-        """End the open turn of a process that is gone, at the time of the turn's last event."""
-        turn = session.turn
-        if turn is not None:
-            outcome = None if turn.finish in _ANSWERED else INTERRUPTED
-            self.end_turn(entry_of(service, turn.last_ms or turn.started_ms, None), session, outcome)
+    def _start_unanswered(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        """Begin the turn of a prompt for which no step began, for example because the model does not exist."""
+        answered = memory.answered
+        if answered is not None and (session.turn is None or memory.is_new):
+            self._start_turn(replace_seq(entry, None), session, event, memory, answered.message, "prompt", answered.t)
 
     def end_turn(self, entry: HostEntry, session: SessionState, outcome: str | None) -> None:
         turn = session.turn
@@ -234,9 +256,10 @@ class HostRules(Emitter):
         self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory, finish: str | None
     ) -> None:
         data, message = event.data, shapes.message_id(event)
+        part = f"{message}:inference" if message is not None else event.key
         payload = present(
             message=message,
-            part=event.key,
+            part=part,
             turn=_turn_message(session),
             kind="inference",
             finish=finish,
@@ -246,33 +269,37 @@ class HostRules(Emitter):
             files=data.get("files") or None,
             model=memory.place(message).get("model") or (session.turn.model if session.turn is not None else None),
         )
-        self._put_in_turn(entry, session, "execution.step", event.key, payload)
+        self._put_in_turn(entry, session, "execution.step", part, payload)
 
     def output_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        message, kind = shapes.message_id(event), event.name.partition(".")[0]
+        part = f"{message}:{kind}:{event.data.get('ordinal')}" if message is not None else event.key
         payload = present(
-            message=shapes.message_id(event),
-            part=event.key,
+            message=message,
+            part=part,
             turn=_turn_message(session),
-            kind=event.name.partition(".")[0],
+            kind=kind,
             text=event.data["text"],
             started_ms=memory.begun.get(memory.start_key(event)),
             ended_ms=event.t or None,
             metadata=mapping(event.data.get("state")) or None,
         )
-        self._put_in_turn(entry, session, "execution.output", event.key, payload)
+        self._put_in_turn(entry, session, "execution.output", part, payload)
 
     def tool_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         message, call_id = shapes.message_id(event), shapes.call_id(event)
         call = memory.calls.get((message, call_id)) or Call(call_id, message)
         began, ended = call.started_ms, event.t or None
         child = shapes.child_of(event)
+        repeated = memory.ended[message, call_id]
+        part = f"{message}:tool:{call_id}" + (f":{repeated + 1}" if repeated else "")
         cause = None
-        if child is not None:
+        if child is not None and not shapes.is_launch(event):
             known = self.state.sessions.get(child)
             cause = known.last_end if known is not None and known.last_end else self.state.spawns.get(child)
         payload = present(
             message=message,
-            part=event.key,
+            part=part,
             turn=_turn_message(session),
             kind="tool",
             tool=call.name,
@@ -285,7 +312,7 @@ class HostRules(Emitter):
             child=child,
             **shapes.tool_result(event),
         )
-        self._put_in_turn(entry, session, "execution.step", event.key, payload, cause)
+        self._put_in_turn(entry, session, "execution.step", part, payload, cause)
 
     def shell_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Record a person's ``!`` command: an input, and a turn of one step that no model answers."""
@@ -313,7 +340,7 @@ class HostRules(Emitter):
             cause = session.inputs.get(message)
             self.put(begin, session, "turn.started", message, payload, cause=cause, correlation=message)
         payload = present(
-            part=event.key,
+            part=f"{message}:shell",
             turn=message if own else _turn_message(session),
             kind="tool",
             tool="shell",
@@ -326,16 +353,17 @@ class HostRules(Emitter):
             ended_ms=ended,
             duration_ms=ended - began,
         )
-        self._put_in_turn(entry, session, "execution.step", event.key, payload)
+        self._put_in_turn(entry, session, "execution.step", f"{message}:shell", payload)
         if own:
             self.end_turn(replace_seq(entry, None), session, None)
 
     def compaction_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        payload = present(reason=text(event.data.get("reason")), text=event.data.get("text"))
-        self._put_in_turn(entry, session, "lifecycle.session.compacted", event.key, payload)
+        message = memory.compaction or shapes.input_id(event)
+        payload = present(message=message, reason=text(event.data.get("reason")), text=event.data.get("text"))
+        self._put_in_turn(entry, session, "lifecycle.session.compacted", message or event.key, payload)
 
     def compaction_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        self._error(entry, session, event, shapes.error_of(mapping(event.data.get("error"))))
+        self._error(entry, session, event, shapes.error_of(mapping(event.data.get("error"))), memory.compaction)
 
     def retried(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Record a failed attempt that will be repeated, so it is not an error of the turn."""
@@ -348,8 +376,15 @@ class HostRules(Emitter):
         )
         self._put_in_turn(entry, session, RETRIED, event.key, payload)
 
-    def _error(self, entry: HostEntry, session: SessionState, event: HostEvent, error: dict[str, Any]) -> None:
-        message = shapes.message_id(event)
+    def _error(
+        self,
+        entry: HostEntry,
+        session: SessionState,
+        event: HostEvent,
+        error: dict[str, Any],
+        message: str | None = None,
+    ) -> None:
+        message = message or shapes.message_id(event)
         payload = present(message=message, turn=_turn_message(session), **error)
         self._put_in_turn(entry, session, "agent.error", message or event.key, payload)
 
@@ -404,11 +439,6 @@ class HostRules(Emitter):
         self.put(entry, session, type_, key, payload, cause=cause or (None if turn else session.event_id), turn=turn)
 
 
-def entry_of(service: Service, t: int, event_id: str | None, *, seq: int | None = None) -> HostEntry:
-    token = Token(Origin(service.id, HOST, service.pid), seq or 0)
-    return HostEntry(token, HookItem("session.log", t), service, event_id, seq)
-
-
 def replace_seq(entry: HostEntry, seq: int | None) -> HostEntry:
     """The entry for one of several records of an event; only the last record has the event's number."""
     return replace(entry, seq=seq)
@@ -431,6 +461,7 @@ def _model(data: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _judge(turn: Turn) -> str:
-    if turn.error is not None:
+    """The outcome of a turn that was followed by another one before the service said that it was idle."""
+    if turn.error is not None and turn.finish not in _ANSWERED:
         return "failed"
     return "stopped" if turn.finish == "tool-calls" else "completed"

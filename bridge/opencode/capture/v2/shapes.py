@@ -1,7 +1,6 @@
-"""Reads the events of an OpenCode 2 service, whether they use the preview's names or the release's names. Pure.
+"""Reads the events of an OpenCode 2 service. Pure.
 
-An event is ``{id, created, type, data, durable?: {aggregateID, seq}}``. The preview (0.0.0-next) and the release (2.x)
-use different names for some events and fields; ``HostEvent`` has one name for each. Nothing here relies on a shape:
+An event is ``{id, created, type, data, location?, durable?: {aggregateID, seq}}``. Nothing here relies on a shape:
 missing values are left out, and odd values are kept unchanged.
 """
 
@@ -13,12 +12,6 @@ from typing import Any
 
 from bridge.opencode.capture.shapes import mapping, number, present, text
 
-_RENAMED = {
-    "inbox.enqueued": "input.admitted",
-    "inbox.delivered": "input.promoted",
-}
-"""Maps the names in the release to the names in the preview."""
-
 _INTERRUPTED = "Tool execution interrupted"
 _STATUS = re.compile(r"\bHTTP (\d{3})\b")
 _BODY = re.compile(r":?\s*[\[{<].*", re.DOTALL)
@@ -26,10 +19,10 @@ _BODY = re.compile(r":?\s*[\[{<].*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class HostEvent:
-    """One event of the service. ``name`` is its type without ``session.``, in the preview's words.
+    """One event of the service. ``name`` is its type without ``session.``.
 
-    ``seq`` is the event's number in the durable log of its session; ``None`` for an event that the service only
-    announces.
+    ``seq`` is the event's number in its session (or in another aggregate); ``None`` for an event that the service only
+    announces. ``session`` is ``None`` for an event that belongs to no session, such as ``worktree.resolved``.
     """
 
     type: str
@@ -42,60 +35,59 @@ class HostEvent:
 
     @property
     def key(self) -> str:
-        """The event's id, which is the same in the live events and in the durable log."""
+        """The event's id, which all instances of the plugin get."""
         return self.id or f"{self.seq}"
 
     @property
-    def reach(self) -> int:
-        """The last event number that the event covers: a fork's first event covers all the events that the fork
-        inherits. -1 for an event without a number.
-        """
-        own = -1 if self.seq is None else self.seq
-        return max(own, number(self.data.get("parentSeq")) or 0) if self.name == "forked" else own
+    def message(self) -> str:
+        """The id of the message that the event made, if it made one by itself: ``evt_X`` makes ``msg_X``."""
+        return f"msg_{self.key.removeprefix('evt_')}"
 
 
 def read_event(value: Any) -> HostEvent | None:
-    """The event in a decoded line from the service; ``None`` if the line is not an event, such as ``log.synced``."""
+    """The event that a service announced; ``None`` if the value is not an event."""
     found = mapping(value)
     type_, data = text(found.get("type")), found.get("data")
     if type_ is None or not isinstance(data, dict):
         return None
-    durable = mapping(found.get("durable"))
-    seq = durable.get("seq")
-    name = type_.removeprefix("session.")
-    holders = (data, mapping(data.get("form")), mapping(data.get("info")))
-    session = next((named for holder in holders if (named := text(holder.get("sessionID")))), None)
+    seq = mapping(found.get("durable")).get("seq")
+    holders = (data, mapping(data.get("form")))
     return HostEvent(
         type=type_,
-        name=_RENAMED.get(name, name),
+        name=type_.removeprefix("session."),
         id=text(found.get("id")),
         t=number(found.get("created")) or 0,
-        session=session or text(durable.get("aggregateID")),
+        session=next((named for holder in holders if (named := text(holder.get("sessionID")))), None),
         seq=seq if type(seq) is int and seq >= 0 else None,
         data=data,
     )
 
 
 def session_info(data: dict[str, Any]) -> dict[str, Any]:
-    """A session in the form in which OpenCode 1 describes one, read from ``session.created`` or from ``GET
-    /api/session/{id}``."""
-    info = mapping(data.get("info")) or data
-    location = mapping(info.get("location"))
+    """A session in the form in which OpenCode 1 describes one, read from ``session.created``, ``session.forked``, or
+    ``GET /api/session/{id}``. ``fork`` names the session and the message that a fork begins with."""
+    boundary = mapping(data.get("boundary"))
+    fork = {"sessionID": data.get("parentID"), "boundary": boundary} if boundary else mapping(data.get("fork"))
+    origin, message = text(fork.get("sessionID")), text(mapping(fork.get("boundary")).get("messageID"))
     return {
-        **info,
-        "id": text(info.get("id")) or text(info.get("sessionID")),
-        "directory": text(info.get("directory")) or text(location.get("directory")),
+        **data,
+        "id": text(data.get("id")) or text(data.get("sessionID")),
+        "parentID": None if boundary else text(data.get("parentID")),
+        "directory": text(data.get("directory")) or text(mapping(data.get("location")).get("directory")),
+        "fork": present(session=origin, message=message) if origin else None,
     }
 
 
 def input_id(event: HostEvent) -> str | None:
-    """The id of the message that an admitted or promoted input becomes."""
-    return text(event.data.get("inputID")) or text(event.data.get("inboxID"))
+    """The id of the message that an enqueued, delivered or synthetic input becomes, or that a compaction answers."""
+    if event.name == "synthetic":
+        return event.message
+    return text(event.data.get("inboxID")) or text(event.data.get("inputID"))
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An admitted input: a person's prompt (``user``), a program's (``synthetic``), or other work."""
+    """An input: a person's prompt (``user``), a program's (``synthetic``), or other work."""
 
     kind: str
     delivery: str | None
@@ -104,9 +96,13 @@ class Input:
 
 
 def read_input(event: HostEvent) -> Input:
-    """The input that ``input.admitted`` admits. ``parts`` has the form of the parts of an OpenCode 1 message."""
-    admitted = mapping(event.data.get("input")) or mapping(event.data.get("item"))
-    content = mapping(admitted.get("data")) or mapping(admitted.get("payload"))
+    """The input of ``inbox.enqueued`` or ``synthetic``. ``parts`` has the form of the parts of an OpenCode 1
+    message."""
+    admitted = mapping(event.data.get("item"))
+    content = mapping(admitted.get("payload"))
+    if event.name == "synthetic":
+        content = {name: value for name, value in event.data.items() if name != "sessionID"}
+        admitted = {"type": "synthetic"}
     kind = text(admitted.get("type")) or "user"
     parts: list[dict[str, Any]] = []
     if isinstance(content.get("text"), str):
@@ -124,7 +120,7 @@ def read_input(event: HostEvent) -> Input:
 
 def call_id(event: HostEvent) -> str:
     """The provider's id of a tool call."""
-    return text(event.data.get("callID")) or text(event.data.get("id")) or ""
+    return text(event.data.get("id")) or ""
 
 
 def message_id(event: HostEvent) -> str | None:
@@ -136,9 +132,12 @@ def child_of(event: HostEvent) -> str | None:
     """The child session that a tool call reports, in ``tool.progress`` while it runs and again when it has finished."""
     if event.name not in ("tool.success", "tool.failed", "tool.progress"):
         return None
-    metadata = mapping(event.data.get("metadata"))
-    reported = (metadata, mapping(metadata.get("metadata")), mapping(event.data.get("result")))
-    return next((child for each in reported if (child := text(each.get("sessionID")))), None)
+    return text(mapping(event.data.get("metadata")).get("sessionID"))
+
+
+def is_launch(event: HostEvent) -> bool:
+    """True if a call only started its child session, which goes on in the background and reports later."""
+    return child_of(event) is not None and mapping(event.data.get("metadata")).get("status") == "running"
 
 
 def is_declined(event: HostEvent) -> bool:
@@ -159,11 +158,12 @@ def is_abort(error: dict[str, Any]) -> bool:
 def error_of(error: dict[str, Any]) -> dict[str, Any]:
     """The payload for an error, without the provider's response, which may contain anything."""
     message = text(error.get("message"))
-    status = _STATUS.search(message or "")
+    found = _STATUS.search(message or "")
+    status = number(error.get("status")) or (int(found[1]) if found is not None else None)
     return present(
         name=text(error.get("type")) or "unknown",
         reason=_BODY.sub("", message) if message is not None and status is not None else message,
-        status=int(status[1]) if status is not None else None,
+        status=status,
     )
 
 
@@ -172,11 +172,11 @@ def tool_result(event: HostEvent) -> dict[str, Any]:
     data = event.data
     content = [mapping(each) for each in data["content"]] if isinstance(data.get("content"), list) else []
     said = [each["text"] for each in content if isinstance(each.get("text"), str)]
-    if said and said[-1] == f"Command exited with code {mapping(data.get('metadata')).get('exit')}.":
+    if said and said[-1].strip() == f"Exited with code {mapping(data.get('metadata')).get('exit')}":
         said.pop()  # the step's field ``exit`` already has the exit code
     files = [each for each in content if each.get("type") not in ("text", None)]
     error = mapping(data.get("error"))
-    known = ("sessionID", "assistantMessageID", "callID", "id", "content", "error", "metadata", "executed")
+    known = ("sessionID", "assistantMessageID", "id", "content", "error", "metadata", "executed")
     more = {name: value for name, value in data.items() if name not in known}
     return present(
         status="completed" if event.name == "tool.success" else "error",
@@ -199,9 +199,6 @@ def ask_of(event: HostEvent) -> tuple[str, str, str, dict[str, Any]] | None:
         names = {"action": "permission", "resources": "patterns", "save": "always", "decision": "reply"}
         content = {names.get(name, name): value for name, value in content.items()}
         return _ask(data, "permission", state, content, mapping(data.get("source")))
-    if domain == "question" and state in ("asked", "replied", "rejected"):
-        content = {k: v for k, v in data.items() if k not in ("id", "sessionID", "requestID", "tool")}
-        return _ask(data, "question", state, content, mapping(data.get("tool")))
     states = {"created": "asked", "replied": "replied", "cancelled": "rejected"}
     if domain == "form" and state in states:
         form = mapping(data.get("form")) or data
@@ -218,7 +215,7 @@ def _ask(
     request = text(data.get("requestID")) or text(data.get("id"))
     if request is None:
         return None
-    call = text(tool.get("callID")) or text(tool.get("id"))
+    call = text(tool.get("id"))
     return request, kind, state, {**present(call=call), **content}
 
 

@@ -1,8 +1,7 @@
 """The table that says what each event of an OpenCode 2 service is recorded as.
 
 The translator dispatches on this table, and ``docs/events.md`` is generated from it, so code and documentation cannot
-disagree. Measured on OpenCode 0.0.0-next-16350; the release's different names (``session.inbox.*``, ``id`` for
-``callID``) are understood, too.
+disagree. Measured on OpenCode 2.0.15.
 """
 
 from __future__ import annotations
@@ -16,11 +15,19 @@ RULES: tuple[Rule, ...] = (
         "created",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
-        "The durable log begins after this event, so the session's description is also read. A child session names "
-        "its parent session; `tool.progress` or the end of the call names the child session. If neither does, the "
-        "child session belongs to the open call with the same description and agent.",
+        "The first session of a process is created before the plugin is loaded, so the service's API describes it. "
+        "A child session names its parent session; `tool.progress` or the end of the call names the child session. If "
+        "neither does, the child session belongs to the open call with the same description and agent.",
     ),
-    Rule("forked", "event", "forked", ("lifecycle.session.created",), "the session", "A fork is its own root session."),
+    Rule(
+        "forked",
+        "event",
+        "created",
+        ("lifecycle.session.created",),
+        "the session",
+        "A fork is its own root session; `fork` names its origin. Its first messages are the origin's, and are not "
+        "recorded again.",
+    ),
     Rule(
         "the first event of a session from another service process",
         "event",
@@ -34,43 +41,44 @@ RULES: tuple[Rule, ...] = (
         "deleted",
         ("lifecycle.session.ended",),
         "the session",
-        "The reason is `deleted`, or `gone` if the session is missing when the sidecar connects.",
+        "The reason is `deleted`, or `gone` if the session was deleted while the plugin was not loaded.",
     ),
     Rule(
-        "event numbers whose events cannot be read",
+        "inbox.enqueued",
         "event",
-        "",
-        ("capture.gap",),
-        "session and first number",
-        "The reason is `session_deleted`, `hole_in_session_log`, or (if the service keeps no log) `no_session_log`.",
-    ),
-    Rule(
-        "input.admitted",
-        "event",
-        "admitted",
+        "enqueued",
         ("human.input", "agent.input"),
         "user message",
         "The event is `human.input` only for a `user` input of a root session that Durable Stream did not inject; "
-        "otherwise it is `agent.input`. The released version calls the source event `inbox.enqueued`.",
+        "otherwise it is `agent.input`. The cause of a background subagent's report is the subagent's last turn.",
+    ),
+    Rule("synthetic", "event", "enqueued", ("agent.input",), "message", "What OpenCode itself tells the model."),
+    Rule(
+        "inbox.cancelled",
+        "event",
+        "cancelled",
+        ("opencode.session.inbox.cancelled",),
+        "user message",
+        "A waiting input was taken back before the model saw it.",
     ),
     Rule(
         "step.started",
         "event",
         "step_started",
         ("agent.handoff", "turn.started"),
-        "user message, or the execution's event",
-        "Recorded only for the first step after `input.promoted` (in the released version: `inbox.delivered`) or "
-        "`compaction.started`. An input that arrives before the turn's last answer becomes part of that turn; a later "
-        "input begins the next turn.",
+        "user message, or the assistant message",
+        "Recorded only for the first step after `inbox.delivered` or `compaction.started`. An input that arrives "
+        "before the turn's last answer becomes part of that turn; a later input begins the next turn. After a "
+        "restart, the service goes on with the open turn.",
     ),
-    Rule("execution.started", "state", "execution_started", note="A turn that is still open was interrupted."),
+    Rule("execution.started", "state", "nothing"),
     Rule(
         "execution.succeeded",
         "event",
         "execution_succeeded",
         ("turn.ended",),
         "user message",
-        "The outcome is `completed`, or `stopped` if the last step wanted to continue.",
+        "The outcome is `completed`, also if a step failed and another one succeeded.",
     ),
     Rule("execution.failed", "event", "execution_failed", ("agent.error", "turn.ended"), "event; user message"),
     Rule(
@@ -80,43 +88,57 @@ RULES: tuple[Rule, ...] = (
         ("turn.ended",),
         "user message",
         "The outcome is `aborted` if a person aborted the turn; `stopped` after a refused call, which the service "
-        "reports as `shutdown`; `interrupted` after a real shutdown.",
+        "reports as `shutdown`; `interrupted` after a real shutdown that the service does not go on from.",
     ),
-    Rule("step.ended", "event", "step_ended", ("execution.step",), "event"),
+    Rule("step.ended", "event", "step_ended", ("execution.step",), "assistant message"),
     Rule(
         "step.failed",
         "event",
         "step_failed",
         ("agent.error", "execution.step"),
-        "assistant message; event",
+        "assistant message",
         "Recorded without the provider's response. An interruption is not an error, but the tokens used until then are "
         "recorded as a step.",
     ),
-    Rule("text.ended", "event", "output_ended", ("execution.output",), "event"),
-    Rule("reasoning.ended", "event", "output_ended", ("execution.output",), "event"),
+    Rule("text.ended", "event", "output_ended", ("execution.output",), "assistant message, kind and ordinal"),
+    Rule("reasoning.ended", "event", "output_ended", ("execution.output",), "assistant message, kind and ordinal"),
+    Rule(
+        "text.cut",
+        "event",
+        "text_cut",
+        ("capture.gap",),
+        "assistant message",
+        "Made by the sidecar, with the reason `text_cut`, for an answer of which a killed service kept no word.",
+    ),
     Rule(
         "tool.success",
         "event",
         "tool_ended",
         ("execution.step",),
-        "event",
+        "assistant message and call",
         "The tool's name is in `tool.input.started`.",
     ),
-    Rule("tool.failed", "event", "tool_ended", ("execution.step",), "event"),
+    Rule("tool.failed", "event", "tool_ended", ("execution.step",), "assistant message and call"),
     Rule(
-        "shell.ended", "event", "shell_ended", ("human.input", "turn.started", "execution.step", "turn.ended"), "event"
+        "shell.ended",
+        "event",
+        "shell_ended",
+        ("human.input", "turn.started", "execution.step", "turn.ended"),
+        "command",
     ),
     Rule(
         "compaction.started",
         "event",
         "compaction_started",
         ("turn.started",),
-        "input, or the event",
+        "message of the compaction",
         "An automatic compaction before the first step belongs to the prompt's turn. A compaction during a turn does "
         "not start a new turn.",
     ),
-    Rule("compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "event"),
-    Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "event"),
+    Rule(
+        "compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "message of the compaction"
+    ),
+    Rule("compaction.failed", "event", "compaction_failed", ("agent.error",), "message of the compaction"),
     Rule(
         "retry.scheduled",
         "event",
@@ -140,18 +162,15 @@ RULES: tuple[Rule, ...] = (
         "checkpoint",
         ("workflow.checkpoint",),
         "request and state",
-        "The service announces permission requests, questions and forms but does not log them, so the sidecar lists "
-        "those that are open each time it connects.",
+        "The service keeps open requests only. Those that are open when the plugin links are listed; one that was "
+        "asked and answered while the plugin was not loaded is lost.",
     ),
     Rule("permission.replied", "event", "checkpoint", ("workflow.checkpoint",), "request and state"),
-    Rule("question.asked", "event", "checkpoint", ("workflow.checkpoint",), "question and state"),
-    Rule("question.replied", "event", "checkpoint", ("workflow.checkpoint",), "question and state"),
-    Rule("question.rejected", "event", "checkpoint", ("workflow.checkpoint",), "question and state"),
     Rule("form.created", "event", "checkpoint", ("workflow.checkpoint",), "form and state", "A question or a form."),
     Rule("form.replied", "event", "checkpoint", ("workflow.checkpoint",), "form and state"),
     Rule("form.cancelled", "event", "checkpoint", ("workflow.checkpoint",), "form and state"),
-    Rule("input.promoted", "state", "nothing", note="The turn begins with the next step."),
-    Rule("compaction.admitted", "state", "nothing"),
+    Rule("inbox.delivered", "state", "nothing", note="The turn begins with the next step."),
+    Rule("inbox.delivery.changed", "state", "nothing"),
     Rule("text.started", "state", "nothing"),
     Rule("reasoning.started", "state", "nothing"),
     Rule("tool.input.started", "state", "nothing", note="Contains the tool's name."),
@@ -159,9 +178,9 @@ RULES: tuple[Rule, ...] = (
     Rule("tool.called", "state", "nothing", note="Contains the tool's input, and says when the tool began."),
     Rule("shell.started", "state", "nothing"),
     Rule("instructions.updated", "state", "nothing", note="Contains digests of the instructions."),
-    Rule("usage.recorded", "state", "nothing", note="Contains the cost of titles and compactions."),
-    Rule("viewed", "state", "nothing", note="Only in the released version: a person looked at the session."),
-    Rule("step.streamed", "state", "nothing", note="Only in the released version."),
+    Rule("step.streamed", "state", "nothing"),
+    Rule("tool.progress", "state", "nothing", note="Names the child session of a call."),
+    Rule("viewed", "state", "nothing", note="A person looked at the session."),
     Rule("revert.staged", "state", "nothing"),
     Rule("revert.cleared", "state", "nothing"),
 )
@@ -169,7 +188,7 @@ RULES: tuple[Rule, ...] = (
 BY_NAME: dict[str, Rule] = {rule.source: rule for rule in RULES if rule.handle}
 
 UNKNOWN = Rule(
-    "any other durable event",
+    "any other numbered event",
     "event",
     "unknown",
     ("opencode.{type}",),

@@ -1,133 +1,455 @@
-"""The translator of OpenCode 2: turns a service's events into the events of the log. Pure, sans-I/O.
+"""The translator of OpenCode 2: turns the events of a service, as the plugin in it hands them on, into events of the
+log. Pure, sans-I/O.
 
-``feed`` takes the events of a session's durable log in the order of their ``seq``, and the asks, which the service only
-announces. A session is placed by ``appear`` before its first event. ``drain`` returns the resulting events of the log.
+``feed`` takes the items in order. ``drain`` returns the resulting events, the items that are finished once those events
+are durable, and the sessions to ask about. A session is asked about when an event of it comes from a process for the
+first time: the caller then reads the session's messages, records what lacks (``place``, ``fill``) and calls ``open``.
+Until then, at most ``hold_s`` seconds, the events of the session wait.
 
-Keys come from the service's own ids, so an event that is read twice is recorded once. After a restart, a reader
-continues each session from the ``host_seq`` and ``host_turn`` that ``CaptureState`` holds for it.
-
-For the same activity, this translator makes the same events as OpenCode 1's translator.
+Keys come from the service's own ids, so an event that comes twice is recorded once, also if it was first rebuilt from
+the messages (``history``). For the same activity, this translator makes the same events as OpenCode 1's translator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from bridge.opencode.capture.emitter import safe_stream
+from bridge.opencode.capture.emitter import HOLD_S, Origin, Token, safe_stream
 from bridge.opencode.capture.shapes import appeared, mapping, number, present, text
 from bridge.opencode.capture.state import RENAMED, CaptureState, SessionState
 from bridge.opencode.capture.v2 import shapes
 from bridge.opencode.capture.v2.memory import Memory
-from bridge.opencode.capture.v2.rules import HostEntry, HostRules, Service, entry_of, replace_seq
+from bridge.opencode.capture.v2.rules import CUT, HostEntry, HostRules, replace_seq
 from bridge.opencode.capture.v2.shapes import HostEvent
 from bridge.opencode.capture.v2.table import BY_NAME
+from bridge.opencode.link.frames import HookItem
 from streams.errors import InvalidEvent
+from streams.event import StreamEvent
 from streams.identity import Identity
-from streams.lineage import CREATED, ENDED, RESUMED, traceparent
+from streams.lineage import CREATED, ENDED, LINKED, RESUMED, traceparent
 
-__all__ = ["HostTranslator", "Service"]
+HOOK = "service"
+"""The hook name of an item that is an event of a service."""
+
+SESSION_HOOK = "service.session"
+"""The hook name of an item that describes a session which began before the plugin was loaded."""
+
+_SEEN_EVENTS = 50_000
+_MET = 20_000
+_FAULTS = (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+
+SILENT = 3
+"""How many numbers in a row the service may count without announcing them, such as the cost of a title."""
+
+
+def is_of_service(item: HookItem) -> bool:
+    """Whether an item comes from the plugin in OpenCode 2."""
+    return item.hook in (HOOK, SESSION_HOOK)
+
+
+class _Called(NamedTuple):
+    """The call that created a child session."""
+
+    message: str | None
+    call: str
+    turn: str | None
+
+
+@dataclass(slots=True)
+class _Gate:
+    """The events of a session from one process that wait until the session is placed and compared."""
+
+    deadline: float
+    entries: deque[tuple[HostEntry, HostEvent]] = field(default_factory=deque)
+    info: dict[str, Any] | None = None
+    is_asked: bool = False
+    is_compared: bool = False
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the session can be placed without asking the service about it."""
+        return self.info is not None or self.entries[0][1].name in ("created", "forked", "deleted")
 
 
 class HostTranslator(HostRules):
-    """Translates the sessions of OpenCode 2 services, on the same state as OpenCode 1's translator."""
+    """Translates the sessions of OpenCode 2 services, on the same state as OpenCode 1's translator.
+
+    ``excludes`` is true for a directory whose sessions are not recorded.
+    """
 
     def __init__(
-        self, identity: Identity, state: CaptureState, *, clean: Callable[[Any], Any] = lambda value: value
+        self,
+        identity: Identity,
+        state: CaptureState,
+        *,
+        clean: Callable[[Any], Any] = lambda value: value,
+        hold_s: float = HOLD_S,
+        excludes: Callable[[str], bool] = lambda directory: False,
     ) -> None:
-        super().__init__(identity, state, clean, 0.0)
+        super().__init__(identity, state, clean, hold_s)
+        self._excludes = excludes
         self._memories: dict[str, Memory] = {}
-        self._called: dict[str, tuple[str | None, str]] = {}
+        self._called: dict[str, _Called] = {}
+        self._gates: dict[tuple[str, str], _Gate] = {}
+        self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._reached: OrderedDict[str, int] = OrderedDict()
+        """The highest number of each session that came from any process."""
+        self._infos: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._excluded: set[str] = set()
 
-    # --- called by ``sidecar/opencode2`` ---
+    # --- called by ``sidecar/capture`` ---
 
-    def appear(self, service: Service, info: dict[str, Any], at_ms: int | None = None) -> None:
-        """Place a session that the log does not have. The session's parent must be placed first.
+    def feed(self, token: Token, item: HookItem, now: float) -> None:
+        """Take one item. Items of one origin must come in order."""
+        self.now = now
+        if item.hook == SESSION_HOOK:
+            self._describe(token, mapping(item.input))
+            return
+        event = read_event_of(item)
+        entry = HostEntry(token, HookItem(item.hook, event.t or item.t), event.id, event.seq)
+        if event.id is not None and self._is_seen(event.id):
+            self.counts[f"duplicate:{event.type[:60]}"] += 1
+            self.finish(token)
+        elif event.session is None:
+            self._of_no_session(entry, event)
+            self.finish(token)
+        else:
+            self._of_session(entry, event, event.session)
 
-        ``info`` is the service API's description of the session, or the data of its ``session.created``.
+    def open(self, session_id: str, origin: Origin, now: float) -> None:
+        """Translate the events that waited: the session has been compared with the service's messages, or cannot be.
+
+        A session that is not placed waits on for the plugin's description of it.
+        """
+        self.now = now
+        gate = self._gates.get((session_id, origin.boot_id))
+        if gate is not None:
+            gate.is_compared = True
+            self._open_compared(session_id, origin.boot_id)
+
+    def _open_compared(self, session_id: str, boot: str, *, at_once: bool = False) -> None:
+        gate = self._gates[session_id, boot]
+        if not (at_once or session_id in self.state.sessions or gate.is_described or not gate.entries):
+            return
+        del self._gates[session_id, boot]
+        if session_id not in self.state.sessions and not self._is_placed_by(session_id, gate):
+            for entry, event in gate.entries:
+                self.counts[f"unplaced:{event.type[:60]}"] += 1
+                self.finish(entry.token)
+            return
+        self._meet_boot(session_id, boot)
+        for entry, event in gate.entries:
+            self._run(entry, event)
+            self.finish(entry.token)
+        self._open_children(session_id)
+
+    def tick(self, now: float) -> None:
+        """Open the gates whose deadline has passed."""
+        self.now = now
+        for (session_id, boot), gate in list(self._gates.items()):
+            if gate.deadline <= now and self._gates.get((session_id, boot)) is gate:
+                self.counts["not_compared"] += not gate.is_compared
+                self._open_compared(session_id, boot, at_once=True)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` next has something to do; ``None`` while nothing waits."""
+        return min((gate.deadline for gate in self._gates.values()), default=None)
+
+    def lose_track(self, boot: str) -> None:
+        """Events of this process were lost: compare each of its sessions before its next event."""
+        for key in [key for key in self._met if key[1] == boot]:
+            del self._met[key]
+
+    def is_met(self, session_id: str, origin: Origin) -> bool:
+        """Whether a session was compared since this process and this sidecar run, or is waiting for it."""
+        key = session_id, origin.boot_id
+        return key in self._met or key in self._gates
+
+    def waiting(self, session_id: str, origin: Origin) -> list[HostEvent]:
+        """The events of a session that wait in a process's gate, oldest first."""
+        gate = self._gates.get((session_id, origin.boot_id))
+        return [event for _, event in gate.entries] if gate is not None else []
+
+    def end_missing(self, session_id: str, origin: Origin) -> None:
+        """Record, once, the end of a session that the service no longer has."""
+        session = self.state.sessions.get(session_id)
+        if session is not None and not session.ended:
+            self._end(self._own_entry(origin, self.identity.now_ms()), session, "gone")
+
+    def told(self, origin: Origin, event: HostEvent) -> None:
+        """Take an event that was made from what the service's API lists, such as an open ask."""
+        if event.session in self.state.sessions:
+            entry = self._own_entry(origin, event.t or self.identity.now_ms())
+            self._run(replace(entry, is_history=False), event)
+
+    # --- history, see ``sidecar/opencode2`` ---
+
+    def place(self, info: dict[str, Any], origin: Origin, *, is_new: bool) -> bool:
+        """Place a session that the log does not have; its parent must have been placed, if there is one.
+
+        ``is_new``: the log has the session from its beginning, so that its creation is recorded. Returns false for a
+        session that is excluded.
         """
         info = shapes.session_info(info)
         session_id = text(info.get("id"))
-        if session_id is None or session_id in self.state.sessions:
-            return
-        parent_id = text(info.get("parentID"))
-        parent = self.state.sessions.get(parent_id) if parent_id else None
-        at = number(mapping(info.get("time")).get("created")) or at_ms or self._identity.now_ms()
-        entry = entry_of(service, at, f"{session_id}:created", seq=0)
-        if parent is not None and session_id not in self.state.spawns:
-            self._spawn(entry, parent, session_id, info)
-        lineage = "child" if parent is not None else "unknown" if parent_id else "root"
-        self._appear(entry, {"version": service.version or None, **info}, lineage, CREATED)
+        if session_id is None or self._is_excluded(session_id, info):
+            return False
+        session = self.state.sessions.get(session_id)
+        if session is None:
+            at = number(mapping(info.get("time")).get("created")) or self.identity.now_ms()
+            entry = self._own_entry(origin, at if is_new else self.identity.now_ms())
+            self._appear(entry, info, CREATED if is_new else RESUMED)
+        elif not session.known and (text(info.get("parentID")) in self.state.sessions or not info.get("parentID")):
+            self._link(session, text(info.get("parentID")))
+        return True
 
-    def hint(self, event: HostEvent) -> None:
-        """If this event says which call created a session that is not placed yet, note the call."""
+    def rebuild(
+        self, session_id: str, events: Iterable[HostEvent], origin: Origin, *, is_whole: bool
+    ) -> tuple[list[StreamEvent], Memory | None]:
+        """Translate events that were made from a placed session's messages, as if nothing of them were recorded.
+
+        Return the records, marked as history, and what is remembered after the last event. Nothing is recorded yet: see
+        ``fill``. ``is_whole``: the events begin with the session's first message.
+        """
+        session = self.state.sessions[session_id]
+        state = CaptureState()
+        state.sessions = {each.id: each for each in self.state.sessions.values() if each.parent == session_id}
+        state.spawns = {
+            each: event for each, event in self.state.spawns.items() if each in {session_id, *state.sessions}
+        }
+        state.sessions[session_id] = SessionState(
+            id=session_id,
+            stream=session.stream,
+            root=session.root,
+            parent=session.parent,
+            known=session.known,
+            event_id=session.event_id,
+            directory=session.directory,
+            boots={origin.boot_id},
+            host=session.host,
+            title=session.title,
+            agent="" if is_whole else session.agent,
+        )
+        scratch = HostTranslator(self.identity, state, clean=self.clean)
+        for event in events:
+            scratch._run(replace(scratch._own_entry(origin, event.t), event_id=event.id), event)
+        return scratch.drain().events, scratch._memories.get(session_id)
+
+    def fill(self, rebuilt: Iterable[StreamEvent], known: Mapping[str, str]) -> int:
+        """Record the rebuilt events whose keys are not ``known``; return how many.
+
+        ``known`` maps an idempotency key of the log to the id of its event.
+        """
+        ids: dict[str, str] = {}
+        count = 0
+        for event in rebuilt:
+            if (there := known.get(event.idempotency_key)) is not None:
+                ids[event.id] = there
+                continue
+            # A new id, because ids ascend in the order of the log.
+            id_ = ids[event.id] = self.identity.ulid()
+            cause = ids.get(event.causation_id or "", event.causation_id)
+            made = StreamEvent.trusted({**event.fields(), "id": id_, "causation_id": cause})
+            self.state.apply(made)
+            self._out.events.append(made)
+            count += 1
+            self.counts["gaps"] += event.type == "capture.gap"
+        return count
+
+    def adopt(self, session_id: str, memory: Memory | None) -> None:
+        """Remember what was rebuilt, if nothing is remembered of the session."""
+        if memory is not None and session_id not in self._memories:
+            self._memories[session_id] = memory
+
+    def note_call(self, child: str, message: str | None, call: str, turn: str | None) -> None:
+        """Note the call that created a session which is not placed yet."""
+        if child not in self.state.sessions:
+            self._called.setdefault(child, _Called(message, call, turn))
+
+    def rename(self, session_id: str, title: str, origin: Origin) -> None:
+        """Record a title that was given while the plugin was not loaded."""
+        session = self.state.sessions[session_id]
+        entry = self._own_entry(origin, self.identity.now_ms())
+        self.put(entry, session, RENAMED, f"title:{title[:200]}", {"title": title}, cause=session.event_id)
+
+    # --- one event ---
+
+    def _describe(self, token: Token, info: dict[str, Any]) -> None:
+        session_id = text(info.get("id"))
+        if session_id is not None:
+            self._infos[session_id] = info
+            if len(self._infos) > _MET:
+                self._infos.popitem(last=False)
+            for (waiting, boot), gate in list(self._gates.items()):
+                if waiting == session_id:
+                    gate.info = info
+                    if gate.is_compared:
+                        self._open_compared(session_id, boot)
+        self.finish(token)
+
+    def _is_seen(self, event_id: str) -> bool:
+        if event_id in self._seen:
+            return True
+        self._seen[event_id] = None
+        if len(self._seen) > _SEEN_EVENTS:
+            self._seen.popitem(last=False)
+        return False
+
+    def _of_no_session(self, entry: HostEntry, event: HostEvent) -> None:
+        """Keep a numbered event of another aggregate whole; drop what is only announced."""
+        if not event.type:
+            self.counts["unreadable"] += 1
+            self.put(entry, None, "opencode.unreadable", self.own_key(entry), event.data)
+        elif event.seq is None:
+            self.counts[f"dropped:{event.type[:60]}"] += 1
+        else:
+            self.unknown(entry, None, event, Memory())
+
+    def _of_session(self, entry: HostEntry, event: HostEvent, session_id: str) -> None:
+        origin = entry.token.origin
+        key = session_id, origin.boot_id
         child = shapes.child_of(event)
         if child is not None and child not in self.state.sessions:
-            self._called[child] = shapes.message_id(event), shapes.call_id(event)
-
-    def feed(self, service: Service, event: HostEvent, *, known: bool = False) -> None:
-        """Take one event. If ``known`` is set, the event is only remembered, because its records are already in the
-        log."""
-        memory = self._memories.setdefault(event.session or "", Memory())
-        session = self.state.sessions.get(event.session or "")
-        rule = BY_NAME.get(event.name)
-        if known or (rule is None and event.seq is None):
-            self.counts["known" if known else f"dropped:{event.type[:60]}"] += 1
-        elif session is None:
-            self.counts[f"unplaced:{event.type[:60]}"] += 1
-        elif rule is not None and rule.kind == "state":
-            self.counts[f"not_final:{event.type}"] += 1
+            session = self.state.sessions.get(session_id)
+            turn = session.turn if session is not None else None
+            message = turn.user_message if turn is not None else None
+            self.note_call(child, shapes.message_id(event), shapes.call_id(event), message)
+        if session_id in self._excluded:
+            self.counts["excluded"] += 1
+            self.finish(entry.token)
+        elif (gate := self._gates.get(key)) is not None:
+            gate.entries.append((entry, event))
+        elif key in self._met and session_id in self.state.sessions and not self._is_jump(session_id, event):
+            self._run(entry, event)
+            self.finish(entry.token)
         else:
-            entry = entry_of(service, event.t or self._identity.now_ms(), event.id, seq=event.seq)
+            self._gates[key] = _Gate(self.now + self.hold_s, deque([(entry, event)]), self._infos.get(session_id))
+        if event.seq is not None:
+            self._note_reached(session_id, event.seq)
+        self._try_gate(session_id, origin)
+        if child is not None:
+            self._open_children(session_id)
+
+    def _try_gate(self, session_id: str, origin: Origin) -> None:
+        """Open the gate of a session that has just begun; otherwise have the session compared."""
+        gate = self._gates.get((session_id, origin.boot_id))
+        if gate is None:
+            return
+        _, first = gate.entries[0]
+        info = shapes.session_info(first.data)
+        if first.name in ("created", "forked") and session_id not in self.state.sessions:
+            parent = text(info.get("parentID"))
+            # OpenCode announces the call that created a child session after the session, but before its next event.
+            if parent is None or (
+                parent in self.state.sessions and (session_id in self._called or len(gate.entries) > 1)
+            ):
+                self.open(session_id, origin, self.now)
+            elif parent not in self.state.sessions and not gate.is_asked:
+                gate.is_asked = True
+                self.ask(session_id, origin)
+        elif first.name == "deleted" and session_id not in self.state.sessions:
+            self.open(session_id, origin, self.now)
+        elif not gate.is_asked:
+            gate.is_asked = True
+            self.ask(session_id, origin)
+
+    def _open_children(self, parent: str) -> None:
+        """Try the gates of the sessions that wait for their parent or for the call that created them."""
+        for session_id, boot in list(self._gates):
+            gate = self._gates.get((session_id, boot))
+            if gate is None or not gate.entries or gate.entries[0][1].name != "created":
+                continue
+            if text(gate.entries[0][1].data.get("parentID")) == parent:
+                self._try_gate(session_id, gate.entries[0][0].token.origin)
+
+    def _is_jump(self, session_id: str, event: HostEvent) -> bool:
+        """Whether numbers of a session are missing that were perhaps announced while nobody listened."""
+        reached = self._reached.get(session_id)
+        return event.seq is not None and reached is not None and event.seq > reached + 1 + SILENT
+
+    def _note_reached(self, session_id: str, seq: int) -> None:
+        self._reached[session_id] = max(seq, self._reached.get(session_id, -1))
+        self._reached.move_to_end(session_id)
+        if len(self._reached) > _MET:
+            self._reached.popitem(last=False)
+
+    def _meet_boot(self, session_id: str, boot: str) -> None:
+        self._met[session_id, boot] = None
+        if len(self._met) > _MET:
+            self._met.popitem(last=False)
+
+    def _run(self, entry: HostEntry, event: HostEvent) -> None:
+        """Translate one event of a placed session."""
+        session = self.state.sessions[event.session or ""]
+        memory = self._memories.setdefault(session.id, Memory())
+        rule = BY_NAME.get(event.name)
+        was_open = session.turn is not None
+        if rule is not None and rule.kind in ("state", "dropped"):
+            self.counts[f"not_final:{event.type[:60]}"] += 1
+        else:
             handle = self.unknown if rule is None else getattr(self, rule.handle)
             try:
                 self._meet(session, entry, event)
                 handle(entry, session, event, memory)
-            except (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError) as fault:
+            except _FAULTS as fault:
                 self.counts["unreadable"] += 1
                 payload = {"fault": type(fault).__name__, "item": {"type": event.type, "data": event.data}}
                 self.put(entry, session, "opencode.unreadable", event.key, payload)
-        if event.seq is not None:
-            memory.note(event)
+        try:
+            memory.note(event, is_open=was_open)
+        except _FAULTS:
+            self.counts["unreadable"] += 1
         if memory.is_empty:
-            self._memories.pop(event.session or "", None)
-
-    def end_missing(self, service: Service, session_id: str) -> None:
-        """Record, once, the end of a session that the service no longer has."""
-        session = self.state.sessions.get(session_id)
-        if session is not None and not session.ended:
-            self._end(entry_of(service, self._identity.now_ms(), None), session, "gone")
-
-    def end_dead(self, service: Service, session_id: str) -> None:
-        """Record the end of a session's turn that no process is running any more."""
-        session = self.state.sessions.get(session_id)
-        if session is not None and session.turn is not None:
-            self.end_dead_turn(service, session)
-
-    def gap(self, service: Service, session_id: str, after: int, until: int, reason: str) -> None:
-        """Record that the events between ``after`` and ``until`` are lost, with the time of the last event before the
-        gap. Reading continues after the gap."""
-        session = self.state.sessions.get(session_id)
-        self.counts["gaps"] += 1
-        payload = {"reason": reason, "lost": until - after, "first_seq": after + 1, "last_seq": until}
-        last_ms = session.turn.last_ms if session is not None and session.turn is not None else 0
-        entry = entry_of(service, last_ms or self._identity.now_ms(), None, seq=until)
-        self.put(entry, session, "capture.gap", f"{session_id}:{after + 1}", {**payload, "session": session_id})
-
-    def forget(self, session_id: str) -> None:
-        """Forget what is remembered about a session, because OpenCode's log of the session will be read again."""
-        self._memories.pop(session_id, None)
+            self._memories.pop(session.id, None)
 
     # --- what a session is ---
 
-    def _appear(self, entry: HostEntry, info: dict[str, Any], lineage: str, type_: str) -> None:
-        session_id = str(info["id"])
-        parent = self.state.sessions.get(text(info.get("parentID")) or "") if lineage == "child" else None
+    def _is_placed_by(self, session_id: str, gate: _Gate) -> bool:
+        """Place a session by its first event, or by the plugin's description of it; the lineage is unknown without
+        either. Returns false if there is nothing to place, or the session is excluded."""
+        if not gate.entries:
+            return False
+        entry, first = gate.entries[0]
+        if first.name == "deleted":
+            return False
+        is_first = first.name in ("created", "forked")
+        info = shapes.session_info(first.data if is_first else gate.info or {"id": session_id})
+        if self._is_excluded(session_id, info):
+            return False
+        is_known = is_first or gate.info is not None
+        # A session whose first number after its creation comes from this process began in this process.
+        is_new = is_first or (first.seq is not None and first.seq <= 1)
+        created = number(mapping(info.get("time")).get("created"))
+        own = replace_seq(entry, None) if not is_first else entry
+        if is_new and created is not None:
+            own = replace(own, item=HookItem(own.item.hook, created))
+        self._appear(own, {**info, "id": session_id}, CREATED if is_new else RESUMED, is_known=is_known)
+        return True
+
+    def _is_excluded(self, session_id: str, info: dict[str, Any]) -> bool:
+        directory = text(info.get("directory"))
+        if directory is not None and self._excludes(directory):
+            self._excluded.add(session_id)
+        return session_id in self._excluded
+
+    def _appear(self, entry: HostEntry, info: dict[str, Any], type_: str, *, is_known: bool = True) -> None:
+        session_id, parent_id = str(info["id"]), text(info.get("parentID"))
+        parent = self.state.sessions.get(parent_id or "")
+        if parent is not None and type_ == CREATED and session_id not in self.state.spawns:
+            self._spawn(entry, parent, session_id, info)
+        lineage = "child" if parent is not None else "root" if is_known and parent_id is None else "unknown"
+        if lineage == "unknown":
+            self.counts["lineage_unknown"] += 1
+        boot = entry.token.origin.boot_id
         self.emit(
             entry,
             type_=type_,
-            key=session_id if type_ == CREATED else f"{session_id}:{entry.service.id}",
-            payload=appeared(info, lineage),
+            key=session_id if type_ == CREATED else f"{session_id}:{boot}",
+            payload={**appeared(info, lineage), **present(fork=info.get("fork"))},
             cause=self.state.spawns.get(session_id) if type_ == CREATED else None,
             actor=text(info.get("agent")) or "opencode",
             stream=parent.stream if parent is not None else safe_stream(session_id),
@@ -136,39 +458,54 @@ class HostTranslator(HostRules):
 
     def _meet(self, session: SessionState, entry: HostEntry, event: HostEvent) -> None:
         """Record that a known session continues in another process of the service."""
-        if entry.service.is_history or entry.service.id in session.boots or session.ended or event.name == "deleted":
+        boot = entry.token.origin.boot_id
+        if entry.is_history or boot in session.boots or session.ended or event.name in ("created", "deleted"):
             return
         known = {"id": session.id, "parentID": session.parent, "title": session.title, "directory": session.directory}
-        lineage = "unknown" if not session.known else "child" if session.parent else "root"
-        self._appear(replace_seq(entry, None), known, lineage, RESUMED)
+        self._appear(replace_seq(entry, None), known, RESUMED, is_known=session.known)
+
+    def _link(self, session: SessionState, parent_id: str | None) -> None:
+        parent = self.state.sessions.get(parent_id) if parent_id else None
+        self.emit(
+            None,
+            type_=LINKED,
+            key=session.id,
+            payload=present(
+                session=session.id, parent=parent_id, root=parent.root if parent is not None else session.id
+            ),
+            cause=session.event_id,
+            actor="opencode",
+            stream=session.stream,
+            trace=traceparent(session.root, session.id),
+        )
 
     def _spawn(self, entry: HostEntry, parent: SessionState, child: str, info: dict[str, Any]) -> None:
-        memory = self._memories.get(parent.id, Memory())
         agent, title = text(info.get("agent")), text(info.get("title"))
         called = self._called.pop(child, None)
-        call = memory.calls.get(called) if called is not None else memory.spawning(title, agent)
+        if called is None and (call := self._memories.get(parent.id, Memory()).spawning(title, agent)) is not None:
+            called = _Called(call.message, call.id, None)
         turn = parent.turn or parent.last_turn
+        message = called.turn if called is not None and called.turn is not None else None
+        message = message or (turn.user_message if turn is not None else None)
         payload = present(
-            message=call.message if call is not None else None,
-            part=call.id if call is not None else child,
-            turn=turn.user_message if turn is not None else None,
+            message=called.message if called is not None else None,
+            part=called.call if called is not None else child,
+            turn=message,
             child=child,
-            call=call.id if call is not None else None,
+            call=called.call if called is not None else None,
             agent=agent,
             description=title,
         )
-        self.put(replace_seq(entry, None), parent, "agent.spawned", child, payload, turn=turn)
+        cause = parent.turns.get(message or "")
+        self.put(replace_seq(entry, None), parent, "agent.spawned", child, payload, cause=cause, turn=turn)
 
     def created(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Does nothing, because the event was written when the session was placed."""
 
-    def forked(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """Does nothing, for the same reason as ``created``. The numbers that a fork inherits do not count as a gap."""
-
     def deleted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         if not session.ended:
             self._end(entry, session, "deleted")
-        self.forget(session.id)
+        self._memories.pop(session.id, None)
 
     def _end(self, entry: HostEntry, session: SessionState, reason: str) -> None:
         if session.turn is not None:
@@ -186,3 +523,20 @@ class HostTranslator(HostRules):
 
     def renamed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         self.put(entry, session, RENAMED, event.key, {"title": event.data["title"]}, cause=session.event_id)
+
+    def text_cut(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        """Record that the service has an answer of which it kept no word. Only the messages tell this."""
+        message = shapes.message_id(event)
+        payload = {"reason": CUT, "lost": 1, "session": session.id, "message": message}
+        self.put(entry, session, "capture.gap", f"{CUT}:{message}", payload, turn=session.turn or session.last_turn)
+
+    def _own_entry(self, origin: Origin, t: int) -> HostEntry:
+        return HostEntry(Token(origin, 0), HookItem(HOOK, t), is_history=True)
+
+
+def read_event_of(item: HookItem) -> HostEvent:
+    """The event in an item; one without a session and a number, of the type ``unreadable``, if there is none."""
+    event = shapes.read_event(item.input)
+    if event is not None:
+        return event
+    return HostEvent("", "", None, item.t, None, None, {"item": item.input})

@@ -1,0 +1,262 @@
+"""Compares sessions of OpenCode 2 with the service's messages, and records what lacks as history.
+
+The plugin hands on every event from the moment it is loaded. What it could not see is in the service's messages: the
+first event of a process, what a service commits while it stops, the last moments before a ``kill -9``, and turns
+without the plugin. A session is compared when its first event comes from a process, and when a plugin links.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+
+from bridge.opencode.capture.emitter import Origin
+from bridge.opencode.capture.shapes import mapping, number, text
+from bridge.opencode.capture.state import SessionState
+from bridge.opencode.capture.v2.messages import before, children_of, events_of
+from bridge.opencode.capture.v2.shapes import HostEvent, read_event, session_info
+from bridge.opencode.capture.v2.translate import HostTranslator
+from sidecar.opencode2.http import ServiceError
+from streams.event import StreamEvent
+from streams.query import Filter
+from streams.store import StreamStore
+
+log = logging.getLogger("sidecar.opencode2")
+
+_PAGE: Final = 100
+_NOT_FOUND: Final = 404
+_ASKS: Final = (("permission", "permission.asked"), ("form", "form.created"))
+_OLD: Final = ("execution.step", "execution.output")
+
+
+class Client(Protocol):
+    """The part of a ``ServiceClient`` that is needed here."""
+
+    async def get(self, path: str) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Of which process and since when sessions are recorded.
+
+    ``since_ms``: a session that is not in the log and was created earlier began before the log, so that only
+    ``import`` records its beginning. ``pid``: the service's process; a turn that another living process runs is not
+    over although this service does not know it as active.
+    """
+
+    origin: Origin
+    since_ms: int
+    pid: int = 0
+    runs: frozenset[int] = frozenset()
+    """The processes of the other linked plugins."""
+
+
+class History:
+    """Compares the sessions of one service. All readers of one log share the translator and the store."""
+
+    def __init__(self, client: Client, translator: HostTranslator, store: StreamStore) -> None:
+        self._client, self._translator, self._store = client, translator, store
+        self._state = translator.state
+
+    async def compare(self, session_id: str, scope: Scope, *, is_import: bool = False) -> int:
+        """Record what the service knows of a session and the log does not; return the number of records.
+
+        Events that wait for this comparison, and what came after them, are left to them. An import compares the
+        session from its beginning.
+
+        Raises:
+            ServiceGone, ServiceError: the service did not answer, or refused one of the requests.
+            StreamError: the log cannot be read.
+        """
+        info = await self._info(session_id)
+        if info is None:
+            self._translator.end_missing(session_id, scope.origin)
+            return 0
+        waiting = self._translator.waiting(session_id, scope.origin)
+        known = self._state.sessions.get(session_id)
+        is_new = is_import or _created(info) >= scope.since_ms or _is_first(waiting)
+        if not await self._placed(info, known, scope, is_new=is_new, is_import=is_import):
+            return 0
+        session = self._state.sessions[session_id]
+        from_ms = 0 if is_import else _begin(session, known, waiting, is_new=is_new)
+        # OpenCode 1 recorded the session until then, under other keys.
+        hosted_ms = 0 if known is None else known.hosted_ms if known.host else known.last_ms + 1
+        is_active = session_id in await self._active()
+        messages, is_whole = await self._messages(session_id, from_ms, hosted_ms)
+        inbox = await self._list(f"{_path(session_id)}/inbox") if is_active or not waiting else []
+        for child, message, call in children_of(messages):
+            if child not in self._state.sessions:
+                self._translator.note_call(child, message, call, _turn_of(messages, message))
+                await self.compare(child, scope, is_import=is_import)
+        is_over = not _is_elsewhere(session, scope)
+        events = before(events_of(session_id, messages, inbox, is_active=is_active, is_over=is_over), waiting)
+        rebuilt, memory = self._translator.rebuild(session_id, events, scope.origin, is_whole=is_whole)
+        if known is None and not is_new:
+            rebuilt = []  # the session began before the log; only what happens from now on is recorded
+        count = self._translator.fill(rebuilt, await self._known(session, rebuilt))
+        self._translator.adopt(session_id, memory)
+        if (title := text(info.get("title"))) is not None and session.title not in (None, title) and not waiting:
+            self._translator.rename(session_id, title, scope.origin)
+        if is_active:
+            await self._asks(session_id, scope.origin)
+        return count
+
+    async def sessions(self) -> list[dict[str, Any]]:
+        """The service's descriptions of all sessions, oldest first."""
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            path = f"/api/session?limit={_PAGE}" + (f"&cursor={quote(cursor, safe='')}" if cursor else "")
+            page = mapping(await self._client.get(path))
+            infos = [info for info in map(mapping, _data(page)) if text(info.get("id"))]
+            found += infos
+            cursor = text(mapping(page.get("cursor")).get("next"))
+            if not infos or cursor is None:
+                return sorted(found, key=_created)
+
+    def differs(self, info: dict[str, Any], scope: Scope) -> bool:
+        """Whether a session may have something that the log has not, according to its description."""
+        session = self._state.sessions.get(str(info.get("id")))
+        times = mapping(info.get("time"))
+        if session is None:
+            return _created(info) >= scope.since_ms or text(info.get("parentID")) in self._state.sessions
+        if session.ended:
+            return False
+        newest = max((number(times.get(name)) or 0 for name in ("updated", "idle")), default=0)
+        title = text(info.get("title"))
+        return session.turn is not None or newest > session.last_ms or title not in (None, session.title)
+
+    # --- parts of a comparison ---
+
+    async def _placed(
+        self, info: dict[str, Any], known: SessionState | None, scope: Scope, *, is_new: bool, is_import: bool
+    ) -> bool:
+        parent = text(info.get("parentID"))
+        if known is None and parent is not None and parent not in self._state.sessions:
+            await self.compare(parent, scope, is_import=is_import)
+        return self._translator.place(info, scope.origin, is_new=is_new)
+
+    async def _known(self, session: SessionState, rebuilt: list[StreamEvent]) -> dict[str, str]:
+        """The ids of the events in the log, by the keys of the rebuilt events that they are."""
+        keys = [event.idempotency_key for event in rebuilt]
+        found = await self._store.find_each(keys) if keys else []
+        known = {key: record.event.id for key, record in zip(keys, found, strict=True) if record is not None}
+        # Older versions of Durable Stream gave the steps and outputs of a turn other keys.
+        lacking = [event for event in rebuilt if event.type in _OLD and event.idempotency_key not in known]
+        turns = {
+            event.correlation_id for event in lacking if f"turn.started:{session.id}:{event.correlation_id}" in known
+        }
+        there: dict[tuple[Any, ...], list[str]] = {}
+        for turn in turns:
+            wanted = Filter(types=_OLD, streams=(session.stream,), correlation_id=turn)
+            async for record in self._store.query(wanted):
+                if record.event.idempotency_key not in known:
+                    there.setdefault(_about(record.event), []).append(record.event.id)
+        for event in lacking:
+            if same := there.get(_about(event)):
+                known[event.idempotency_key] = same.pop(0)
+        return known
+
+    async def _asks(self, session_id: str, origin: Origin) -> None:
+        """Record what the session asks and nobody has answered."""
+        for kind, name in _ASKS:
+            for ask in await self._list(f"{_path(session_id)}/{kind}"):
+                data = {"form": ask} if kind == "form" else ask
+                event = read_event({"type": name, "data": {"sessionID": session_id, **data}})
+                if event is not None:
+                    self._translator.told(origin, event)
+
+    # --- the service's API ---
+
+    async def _info(self, session_id: str) -> dict[str, Any] | None:
+        try:
+            answer = await self._client.get(_path(session_id))
+        except ServiceError as error:
+            if error.status == _NOT_FOUND:
+                return None
+            raise
+        return session_info(mapping(mapping(answer).get("data")))
+
+    async def _active(self) -> dict[str, Any]:
+        return mapping(mapping(await self._client.get("/api/session/active")).get("data"))
+
+    async def _messages(self, session_id: str, from_ms: int, hosted_ms: int) -> tuple[list[dict[str, Any]], bool]:
+        """The messages since the execution before ``from_ms`` ended, in the API's order, and whether these are all.
+
+        What happened before ``hosted_ms`` is left out.
+        """
+        newest_first: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            query = f"limit={_PAGE}" + (f"&cursor={quote(cursor, safe='')}" if cursor else "&order=desc")
+            page = mapping(await self._client.get(f"{_path(session_id)}/message?{query}"))
+            found = [message for message in map(mapping, _data(page)) if message]
+            newest_first += found
+            cursor = text(mapping(page.get("cursor")).get("next"))
+            is_end = not found or cursor is None
+            old = next((n for n, message in enumerate(newest_first) if _is_end_before(message, from_ms)), None)
+            if is_end or old is not None or (hosted_ms and _created(found[-1]) < hosted_ms):
+                break
+        messages = newest_first[:old][::-1]
+        kept = [message for message in messages if _created(message) >= hosted_ms]
+        return kept, old is None and len(kept) == len(messages)
+
+    async def _list(self, path: str) -> list[dict[str, Any]]:
+        return [each for each in map(mapping, _data(await self._client.get(path))) if each]
+
+
+def _data(answer: Any) -> list[Any]:
+    found = mapping(answer).get("data")
+    return found if isinstance(found, list) else []
+
+
+def _path(session_id: str) -> str:
+    return f"/api/session/{quote(session_id, safe='')}"
+
+
+def _created(about: dict[str, Any]) -> int:
+    return number(mapping(about.get("time")).get("created")) or 0
+
+
+def _is_end_before(message: dict[str, Any], at_ms: int) -> bool:
+    return message.get("type") == "idle" and _created(message) < at_ms
+
+
+def _is_first(waiting: list[HostEvent]) -> bool:
+    return bool(waiting) and waiting[0].seq is not None and waiting[0].seq <= 1
+
+
+def _begin(session: SessionState, known: SessionState | None, waiting: list[HostEvent], *, is_new: bool) -> int:
+    """From which time on the messages are compared: from the beginning of the newest recorded turn; 0 for all."""
+    if known is None:
+        return 0 if is_new or not waiting else waiting[0].t - 1
+    turn = session.turn or session.last_turn
+    if turn is not None:
+        return turn.started_ms
+    return 0 if session.born else session.last_ms
+
+
+def _turn_of(messages: Iterable[dict[str, Any]], message: str) -> str | None:
+    """The input that an assistant message answers."""
+    user = None
+    for each in messages:
+        if each.get("type") == "user":
+            user = text(each.get("id"))
+        elif each.get("id") == message:
+            return user
+    return None
+
+
+def _is_elsewhere(session: SessionState, scope: Scope) -> bool:
+    """Whether another living process may run the session's open turn."""
+    turn = session.turn
+    return turn is not None and turn.pid is not None and turn.pid != scope.pid and turn.pid in scope.runs
+
+
+def _about(event: StreamEvent) -> tuple[Any, ...]:
+    """What a step or an output is about, whatever its key."""
+    payload = event.payload
+    return event.type, payload.get("message"), payload.get("kind"), payload.get("call")
