@@ -53,9 +53,9 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/install": (*_STREAMS, "sidecar"),
     "sidecar/views": (*_STREAMS, _CAPTURE, "sidecar"),
     "sidecar/keeping": (*_STREAMS, _CAPTURE, "sidecar", "sidecar/views"),
-    "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, "sidecar"),
+    "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar"),
     "sidecar/opencode2": (*_STREAMS, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
-    _PLAYING: (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/link", "sidecar/opencode2"),
+    _PLAYING: (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/link"),
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
     "sidecar/orchestrator": (

@@ -5,7 +5,7 @@ import path from "node:path";
 import { test } from "node:test";
 import { WebSocket } from "ws";
 import { plugin } from "../src/plugin.js";
-import { registration } from "../src/service.js";
+import { registration } from "../src/feed.js";
 import { fakeSpawn, newBench, until } from "./support.js";
 
 const CONTEXT = { app: { name: "cli", version: "2.0.0", channel: "latest" }, event: { subscribe() {} } };

@@ -24,7 +24,6 @@ from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import SpoolHeader, parse_header, read_items
 from sidecar.capture.backlog import spools
 from sidecar.capture.ingest import Ingest
-from sidecar.opencode2.registration import place_of
 from sidecar.processes import still_runs
 
 log = logging.getLogger("sidecar.capture.spools")
@@ -48,10 +47,11 @@ def boots(directory: Path) -> set[str]:
     return {match[1] for path in spools(directory) if (match := _NAME.fullmatch(path.name)) is not None}
 
 
-async def take_left(directory: Path, ingest: Ingest, announce: Callable[[str], object] = lambda service: None) -> int:
+async def take_left(directory: Path, ingest: Ingest, announce: Callable[[str], str] = lambda service: "") -> int:
     """Record and delete the spools that no shim will send; return how many items they held.
 
-    ``announce`` is called with the registration file of the OpenCode 2 service that a spool names.
+    ``announce`` gets the registration file of the OpenCode 2 service that a spool names, and returns a short name for
+    the service.
 
     A spool stays if its process is running and has not left it behind, if another user owns the file, or if the log
     fails in the meantime.
@@ -70,8 +70,7 @@ async def take_left(directory: Path, ingest: Ingest, announce: Callable[[str], o
                 continue
             with left.file:
                 if left.service:
-                    announce(left.service)
-                    origin = replace(origin, service=place_of(Path(left.service)))
+                    origin = replace(origin, service=announce(left.service))
                 items = await _take(left, replace(origin, pid=left.pid), ingest)
         except OSError as error:
             log.warning("the spool %s cannot be read: %s", path.name, error.strerror)

@@ -26,9 +26,7 @@ died."""
 class SpoolWatch:
     """A component that looks for dead OpenCode processes at start-up, after each closed link, and periodically."""
 
-    def __init__(
-        self, directory: Path, ingest: Ingest, announce: Callable[[str], object] = lambda service: None
-    ) -> None:
+    def __init__(self, directory: Path, ingest: Ingest, announce: Callable[[str], str] = lambda service: "") -> None:
         self._directory, self._ingest, self._announce = directory, ingest, announce
         self._scan = asyncio.Event()
         self._taking = asyncio.Lock()

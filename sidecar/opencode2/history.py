@@ -81,22 +81,32 @@ class History:
         if not await self._placed(info, known, scope, is_new=is_new, is_import=is_import):
             return 0
         session = self._state.sessions[session_id]
+        is_active = session_id in await self._active()
+        if is_active and not waiting:
+            # Its next event is on its way, and the session is compared then.
+            await self._asks(session_id, scope.origin)
+            return 0
         from_ms = 0 if is_import else _begin(session, known, waiting, is_new=is_new)
         # OpenCode 1 recorded the session until then, under other keys.
         hosted_ms = 0 if known is None else known.hosted_ms if known.host else known.last_ms + 1
-        is_active = session_id in await self._active()
         messages, is_whole = await self._messages(session_id, from_ms, hosted_ms)
-        inbox = await self._list(f"{_path(session_id)}/inbox") if is_active or not waiting else []
+        inbox = await self._list(f"{_path(session_id)}/inbox")
         for child, message, call in children_of(messages):
             if child not in self._state.sessions:
                 self._translator.note_call(child, message, call, _turn_of(messages, message))
                 await self.compare(child, scope, is_import=is_import)
         is_over = not _is_elsewhere(session, scope)
-        events = before(events_of(session_id, messages, inbox, is_active=is_active, is_over=is_over), waiting)
-        rebuilt, memory = self._translator.rebuild(session_id, events, scope.origin, is_whole=is_whole)
-        if known is None and not is_new:
-            rebuilt = []  # the session began before the log; only what happens from now on is recorded
-        count = self._translator.fill(rebuilt, await self._known(session, rebuilt))
+        events = events_of(session_id, messages, inbox, is_active=is_active, is_over=is_over)
+        while True:
+            waiting = self._translator.waiting(session_id, scope.origin)
+            past = before(events, waiting)
+            rebuilt, memory = self._translator.rebuild(session_id, past, scope.origin, is_whole=is_whole)
+            if known is None and not is_new:
+                rebuilt = []  # the session began before the log; only what happens from now on is recorded
+            there = await self._known(session, rebuilt)
+            if len(waiting) == len(self._translator.waiting(session_id, scope.origin)):
+                break
+        count = self._translator.fill(rebuilt, there)
         self._translator.adopt(session_id, memory)
         if (title := text(info.get("title"))) is not None and session.title not in (None, title) and not waiting:
             self._translator.rename(session_id, title, scope.origin)

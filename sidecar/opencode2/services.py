@@ -82,7 +82,7 @@ class Services:
 
     def opened(self, origin: Origin, service: str, last_seq: int) -> None:
         """Note a link of a plugin instance; ``service`` is the registration file that it announces."""
-        self.announce(service).links[origin.boot_id, origin.instance] = origin.pid
+        self._announced[self.announce(service)].links[origin.boot_id, origin.instance] = origin.pid
         self._spawn(self._catch_up(origin, last_seq))
 
     def closed(self, origin: Origin) -> None:
@@ -90,10 +90,11 @@ class Services:
         for known in self._announced.values():
             known.links.pop((origin.boot_id, origin.instance), None)
 
-    def announce(self, service: str) -> _Announced:
-        """Note a registration file that a plugin named."""
+    def announce(self, service: str) -> str:
+        """Note a registration file that a plugin named; return a short name for the service."""
         path = Path(service)
-        return self._announced.setdefault(place_of(path), _Announced(path))
+        self._announced.setdefault(place_of(path), _Announced(path))
+        return place_of(path)
 
     @property
     def registrations(self) -> list[Path]:

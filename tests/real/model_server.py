@@ -20,7 +20,8 @@ The script is in the **last user message** of a request:
 
 Without ``SAY`` or ``CALL`` the answer echoes the prompt; after tool results it is
 ``RESULT<<first | second>>`` unless a ``THEN:`` step is left. Requests without tools (OpenCode asks so
-for titles and summaries) ignore the script and get ``PLAIN_ANSWER``, unless ``server.answer`` overrides it.
+for titles and summaries) ignore the script and get ``PLAIN_ANSWER``, unless ``server.answer`` overrides it;
+so do requests for a summary by a template, which get a title of the template, too.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ HANG_LIMIT_S = 180.0
 
 PLAIN_ANSWER = "plain answer of the scripted model"
 MODEL_ID = "mock-1"
+SUMMARY_TITLE = "## Objective"
+"""OpenCode 2 accepts a summary only if it follows its template, of which this is one title."""
 
 _MARKER = re.compile(
     r"(?P<call>CALL:(?P<tool>[A-Za-z0-9_.-]+)[ \t]*)"
@@ -276,6 +279,8 @@ class ModelServer:
         return step
 
     def _scripted(self, request: ModelRequest) -> Step:
+        if SUMMARY_TITLE in request.user_text:
+            return Step(say=f"{SUMMARY_TITLE}\n{PLAIN_ANSWER}")
         if not request.has_tools:
             return Step(say=PLAIN_ANSWER)
         steps = parse_script(request.user_text)

@@ -136,6 +136,23 @@ class RealOpenCode2(RealOpenCode):
             page = self.api("GET", f"{path}?limit=200&cursor={following}")
         return found
 
+    def exists(self, session: str) -> bool:
+        """Whether the service has a session."""
+        try:
+            self.api("GET", f"/api/session/{session}")
+        except Api2Error as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def progress(self, session: str) -> int:
+        """A number that grows with each message, part, started and ended call of a session."""
+        messages = self.messages(session)
+        parts = [part for message in messages for part in message.get("content", [])]
+        states = [len(part.get("time", {})) for part in parts]
+        return len(messages) + len(parts) + sum(states) + sum(len(message["time"]) for message in messages)
+
     def until(self, check: Callable[[], Any], what: str) -> Any:
         """Wait until ``check`` is true and return its value."""
         deadline = time.monotonic() + HANG_LIMIT_S

@@ -31,19 +31,34 @@ CONFIG = {
 
 
 class Feed:
-    """What the plugin has handed on so far."""
+    """What the plugin has handed on so far, after the first ``begin`` lines."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, begin: int = 0) -> None:
+        self.path, self._begin = path, begin
 
     @property
     def items(self) -> list[dict[str, Any]]:
-        lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
-        return [json.loads(line) for line in lines]
+        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
+        return [json.loads(line) for line in lines[self._begin :]]
+
+    def from_now(self) -> Feed:
+        """What the plugin will hand on."""
+        return Feed(self.path, self._begin + len(self.items))
 
     @property
     def events(self) -> list[dict[str, Any]]:
         return [item["input"] for item in self.items if item["hook"] == "service"]
+
+    def sessions(self) -> list[str]:
+        """The sessions of the events, in the order of their first event."""
+        return list(dict.fromkeys(event["data"]["sessionID"] for event in self.events if "sessionID" in event["data"]))
+
+    def families(self) -> list[list[str]]:
+        """Each root session with its children."""
+        created = [event["data"] for event in self.events if event["type"] == "session.created"]
+        parents = {data["sessionID"]: data["parentID"] for data in created if "parentID" in data}
+        roots = [each for each in self.sessions() if each not in parents]
+        return [[root, *(child for child, parent in parents.items() if parent == root)] for root in roots]
 
     def saw(self, type_: str, count: int = 1) -> bool:
         return sum(event["type"] == type_ for event in self.events) >= count
@@ -331,7 +346,7 @@ def record(scenario: Scenario) -> None:
                 {"t": 0, "hook": "__recording", "input": {"opencode": VERSION_2, "shows": scenario.__doc__}},
                 *feed.items,
             ]
-            for session in dict.fromkeys(e["data"]["sessionID"] for e in feed.events if "sessionID" in e["data"]):
+            for session in feed.sessions():
                 told = {"session": session, **_told(client, session)}
                 rows += [{"t": 0, "hook": "__told", "input": told}]
             text = "".join(f"{json.dumps(row)}\n" for row in rows).replace(str(client.project), "/work/project")

@@ -1,19 +1,23 @@
-"""Feeding recordings of OpenCode 2 to its translator in tests."""
+"""Feeding recordings of OpenCode 2 to its translator in tests, with the service's messages as they are told there."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bridge.opencode.capture.v2.shapes import HostEvent, child_of, read_event, session_info
-from bridge.opencode.capture.v2.translate import HostTranslator, Service
+from bridge.opencode.capture.emitter import Origin, Token
+from bridge.opencode.capture.v2.messages import before, children_of, events_of
+from bridge.opencode.capture.v2.translate import HostTranslator
+from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from tests.bridge.opencode.playing import Log
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "opencode2"
-SERVICE = Service("service-1", "0.0.0-next-16350", 4321)
+PLACE = "a1b2c3d4"
+"""The service of all recordings."""
 
 
 def names() -> list[str]:
@@ -22,119 +26,90 @@ def names() -> list[str]:
 
 
 class Recording:
-    """A recording: the live events, and what the service's API said at the end."""
+    """A recording: the items of the plugin, each with the process that it comes from, and what the service's API said
+    at the end."""
 
     def __init__(self, name: str) -> None:
-        self.live: list[dict[str, Any]] = []
-        self.sessions: dict[str, dict[str, Any]] = {}
-        self.logs: dict[str, list[dict[str, Any]]] = {}
-        for line in (RECORDINGS / f"{name}.jsonl").read_text().splitlines():
+        self.items: list[tuple[Token, HookItem]] = []
+        self.told: dict[str, dict[str, Any]] = {}
+        origin = Origin("0" * 32, "1" * 16, 4321, PLACE)
+        for number, line in enumerate((RECORDINGS / f"{name}.jsonl").read_text().splitlines(), 1):
             row = json.loads(line)
-            if "type" in row:
-                self.live.append(row)
-            elif "log" in row:
-                self.logs[row["of"]] = row["log"]
-            elif row.get("session"):
-                self.sessions[row["session"]["id"]] = row["session"]
+            if row["hook"] == "__boot":
+                origin = Origin(row["input"]["boot_id"], "1" * 16, row["input"]["pid"], PLACE)
+            elif row["hook"] == "__told":
+                self.told[row["input"]["session"]] = row["input"]
+            elif not row["hook"].startswith("__"):
+                self.items.append((Token(origin, number), HookItem(row["hook"], row["t"], row["input"])))
 
-    def events(self) -> list[HostEvent]:
-        """All events: the durable ones of the service's log, and the asks where the live stream had them."""
-        durable = {(s, row["durable"]["seq"]): row for s, log in self.logs.items() for row in log if "durable" in row}
-        found: list[HostEvent] = []
-        for row in self.live:
-            event = read_event(row)
-            if event is None:
-                continue
-            found.append(event)
-            if event.seq is not None:
-                durable.pop((event.session or "", event.seq), None)
-        found += [event for row in durable.values() if (event := read_event(row)) is not None]
-        # A stable order: each session's own numbers, else as announced.
-        order = {id(event): place for place, event in enumerate(found)}
-        found.sort(key=lambda event: (event.t or 0, order[id(event)]))
-        return found
-
-
-def as_released(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the preview in the names of OpenCode 2's release; not run, because no binary of it is available.
-
-    Sources, in anomalyco/opencode: packages/schema/src/session-event.ts for the session's events and ``result``,
-    packages/schema/src/form.ts for the ``mode`` of a form, packages/protocol/src/groups/permission.ts for ``decision``.
-    """
-    row = json.loads(json.dumps(row))
-    data = row["data"]
-    match row["type"]:
-        case "session.input.admitted":
-            row["type"] = "session.inbox.enqueued"
-            given = data.pop("input")
-            item = {"type": given["type"], "payload": given["data"], "delivery": given["delivery"]}
-            data |= {"inboxID": data.pop("inputID"), "item": item}
-        case "session.input.promoted":
-            row["type"], data["inboxID"] = "session.inbox.delivered", data.pop("inputID")
-        case "session.created":
-            info = data.pop("info")
-            data |= {name: info[name] for name in ("slug", "projectID", "agent", "model", "parentID") if name in info}
-            data["location"] = {"directory": info["directory"]}
-        case "session.tool.success" if "sessionID" in data.get("metadata", {}):
-            data["result"] = data.pop("metadata")
-        case "permission.replied":
-            data["decision"] = data.pop("reply")
-        case "form.created":
-            data["form"]["mode"] = "form"
-    for called in (data, data.get("source"), data.get("form", {}).get("metadata", {}).get("tool")):
-        if isinstance(called, dict) and "callID" in called:
-            called["id"] = called.pop("callID")
-    return row
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The service's events, as the plugin got them."""
+        return [item.input for _, item in self.items if item.hook == "service"]
 
 
 class Player2:
-    """A sidecar's translator of OpenCode 2 over a log."""
+    """A sidecar's translator of OpenCode 2 over a log. ``told``: what the service says of its sessions when it is
+    asked; without it, no service can be asked."""
 
-    def __init__(self, log: Log | None = None) -> None:
+    def __init__(self, told: dict[str, dict[str, Any]] | None = None, log: Log | None = None) -> None:
         self.log = log if log is not None else Log()
+        self.told = told or {}
         self.identity = seeded_identity(3)
-        self.translator = HostTranslator(self.identity, self.log.state())
-        self._created: dict[str, HostEvent] = {}
-
-    def feed(self, events: list[HostEvent], infos: dict[str, dict[str, Any]], service: Service = SERVICE) -> None:
-        for event in events:
-            self.translator.hint(event)
-            self.place(event, infos, service)
-            self.translator.feed(service, event)
-            self.log.append(self.translator.drain().events)
-
-    def place(self, event: HostEvent, infos: dict[str, dict[str, Any]], service: Service = SERVICE) -> None:
-        if event.session and event.session not in self.translator.state.sessions:
-            if event.name == "created":
-                self._created[event.session] = event
-                if session_info(event.data).get("parentID"):
-                    return  # as the sidecar does
-            known = self._created.get(event.session)
-            info = known.data if known is not None else infos.get(event.session)
-            if info is not None:
-                self.translator.appear(service, info, known.t if known is not None else event.t)
+        self.now = 0.0
+        self.crash()
 
     def crash(self) -> None:
-        """Lose everything but the log, then read the sessions' logs again from where the log says."""
+        """Lose everything but the log."""
         self.translator = HostTranslator(self.identity, self.log.state())
 
-    def back_fill(self, recording: Recording, session: str, service: Service = SERVICE) -> None:
-        """Read a session's durable log as the sidecar does: children first, known events only remembered."""
-        state = self.translator.state.sessions.get(session)
-        if state is None:
-            self.translator.appear(service, recording.sessions[session])
-            state = self.translator.state.sessions[session]
-        cursor, begin = state.host_seq, state.host_turn
-        for row in recording.logs[session]:
-            event = read_event(row)
-            if event is None or event.seq is None or event.seq <= begin:
-                continue
-            child = child_of(event)
-            if child is not None and child in recording.logs and event.seq > cursor:
-                self.translator.hint(event)
-                self.back_fill(recording, child, service)
-            self.translator.feed(service, event, known=event.seq < cursor)
-            self.log.append(self.translator.drain().events)
+    def feed(self, items: Iterable[tuple[Token, HookItem]]) -> None:
+        """Feed items; answer each question at once."""
+        for token, item in items:
+            self.now += 0.001
+            self.translator.feed(token, item, self.now)
+            self._drain()
+
+    def settle(self) -> None:
+        """Let the time pass until nothing waits."""
+        while (deadline := self.translator.next_deadline()) is not None:
+            self.now = deadline
+            self.translator.tick(self.now)
+            self._drain()
+
+    def _drain(self) -> None:
+        while True:
+            drained = self.translator.drain()
+            self.log.append(drained.events)
+            if not drained.asks:
+                return
+            for session, origin in drained.asks:
+                self.compare(session, origin)
+                self.translator.open(session, origin, self.now)
+
+    def compare(self, session: str, origin: Origin, *, is_import: bool = False) -> int:
+        """Compare a session with all of its messages, as ``sidecar/opencode2/history.py`` does; return how many records
+        were rebuilt."""
+        told = self.told.get(session)
+        if told is None or told["info"] is None:
+            return 0
+        waiting = self.translator.waiting(session, origin)
+        parent = told["info"].get("parentID")
+        if parent and parent not in self.translator.state.sessions:
+            self.compare(parent, origin, is_import=is_import)
+        self.translator.place(told["info"], origin, is_new=True)
+        for child, message, call in children_of(told["messages"]):
+            if child not in self.translator.state.sessions and (not waiting or is_import):
+                self.translator.note_call(child, message, call, None)
+                self.compare(child, origin, is_import=is_import)
+        rebuilt = before(events_of(session, told["messages"], told["inbox"], is_active=bool(waiting)), waiting)
+        records, memory = self.translator.rebuild(session, rebuilt, origin, is_whole=True)
+        known = {key: event.id for key, event in self.log.events.items()}
+        known |= {event.idempotency_key: event.id for event in self.translator._out.events}
+        count = self.translator.fill(records, known)
+        self.translator.adopt(session, memory)
+        self.log.append(self.translator.drain().events)
+        return count
 
     def of(self, type_: str) -> list[StreamEvent]:
         return [event for event in self.log.events.values() if event.type == type_]
@@ -143,10 +118,12 @@ class Player2:
         return [event.type for event in self.log.events.values()]
 
 
-def play2(name: str) -> Player2:
+def play2(name: str, *, asks: bool = True) -> Player2:
     """Return a player that was fed one whole recording, live."""
-    player, recording = Player2(), Recording(name)
-    player.feed(recording.events(), recording.sessions)
+    recording = Recording(name)
+    player = Player2(recording.told if asks else None)
+    player.feed(recording.items)
+    player.settle()
     return player
 
 
@@ -161,7 +138,8 @@ def summary(player: Player2) -> list[str]:
         session = numbers.setdefault(str(event.payload.get("session")), len(numbers))
         told = [f"{name}={event.payload[name]!r}" for name in _TOLD if name in event.payload]
         state = [str(event.payload["state"])] if event.type == "workflow.checkpoint" else []
-        lines.append(" ".join([f"{session}", event.type, event.actor, *state, *told]))
+        past = ["(history)"] if event.metadata.get("history") else []
+        lines.append(" ".join([f"{session}", event.type, event.actor, *state, *told, *past]))
     return lines
 
 

@@ -71,7 +71,7 @@ class _Gate:
     @property
     def is_described(self) -> bool:
         """Whether the session can be placed without asking the service about it."""
-        return self.info is not None or self.entries[0][1].name in ("created", "forked", "deleted")
+        return self.info is not None or self.entries[0][1].name in ("created", "deleted")
 
 
 class HostTranslator(HostRules):
@@ -202,6 +202,7 @@ class HostTranslator(HostRules):
         if session is None:
             at = number(mapping(info.get("time")).get("created")) or self.identity.now_ms()
             entry = self._own_entry(origin, at if is_new else self.identity.now_ms())
+            entry.is_history = not self.waiting(session_id, origin)
             self._appear(entry, info, CREATED if is_new else RESUMED)
         elif not session.known and (text(info.get("parentID")) in self.state.sessions or not info.get("parentID")):
             self._link(session, text(info.get("parentID")))
@@ -341,7 +342,7 @@ class HostTranslator(HostRules):
             return
         _, first = gate.entries[0]
         info = shapes.session_info(first.data)
-        if first.name in ("created", "forked") and session_id not in self.state.sessions:
+        if first.name == "created" and session_id not in self.state.sessions:
             parent = text(info.get("parentID"))
             # OpenCode announces the call that created a child session after the session, but before its next event.
             if parent is None or (
@@ -417,7 +418,7 @@ class HostTranslator(HostRules):
         if first.name == "deleted":
             return False
         is_first = first.name in ("created", "forked")
-        info = shapes.session_info(first.data if is_first else gate.info or {"id": session_id})
+        info = shapes.session_info(gate.info or (first.data if is_first else {"id": session_id}))
         if self._is_excluded(session_id, info):
             return False
         is_known = is_first or gate.info is not None
