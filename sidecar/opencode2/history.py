@@ -108,8 +108,9 @@ class History:
                 break
         count = self._translator.fill(rebuilt, there)
         self._translator.adopt(session_id, memory)
-        if (title := text(info.get("title"))) is not None and session.title not in (None, title) and not waiting:
-            self._translator.rename(session_id, title, scope.origin)
+        title = text(info.get("title"))
+        if title not in (None, session.title) and "renamed" not in [event.name for event in waiting]:
+            self._translator.rename(session_id, str(title), scope.origin)
         if is_active:
             await self._asks(session_id, scope.origin)
         return count

@@ -211,6 +211,7 @@ def busy(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:
     client.api("POST", f"/api/session/{session}/synthetic", {"text": "SAY:a note", "metadata": {"durable_stream": 1}})
     _wait(client, feed, session)
     client.prompt(session, "SAY:only admitted", resume=False)
+    _until(client, feed, "session.inbox.enqueued", 6)
 
 
 def compaction(client: RealOpenCode2, model: ModelServer, feed: Feed) -> None:

@@ -115,8 +115,12 @@ def test_the_first_session_of_a_new_repository_is_whole(client: RealOpenCode2, d
         "human.input",
         "turn.started",
     ]
+    another = client.project / "another"
+    another.mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=another, check=True)
+    assert_recorded(durable, client, turn(client, "SAY:the second", client.new_session(another)))
     worktree = [record["event"] for record in durable.log("system")]
-    assert "opencode.worktree.resolved" in {event["type"] for event in worktree}, "unknown, so it is kept whole"
+    assert "opencode.worktree.resolved" in {event["type"] for event in worktree}, "of no session, so it is kept whole"
 
 
 def test_turns_without_a_sidecar_are_recorded_when_it_is_back(

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import PlainSerializer, TypeAdapter
 
-from bridge.opencode.capture.shapes import beginning, is_aborted_shell
+from bridge.opencode.capture.shapes import beginning, is_aborted_shell, mapping
 from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
@@ -259,7 +259,10 @@ class CaptureState:
             session.compacted = event.id
         elif event.type == RENAMED:
             session.title = payload.get("title") or session.title
-        elif event.type.startswith("opencode.") and event.type != UNDONE:
+        elif event.type == UNDONE:
+            undone = mapping(payload.get("properties")).get("messageID")
+            session.inputs.pop(str(undone), None)
+        elif event.type.startswith("opencode."):
             session.misread = True
         self._hosted(session, event)
         if session.turn is not None:

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bridge.opencode.capture.shapes import mapping, model_of, present, text
-from bridge.opencode.capture.v2.shapes import HostEvent, call_id, input_id, is_declined, message_id, read_input
+from bridge.opencode.capture.v2.shapes import (
+    HostEvent,
+    call_id,
+    input_id,
+    is_abort,
+    is_declined,
+    message_id,
+    read_input,
+)
 
 _MOST = 2000
 
@@ -52,6 +60,12 @@ class Memory:
     is_new: bool = False
     """True from the event in ``execution`` until the first step or compaction, unless a turn is open: then the service
     goes on with that turn after a restart."""
+    turn: str | None = None
+    """The message of the turn that runs, also if the log has it as ended because its events come a second time."""
+    finish: str | None = None
+    """How the last step of that turn ended."""
+    has_error: bool = False
+    """Whether an error of that turn was recorded."""
     waiting: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """The kinds of the inputs that are enqueued."""
     promoted: list[Promoted] = field(default_factory=list)
@@ -70,9 +84,11 @@ class Memory:
         data, message = event.data, message_id(event)
         match event.name:
             case "execution.started":
-                self.execution, self.is_new, self.declined = event.key, not is_open, False
+                self.execution, self.declined = event.key, False
+                self.is_new = not is_open and self.turn is None
             case "execution.succeeded" | "execution.failed" | "execution.interrupted":
                 self.execution, self.is_new, self.declined = None, False, False
+                self.turn, self.finish, self.has_error = None, None, False
                 self.promoted.clear()
                 self.calls.clear()
                 self.steps.clear()
@@ -89,6 +105,12 @@ class Memory:
                 self.promoted.clear()
                 if message is not None:
                     self.steps[message] = Step(text(data.get("agent")), model_of(data))
+            case "step.ended" | "step.failed":
+                self.finish = text(data.get("finish")) or "error"
+                if event.name == "step.failed" and not is_abort(mapping(data.get("error"))):
+                    self.has_error = True
+            case "compaction.failed":
+                self.has_error = True
             case "compaction.started":
                 self.is_new, self.compaction = False, input_id(event) or event.message
                 self.promoted = [each for each in self.promoted if each.message != input_id(event)]

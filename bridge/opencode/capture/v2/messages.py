@@ -10,6 +10,7 @@ committed.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -66,8 +67,15 @@ def before(events: Iterable[HostEvent], waiting: Sequence[HostEvent]) -> list[Ho
     """The events that happened before those that wait to be translated."""
     if not waiting:
         return list(events)
-    until, signs = waiting[0].t, {sign(event) for event in waiting}
-    return [event for event in events if event.t <= until and sign(event) not in signs]
+    until, left = waiting[0].t, Counter(map(sign, waiting))
+    past: list[HostEvent] = []
+    for event in reversed(list(events)):  # from the newest, because some events have no id of their own
+        name = sign(event)
+        if left[name]:
+            left[name] -= 1
+        elif event.t <= until:
+            past.append(event)
+    return past[::-1]
 
 
 class _Rebuilding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.opencode.capture.emitter import Emitter, Entry
+from bridge.opencode.capture.emitter import Emitter, Entry, PartTurn
 from bridge.opencode.capture.shapes import mapping, number, present, text
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, SessionState, Turn
 from bridge.opencode.capture.v2 import shapes
@@ -62,14 +62,9 @@ class HostRules(Emitter):
         self.counts[f"kept_whole:{event.type[:60]}"] += 1
         name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in event.type)
         type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
-        self.put(
-            entry,
-            session,
-            type_,
-            event.key,
-            {"properties": event.data},
-            turn=session.turn if session is not None else None,
-        )
+        turn = self._turn(session, memory) if session is not None else None
+        cause = session.event_id if session is not None and turn is None else None
+        self.put(entry, session, type_, event.key, {"properties": event.data}, cause=cause, turn=turn)
 
     # --- inputs and turns ---
 
@@ -125,19 +120,19 @@ class HostRules(Emitter):
         )
 
     def step_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        turn, answered = session.turn, memory.answered
-        if answered is not None and (turn is None or memory.is_new or turn.finish in _ANSWERED):
+        answered, is_between = memory.answered, _is_between(session, memory)
+        if answered is not None and (is_between or _finish(session, memory) in _ANSWERED):
             self._start_turn(entry, session, event, memory, answered.message, "prompt", answered.t)
-        elif turn is None or memory.is_new:
+        elif is_between:
             message = shapes.message_id(event) or event.key
             self._start_turn(entry, session, event, memory, message, "continuation")
 
     def compaction_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        turn, asked, answered = session.turn, shapes.input_id(event), memory.answered
-        if asked is None and answered is not None and (turn is None or memory.is_new or turn.finish in _ANSWERED):
+        asked, answered, is_between = shapes.input_id(event), memory.answered, _is_between(session, memory)
+        if asked is None and answered is not None and (is_between or _finish(session, memory) in _ANSWERED):
             # An automatic compaction before the answer belongs to the turn of the prompt.
             self._start_turn(entry, session, event, memory, answered.message, "prompt", answered.t)
-        elif turn is None or memory.is_new:
+        elif is_between:
             self._start_turn(entry, session, event, memory, asked or event.message, "compaction")
 
     def _start_turn(
@@ -150,8 +145,9 @@ class HostRules(Emitter):
         trigger: str,
         at_ms: int | None = None,
     ) -> None:
+        memory.turn, memory.finish, memory.has_error = message, None, False
         if message in session.turns:
-            return  # the turn is already recorded, and its event was read a second time
+            return  # the turn is already recorded, and its events come a second time
         if session.turn is not None:
             over = replace_time(replace_seq(entry, None), session.turn.last_ms or entry.item.t)
             self.end_turn(over, session, None)
@@ -189,30 +185,35 @@ class HostRules(Emitter):
         )
 
     def execution_succeeded(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        self.end_turn(entry, session, "completed")
+        self._end_execution(entry, session, memory, "completed")
 
     def execution_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         self._start_unanswered(entry, session, event, memory)
-        if session.turn is None or session.turn.error is None:
+        if not memory.has_error and (session.turn is None or session.turn.error is None):
             payload = shapes.error_of(mapping(event.data.get("error")))
-            self._error(replace_seq(entry, None), session, event, payload)
-        self.end_turn(entry, session, "failed")
+            self._error(replace_seq(entry, None), session, event, memory, payload)
+        self._end_execution(entry, session, memory, "failed")
 
     def execution_interrupted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         self._start_unanswered(entry, session, event, memory)
-        turn, reason = session.turn, event.data.get("reason")
+        reason = event.data.get("reason")
         if reason in _BY_PERSON:
             outcome = "aborted"
         elif memory.declined:
             outcome = "stopped"  # the service reports the end after a refused call as a shutdown
         else:
-            outcome = "completed" if turn is not None and turn.finish in _ANSWERED else INTERRUPTED
-        self.end_turn(entry, session, outcome)
+            outcome = "completed" if _finish(session, memory) in _ANSWERED else INTERRUPTED
+        self._end_execution(entry, session, memory, outcome)
+
+    def _end_execution(self, entry: HostEntry, session: SessionState, memory: Memory, outcome: str) -> None:
+        """End the turn that the execution ran; another turn may be open if the events come a second time."""
+        if session.turn is not None and memory.turn in (None, session.turn.user_message):
+            self.end_turn(entry, session, outcome)
 
     def _start_unanswered(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Begin the turn of a prompt for which no step began, for example because the model does not exist."""
         answered = memory.answered
-        if answered is not None and (session.turn is None or memory.is_new):
+        if answered is not None and _is_between(session, memory):
             self._start_turn(replace_seq(entry, None), session, event, memory, answered.message, "prompt", answered.t)
 
     def end_turn(self, entry: HostEntry, session: SessionState, outcome: str | None) -> None:
@@ -248,7 +249,7 @@ class HostRules(Emitter):
         error = mapping(event.data.get("error"))
         aborted = shapes.is_abort(error)
         if not aborted:
-            self._error(entry, session, event, shapes.error_of(error))
+            self._error(entry, session, event, memory, shapes.error_of(error))
         if mapping(event.data.get("tokens")):
             self._inference(entry, session, event, memory, "aborted" if aborted else "error")
 
@@ -260,16 +261,16 @@ class HostRules(Emitter):
         payload = present(
             message=message,
             part=part,
-            turn=_turn_message(session),
+            turn=self._message(session, memory),
             kind="inference",
             finish=finish,
             tokens=mapping(data.get("tokens")) or None,
             cost=data.get("cost"),
             snapshot=text(data.get("snapshot")),
             files=data.get("files") or None,
-            model=memory.place(message).get("model") or (session.turn.model if session.turn is not None else None),
+            model=memory.place(message).get("model") or _model_of(self._turn(session, memory)),
         )
-        self._put_in_turn(entry, session, "execution.step", part, payload)
+        self._put_in_turn(entry, session, memory, "execution.step", part, payload)
 
     def output_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         message, kind = shapes.message_id(event), event.name.partition(".")[0]
@@ -277,14 +278,14 @@ class HostRules(Emitter):
         payload = present(
             message=message,
             part=part,
-            turn=_turn_message(session),
+            turn=self._message(session, memory),
             kind=kind,
             text=event.data["text"],
             started_ms=memory.begun.get(memory.start_key(event)),
             ended_ms=event.t or None,
             metadata=mapping(event.data.get("state")) or None,
         )
-        self._put_in_turn(entry, session, "execution.output", part, payload)
+        self._put_in_turn(entry, session, memory, "execution.output", part, payload)
 
     def tool_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         message, call_id = shapes.message_id(event), shapes.call_id(event)
@@ -300,7 +301,7 @@ class HostRules(Emitter):
         payload = present(
             message=message,
             part=part,
-            turn=_turn_message(session),
+            turn=self._message(session, memory),
             kind="tool",
             tool=call.name,
             call=call_id or None,
@@ -312,7 +313,7 @@ class HostRules(Emitter):
             child=child,
             **shapes.tool_result(event),
         )
-        self._put_in_turn(entry, session, "execution.step", part, payload, cause)
+        self._put_in_turn(entry, session, memory, "execution.step", part, payload, cause)
 
     def shell_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Record a person's ``!`` command: an input, and a turn of one step that no model answers."""
@@ -334,14 +335,14 @@ class HostRules(Emitter):
                 actor="user" if human else "opencode",
                 correlation=message,
             )
-        own = session.turn is None
+        own = session.turn is None and memory.turn is None
         if own:
             payload = present(message=message, trigger=SHELL, agent="opencode")
             cause = session.inputs.get(message)
             self.put(begin, session, "turn.started", message, payload, cause=cause, correlation=message)
         payload = present(
             part=f"{message}:shell",
-            turn=message if own else _turn_message(session),
+            turn=message if own else self._message(session, memory),
             kind="tool",
             tool="shell",
             call=message,
@@ -353,40 +354,41 @@ class HostRules(Emitter):
             ended_ms=ended,
             duration_ms=ended - began,
         )
-        self._put_in_turn(entry, session, "execution.step", f"{message}:shell", payload)
+        self._put_in_turn(entry, session, memory, "execution.step", f"{message}:shell", payload)
         if own:
             self.end_turn(replace_seq(entry, None), session, None)
 
     def compaction_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         message = memory.compaction or shapes.input_id(event)
         payload = present(message=message, reason=text(event.data.get("reason")), text=event.data.get("text"))
-        self._put_in_turn(entry, session, "lifecycle.session.compacted", message or event.key, payload)
+        self._put_in_turn(entry, session, memory, "lifecycle.session.compacted", message or event.key, payload)
 
     def compaction_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        self._error(entry, session, event, shapes.error_of(mapping(event.data.get("error"))), memory.compaction)
+        self._error(entry, session, event, memory, shapes.error_of(mapping(event.data.get("error"))), memory.compaction)
 
     def retried(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Record a failed attempt that will be repeated, so it is not an error of the turn."""
         payload = present(
             message=shapes.message_id(event),
-            turn=_turn_message(session),
+            turn=self._message(session, memory),
             attempt=number(event.data.get("attempt")),
             at_ms=number(event.data.get("at")),
             **shapes.error_of(mapping(event.data.get("error"))),
         )
-        self._put_in_turn(entry, session, RETRIED, event.key, payload)
+        self._put_in_turn(entry, session, memory, RETRIED, event.key, payload)
 
     def _error(
         self,
         entry: HostEntry,
         session: SessionState,
         event: HostEvent,
+        memory: Memory,
         error: dict[str, Any],
         message: str | None = None,
     ) -> None:
         message = message or shapes.message_id(event)
-        payload = present(message=message, turn=_turn_message(session), **error)
-        self._put_in_turn(entry, session, "agent.error", message or event.key, payload)
+        payload = present(message=message, turn=self._message(session, memory), **error)
+        self._put_in_turn(entry, session, memory, "agent.error", message or event.key, payload)
 
     def reverted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         first = text(event.data.get("to")) or ""
@@ -413,14 +415,14 @@ class HostRules(Emitter):
         if f"{request}:{state}" in session.asks:
             self.counts["duplicate:workflow.checkpoint"] += 1
             return
-        turn = session.turn
+        turn = self._turn(session, memory)
         cause = session.asks.get(f"{request}:asked") if state != "asked" else None
         self.put(
             entry,
             session,
             "workflow.checkpoint",
             f"{request}:{state}",
-            {**present(kind=kind, state=state, request=request, turn=_turn_message(session)), **content},
+            {**present(kind=kind, state=state, request=request, turn=self._message(session, memory)), **content},
             cause=cause,
             actor="user" if state != "asked" else None,
             turn=turn,
@@ -430,13 +432,27 @@ class HostRules(Emitter):
         self,
         entry: HostEntry,
         session: SessionState,
+        memory: Memory,
         type_: str,
         key: str,
         payload: dict[str, Any],
         cause: str | None = None,
     ) -> None:
-        turn = session.turn or session.last_turn
+        turn = self._turn(session, memory)
         self.put(entry, session, type_, key, payload, cause=cause or (None if turn else session.event_id), turn=turn)
+
+    def _turn(self, session: SessionState, memory: Memory) -> Turn | PartTurn | None:
+        """The turn that an event belongs to: the one that runs, else the last one."""
+        if memory.turn is None:
+            return session.turn or session.last_turn
+        known = [turn for turn in (session.turn, session.last_turn) if turn is not None]
+        running = next((turn for turn in known if turn.user_message == memory.turn), None)
+        cause = session.turns.get(memory.turn)
+        return running or PartTurn({}, cause, session.agent or "opencode", memory.turn, None, assistant=True)
+
+    def _message(self, session: SessionState, memory: Memory) -> str | None:
+        turn = self._turn(session, memory)
+        return turn.user if isinstance(turn, PartTurn) else turn.user_message if turn is not None else None
 
 
 def replace_seq(entry: HostEntry, seq: int | None) -> HostEntry:
@@ -449,9 +465,20 @@ def replace_time(entry: HostEntry, t: int) -> HostEntry:
     return replace(entry, item=HookItem(entry.item.hook, t))
 
 
-def _turn_message(session: SessionState) -> str | None:
-    turn = session.turn or session.last_turn
-    return turn.user_message if turn is not None else None
+def _is_between(session: SessionState, memory: Memory) -> bool:
+    """Whether the next step begins a turn."""
+    return memory.is_new or (memory.turn is None and session.turn is None)
+
+
+def _finish(session: SessionState, memory: Memory) -> str | None:
+    """How the last step of the running turn ended."""
+    if memory.turn is not None:
+        return memory.finish
+    return session.turn.finish if session.turn is not None else None
+
+
+def _model_of(turn: Turn | PartTurn | None) -> dict[str, Any] | None:
+    return turn.model if turn is not None else None
 
 
 def _model(data: dict[str, Any]) -> dict[str, Any] | None:

@@ -57,10 +57,15 @@ def read_event(value: Any) -> HostEvent | None:
         name=type_.removeprefix("session."),
         id=text(found.get("id")),
         t=number(found.get("created")) or 0,
-        session=next((named for holder in holders if (named := text(holder.get("sessionID")))), None),
+        session=next((named for holder in holders if (named := _session(holder.get("sessionID")))), None),
         seq=seq if type(seq) is int and seq >= 0 else None,
         data=data,
     )
+
+
+def _session(value: Any) -> str | None:
+    """A session's id; other ids stand in the same place, such as ``global`` for a question of an MCP server."""
+    return value if isinstance(value, str) and value.startswith("ses") else None
 
 
 def session_info(data: dict[str, Any]) -> dict[str, Any]:

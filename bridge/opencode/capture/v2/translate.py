@@ -305,7 +305,7 @@ class HostTranslator(HostRules):
         if not event.type:
             self.counts["unreadable"] += 1
             self.put(entry, None, "opencode.unreadable", self.own_key(entry), event.data)
-        elif event.seq is None:
+        elif event.seq is None and shapes.ask_of(event) is None:
             self.counts[f"dropped:{event.type[:60]}"] += 1
         else:
             self.unknown(entry, None, event, Memory())
@@ -529,7 +529,7 @@ class HostTranslator(HostRules):
         """Record that the service has an answer of which it kept no word. Only the messages tell this."""
         message = shapes.message_id(event)
         payload = {"reason": CUT, "lost": 1, "session": session.id, "message": message}
-        self.put(entry, session, "capture.gap", f"{CUT}:{message}", payload, turn=session.turn or session.last_turn)
+        self.put(entry, session, "capture.gap", f"{CUT}:{message}", payload, turn=self._turn(session, memory))
 
     def _own_entry(self, origin: Origin, t: int) -> HostEntry:
         return HostEntry(Token(origin, 0), HookItem(HOOK, t), is_history=True)
