@@ -55,7 +55,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/keeping": (*_STREAMS, _CAPTURE, "sidecar", "sidecar/views"),
     "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar"),
     "sidecar/opencode2": (*_STREAMS, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
-    _PLAYING: (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/link"),
+    _PLAYING: (*_STREAMS, _LINK, _CAPTURE_2, "sidecar", "sidecar/link"),
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
     "sidecar/orchestrator": (
@@ -128,7 +128,6 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _CAPTURE,
         *_RUNTIME,
         "sidecar/orchestrator",
-        _CAPTURE_2,
         "bridge/opencode/redact",
         "sidecar/capture",
         "sidecar/install",
