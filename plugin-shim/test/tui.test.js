@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { List, tui } from "../src/tui.js";
+import { List } from "../src/list.js";
+import { screen, tui } from "../src/tui.js";
 
 const RUNS = { id: "int_1", title: "tests", state: "running", ran: 61000, cost: 0.5, doing: "bash: make", session: "ses_1" };
 const ENDED = { ...RUNS, id: "int_2", title: "old", state: "failed", doing: "", reason: "timeout" };
@@ -32,7 +33,7 @@ function newBench(state = { agents: [ENDED, RUNS], waiting: [PERMISSION, QUESTIO
     if (words[0] === "checkpoints" && words.at(-1) === "reject") throw new Error("it has an answer already");
     return words[0] === "checkpoints" && words.at(-1) === "--json" ? JSON.stringify(known) : "";
   };
-  return { list: new List(api, run), shown, ran };
+  return { list: new List(screen(api), run), shown, ran };
 }
 
 const last = (/** @type {any[]} */ list) => list.at(-1);
