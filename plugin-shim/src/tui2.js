@@ -34,6 +34,7 @@ export function tui2(options, drawing = terminal) {
 /** Register `/background`. OpenCode accepts a command only while a slot is drawn. @param {any} context @param {List} list */
 function command(context, list) {
   context.keymap.layer(() => ({
+    mode: "global", // while the menu of commands is open, no command of another mode can be reached
     commands: [
       {
         id: "durable-stream.background",
@@ -46,7 +47,7 @@ function command(context, list) {
       },
     ],
   }));
-  return [];
+  return null;
 }
 
 /** @param {any} ui OpenCode's dialogs, toasts and router @returns {import("./list.js").Screen} */
