@@ -76,9 +76,10 @@ export class List {
     await this.#act(async () => {
       const told = await this.#run("top", "--json");
       const state = told ? JSON.parse(told) : { waiting: [], agents: [] }; // it prints nothing before the first session
+      const found = state.sidecar === false ? "The sidecar is not running, so nothing here goes on" : "Search";
       const entries = [...state.waiting.map((/** @type {any} */ each) => this.#waiting(each))];
       for (const agent of [...state.agents].reverse()) entries.push(this.#agent(agent));
-      this.#screen.select(TITLE, entries, entries.length ? "Search" : "No background work, and nothing is waiting for you");
+      this.#screen.select(TITLE, entries, entries.length ? found : "No background work, and nothing is waiting for you");
     });
   }
 
