@@ -47,9 +47,9 @@ export function runner({ command: [program, ...before], home }) {
       child.stderr.setEncoding("utf8").on("data", (/** @type {string} */ text) => {
         complaint = (complaint + text).slice(-MAX_COMPLAINT);
       });
-      child.on("error", (error) => {
+      child.on("error", (/** @type {NodeJS.ErrnoException} */ { code }) => {
         clearTimeout(timer);
-        reject(error);
+        reject(new Error(`${program} cannot be started (${code}): run \`durable-stream install\` again`));
       });
       child.on("close", (code) => {
         clearTimeout(timer);

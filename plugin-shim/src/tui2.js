@@ -88,19 +88,6 @@ async function showWork(context, home, drawing) {
     const toasts = new Toasts(context);
     setAgents((await file.changed()) ?? []);
     toasts.skip(file.toasts); // nobody wants to read what happened before this terminal was opened
-    const timer = setInterval(async () => {
-      const found = await file.changed();
-      try {
-        if (found) {
-          setAgents(found);
-          toasts.show(file.toasts);
-        }
-        if (agents().length > 0) setNow(Date.now());
-      } catch {
-        clearInterval(timer); // this OpenCode draws differently, and no card is better than an error every second
-      }
-    }, LOOK_MS);
-    timer.unref?.();
     const colors = () => context.theme.text;
     const color = (/** @type {string} */ name) =>
       ({ text: colors().base, warning: colors().feedback?.warning?.base })[name] ?? colors().muted;
@@ -122,6 +109,19 @@ async function showWork(context, home, drawing) {
       render: (/** @type {any} */ given) =>
         column(() => summary(of(agents(), given.sessionID)).map((line) => text(`${line} · /background`, "muted"))),
     });
+    const timer = setInterval(async () => {
+      const found = await file.changed();
+      try {
+        if (found) {
+          setAgents(found);
+          toasts.show(file.toasts);
+        }
+        if (agents().length > 0) setNow(Date.now());
+      } catch {
+        clearInterval(timer); // this OpenCode draws differently, and no card is better than an error every second
+      }
+    }, LOOK_MS);
+    timer.unref?.();
     return () => clearInterval(timer);
   } catch {
     // This version of OpenCode draws differently. `/background` and `durable-stream top` show the same work.
