@@ -56,16 +56,15 @@ def check_terminal2(scene: Scene) -> list[Check]:
             text = f"{error.filename} cannot be read ({error.strerror}); OpenCode 2 may show no background work"
             found.append(Check("terminal 2", "note", text, "give yourself read permission for that file"))
             continue
-        fix = Fix("install", target.config)
-        hint = "run `durable-stream install`, then restart OpenCode"
         if state == "theirs":
             text = f"{file} was not written by durable-stream, so OpenCode 2 shows no list, card or toasts"
             found.append(Check("terminal 2", "note", text, "move the file away, then run `durable-stream install`"))
         elif state != "ready":
-            found.append(Check("terminal 2", "note", f"{file} is {state}", hint, fix))
-        elif is_listed:
-            text = f"{settings} names {TUI_NAME}, which is for OpenCode 1; OpenCode 2 passes over it"
-            found.append(Check("terminal 2", "note", text, "run `durable-stream install` or remove that entry", fix))
+            hint = "run `durable-stream install`, then open OpenCode's terminal again"
+            found.append(Check("terminal 2", "note", f"{file} is {state}", hint, Fix("install", target.config)))
         else:
-            found.append(Check("terminal 2", "ok", str(file)))
+            listed = (
+                f"; {settings} also names {TUI_NAME} of OpenCode 1, which OpenCode 2 passes over" if is_listed else ""
+            )
+            found.append(Check("terminal 2", "ok", f"{file}{listed}"))
     return found

@@ -3,7 +3,7 @@
 OpenCode 2 loads a TUI plugin from a directory below ``plugins`` in its config directory, without an entry in its
 settings, ``cli.json``. OpenCode 1 loads nothing from there. When OpenCode 2 starts for the first time, it copies the
 ``tui.json`` of OpenCode 1 into ``cli.json``, including the entry of our plugin for OpenCode 1. OpenCode 2 passes over
-that entry without a word, but lists it with ``opencode plugin list``. ``install`` and ``uninstall`` remove it.
+that entry without a word. ``install`` and ``uninstall`` remove it.
 """
 
 from __future__ import annotations

@@ -145,8 +145,10 @@ def test_the_tui_plugin_of_opencode_2_and_what_it_copied(healthy_home: Home, tmp
     config = tmp_path / "config" / "opencode"
     file, settings = config / FILE, config / SETTINGS_NAME
     assert look(healthy_home)["terminal 2"].level == "ok"
-    copied = json.dumps({"plugins": [(config / TUI_NAME).as_uri(), "mine"]})
-    for break_it in (file.unlink, lambda: file.write_text(f"{FIRST_LINE}\nold"), lambda: settings.write_text(copied)):
+    settings.write_text(json.dumps({"plugins": [(config / TUI_NAME).as_uri(), "mine"]}))
+    harmless = look(healthy_home)["terminal 2"]
+    assert harmless.level == "ok" and str(settings) in harmless.text
+    for break_it in (file.unlink, lambda: file.write_text(f"{FIRST_LINE}\nold")):
         break_it()
         assert levels(healthy_home)["terminal 2"] == "note"
         assert run(healthy_home.path, "doctor", "--fix").out.count("fixed: ") == 1
