@@ -139,8 +139,8 @@ class People:
         if known.channels.get("toast") == "sent":
             return "The user's OpenCode shows it."
         if self.channels.names:
-            return "No OpenCode shows this session; it is being sent to the user's other channels."
-        return "Nobody could be told now: no OpenCode shows this session. `durable-stream notices` lists it."
+            return "No OpenCode says that it shows this; it is being sent to the user's other channels."
+        return "Nobody is known to have seen it: no OpenCode says that it shows it. `durable-stream notices` lists it."
 
     async def ask(self, session: str, args: AskArgs, call: str = "", seconds: float = 600.0) -> str:
         """The tool ``checkpoint_ask``: ask, and wait for the answer for a while. ``call`` is OpenCode's id of the tool

@@ -142,7 +142,7 @@ async def test_a_signal_that_comes_after_the_wait_is_a_message_for_each_session_
         assert '"now"' in sent[0].payload["text"] and sent[0].payload["wake"]
 
 
-@pytest.mark.parametrize(("shows", "said"), [(True, "shows it"), (False, "Nobody could be told")])
+@pytest.mark.parametrize(("shows", "said"), [(True, "shows it"), (False, "Nobody is known")])
 async def test_the_model_learns_whether_anybody_was_told(tmp_path: Path, shows: bool, said: str) -> None:
     async with people(tmp_path) as (made, host, _):
         host.shows = shows
