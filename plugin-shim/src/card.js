@@ -1,5 +1,6 @@
 /**
- * The status card in OpenCode 1's terminal: the background work of the session on screen.
+ * The status card in OpenCode's terminal: the background work of the session on screen. `showCard` draws the card in
+ * OpenCode 1, and `tui2.js` draws it in OpenCode 2.
  *
  * The card is drawn beside the conversation, because a message in a busy session would start a turn of the model, and
  * `/undo` would first take back such a message. The sidecar writes the file that this module reads.
@@ -8,7 +9,10 @@ import { readFile, stat } from "node:fs/promises";
 import path from "node:path";
 
 export const FILE = "background.json";
-const LOOK_MS = 1000;
+/** How often a terminal looks whether the file has changed, ms. */
+export const LOOK_MS = 1000;
+/** The card's title. */
+export const HEADING = "Background work";
 const MAX_SHOWN = 6;
 const MAX_TITLE = 30;
 /** The card's place in the sidebar: after the session's cost, before everything else. */
@@ -17,6 +21,7 @@ const ORDER = 150;
 /**
  * @typedef {{id: string, title: string, state: string, since: number | null, cost: number, asks: number,
  *   parent: string | null, root: string}} Agent
+ * @typedef {{id: string, session: string, title: string, text: string}} Toast
  * @typedef {{jsx: (type: string, props: any) => any, createSignal: (value: any) => [() => any, (value: any) => void]}} Drawing
  */
 
@@ -50,7 +55,7 @@ export async function showCard(api, home, drawing = terminal) {
     const card = (/** @type {string} */ session) => {
       const rows = lines(of(agents(), session), now());
       if (rows.length === 0) return [];
-      const title = jsx("text", { fg: theme().text, children: jsx("b", { children: "Background work" }) });
+      const title = jsx("text", { fg: theme().text, children: jsx("b", { children: HEADING }) });
       return [title, ...rows.map(({ content, color }) => text(content, color))];
     };
     api.slots.register({
@@ -68,7 +73,7 @@ export async function showCard(api, home, drawing = terminal) {
 }
 
 /** OpenCode gives TUI plugins the modules that draw its terminal. @returns {Promise<Drawing>} */
-async function terminal() {
+export async function terminal() {
   // @ts-ignore: these modules exist only inside OpenCode
   const [{ jsx }, { createSignal }] = await Promise.all([import("@opentui/solid/jsx-runtime"), import("solid-js")]);
   return { jsx, createSignal };
@@ -78,6 +83,8 @@ async function terminal() {
 export class CardFile {
   #path;
   #seen = "";
+  /** The toasts that OpenCode 2 shows, oldest first. @type {Toast[]} */
+  toasts = [];
 
   /** @param {string} path */
   constructor(path) {
@@ -90,8 +97,9 @@ export class CardFile {
       const { mtimeMs, ino, size } = await stat(this.#path);
       const seen = `${mtimeMs} ${ino} ${size}`;
       if (seen === this.#seen) return null;
-      const { agents } = JSON.parse(await readFile(this.#path, "utf8"));
+      const { agents, toasts } = JSON.parse(await readFile(this.#path, "utf8"));
       this.#seen = seen;
+      this.toasts = Array.isArray(toasts) ? toasts.filter(isToast) : [];
       // Leave out malformed entries, because an error while the terminal draws would end OpenCode.
       return Array.isArray(agents) ? agents.filter(isWhole) : [];
     } catch {
@@ -107,8 +115,13 @@ function isWhole(agent) {
   return texts && (since === null || typeof since === "number") && typeof cost === "number" && typeof asks === "number";
 }
 
+/** @param {any} toast @returns {boolean} */
+function isToast(toast) {
+  return [toast?.id, toast?.session, toast?.title, toast?.text].every((each) => typeof each === "string");
+}
+
 /** Everything that a session started, at any depth. @param {Agent[]} agents @param {string} session */
-function of(agents, session) {
+export function of(agents, session) {
   return agents.filter(({ parent, root }) => parent === session || root === session);
 }
 

@@ -1,28 +1,16 @@
 /**
  * The TUI plugin of OpenCode 1: `/background` as a native list, without a model call, and the status card.
  *
- * The TUI plugin runs in the terminal's own process, beside the server plugin. It needs no token, because
- * it uses the command line as a person would.
+ * The TUI plugin runs in the terminal's own process, beside the server plugin. `tui2.js` is the one of OpenCode 2.
  */
-import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { showCard } from "./card.js";
-
-const ASK_MS = 30_000;
-const MAX_LENGTH = 4 * 1024 * 1024;
-const MAX_COMPLAINT = 500;
-const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
-const TITLE = "Background work";
-
-/**
- * @typedef {{command: string[], home: string}} Options
- * @typedef {(...words: string[]) => Promise<string>} Run runs `durable-stream` with these words; gives its stdout
- */
+import { ABOUT, List, TITLE, runner } from "./list.js";
 
 /**
  * Make the TUI plugin.
  *
- * @param {Options} options
+ * @param {import("./list.js").Options} options
  * @param {string} [file] the URL of the plugin file
  */
 export function tui(options, file = "") {
@@ -31,12 +19,12 @@ export function tui(options, file = "") {
     id: `durable-stream-tui-${copy}`,
     /** @param {any} api OpenCode's TUI API */
     tui: async (api) => {
-      const list = new List(api, runner(options));
+      const list = new List(screen(api), runner(options));
       api.command.register(() => [
         {
           title: TITLE,
           value: "durable-stream.background",
-          description: "What is running and waiting, and its cost",
+          description: ABOUT,
           category: "Durable Stream",
           slash: { name: "background" },
           onSelect: () => void list.open(),
@@ -47,170 +35,16 @@ export function tui(options, file = "") {
   };
 }
 
-/** @param {Options} options @returns {Run} */
-function runner({ command: [program, ...before], home }) {
-  return (...words) =>
-    new Promise((resolve, reject) => {
-      const given = [...before, "--home", home, ...words];
-      const child = spawn(program, given, { stdio: ["ignore", "pipe", "pipe"] });
-      const timer = setTimeout(() => child.kill(), ASK_MS);
-      let out = "";
-      let complaint = "";
-      child.stdout.setEncoding("utf8").on("data", (/** @type {string} */ text) => {
-        out += text;
-        if (out.length > MAX_LENGTH) child.kill();
-      });
-      child.stderr.setEncoding("utf8").on("data", (/** @type {string} */ text) => {
-        complaint = (complaint + text).slice(-MAX_COMPLAINT);
-      });
-      child.on("error", (error) => {
-        clearTimeout(timer);
-        reject(error);
-      });
-      child.on("close", (code) => {
-        clearTimeout(timer);
-        if (code === 0) resolve(out);
-        else reject(new Error(complaint.trim().replace(/^durable-stream: /, "") || `durable-stream exited with code ${code}`));
-      });
-    });
-}
-
-/** The dialogs: the list, the actions for an entry, and the answers to a question. */
-export class List {
-  #api;
-  #run;
-
-  /** @param {any} api @param {Run} run */
-  constructor(api, run) {
-    this.#api = api;
-    this.#run = run;
-  }
-
-  /** Show the list. Never rejects: an error becomes a toast. */
-  async open() {
-    this.#select(TITLE, [], "Looking…");
-    await this.#act(async () => {
-      const state = JSON.parse(await this.#run("top", "--json"));
-      const entries = [...state.waiting.map((/** @type {any} */ each) => this.#waiting(each))];
-      for (const agent of [...state.agents].reverse()) entries.push(this.#agent(agent));
-      this.#select(TITLE, entries, entries.length ? "Search" : "No background work, and nothing is waiting for you");
-    });
-  }
-
-  /** @param {any} agent */
-  #agent(agent) {
-    const ran = agent.ran === null ? "" : `${Math.round(agent.ran / 1000)} s`;
-    const cost = agent.cost ? `$${agent.cost.toFixed(2)}` : "";
-    return {
-      title: agent.title,
-      value: agent.id,
-      description: agent.doing || agent.reason || "",
-      footer: [agent.state, ran, cost].filter(Boolean).join(" · "),
-      category: ENDED.has(agent.state) ? "Ended in the last hour" : "Running",
-      onSelect: () => this.#chosen(agent),
-    };
-  }
-
-  /** @param {any} each */
-  #waiting(each) {
-    const onSelect = () => void this.#asked(each);
-    return { title: each.text, value: each.id, description: each.kind, category: "Waiting for you", onSelect };
-  }
-
-  /** @param {any} agent */
-  #chosen(agent) {
-    const options = [];
-    if (agent.session) {
-      const onSelect = () => {
-        this.#api.ui.dialog.clear();
-        this.#api.route.navigate("session", { sessionID: agent.session });
-      };
-      options.push({ title: "Open its session", value: "open", onSelect });
-    }
-    if (!ENDED.has(agent.state)) {
-      const onSelect = () => void this.#do(`${agent.title} is being cancelled`, "intents", agent.id, "--cancel");
-      options.push({ title: "Cancel it and everything it started", value: "cancel", onSelect });
-    }
-    options.push({ title: "Back to the list", value: "back", onSelect: () => void this.open() });
-    this.#select(agent.title, options, agent.id);
-  }
-
-  /** @param {any} each */
-  async #asked(each) {
-    if (each.kind !== "question") {
-      this.#answer(each, [each.text]);
-      return;
-    }
-    this.#select(each.text, [], "Looking…");
-    await this.#act(async () => {
-      // Ask for the whole question, because the list contains neither its number of parts nor its options.
-      const { text, options, questions } = JSON.parse(await this.#run("checkpoints", each.id, "--json"));
-      this.#answer({ id: each.id, options }, partsOf(text, questions));
-    });
-  }
-
-  /**
-   * Ask for the answer to the next part. After the last one, send all of them.
-   *
-   * @param {any} each
-   * @param {string[]} parts
-   * @param {string[]} given the answers so far
-   */
-  #answer(each, parts, given = []) {
-    if (given.length === parts.length) {
-      const answers = given.flatMap((text) => ["--answer", text]);
-      void this.#do(`Answered: ${given.join("; ")}`, "checkpoints", each.id, ...answers);
-      return;
-    }
-    const title = /** @type {string} */ (parts[given.length]);
-    const onConfirm = (/** @type {string} */ text) => this.#answer(each, parts, [...given, text]);
-    if (each.options.length === 0) {
-      this.#api.ui.dialog.replace(() =>
-        this.#api.ui.DialogPrompt({ title, placeholder: "Your answer", onConfirm }),
-      );
-      return;
-    }
-    const options = each.options.map((/** @type {string} */ option) => ({
-      title: option,
-      value: option,
-      onSelect: () => onConfirm(option),
-    }));
-    this.#select(title, options, each.id);
-  }
-
-  /** @param {string} title @param {any[]} options @param {string} placeholder */
-  #select(title, options, placeholder) {
-    this.#api.ui.dialog.replace(() => this.#api.ui.DialogSelect({ title, placeholder, options }));
-  }
-
-  /** @param {string} said @param {string[]} words */
-  async #do(said, ...words) {
-    await this.#act(async () => {
-      await this.#run(...words);
-      this.#api.ui.dialog.clear();
-      this.#api.ui.toast({ variant: "info", message: said });
-    });
-  }
-
-  /** @param {() => Promise<void>} work */
-  async #act(work) {
-    try {
-      await work();
-    } catch (error) {
-      this.#api.ui.dialog.clear();
-      this.#api.ui.toast({ variant: "error", message: error instanceof Error ? error.message : String(error) });
-    }
-  }
-}
-
-/**
- * What is asked in each part of a question. The text has one line for each part, unless a part has several lines.
- *
- * @param {string} text
- * @param {number} count
- */
-function partsOf(text, count) {
-  const lines = text.split("\n");
-  if (lines.length === count) return lines;
-  return count === 1 ? [text] : Array.from({ length: count }, (_, n) => `${text} (part ${n + 1} of ${count})`);
+/** @param {any} api OpenCode's TUI API @returns {import("./list.js").Screen} */
+export function screen(api) {
+  const { dialog } = api.ui;
+  return {
+    select: (title, options, placeholder) =>
+      dialog.replace(() => api.ui.DialogSelect({ title, placeholder, options })),
+    prompt: (title, placeholder, onConfirm) =>
+      dialog.replace(() => api.ui.DialogPrompt({ title, placeholder, onConfirm })),
+    clear: () => dialog.clear(),
+    toast: (variant, message) => api.ui.toast({ variant, message }),
+    open: (session) => api.route.navigate("session", { sessionID: session }),
+  };
 }

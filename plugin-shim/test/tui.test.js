@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { List, tui } from "../src/tui.js";
+import { List } from "../src/list.js";
+import { screen, tui } from "../src/tui.js";
 
 const RUNS = { id: "int_1", title: "tests", state: "running", ran: 61000, cost: 0.5, doing: "bash: make", session: "ses_1" };
 const ENDED = { ...RUNS, id: "int_2", title: "old", state: "failed", doing: "", reason: "timeout" };
@@ -8,8 +9,12 @@ const PERMISSION = { id: "chk_1", kind: "permission", text: "bash rm", options: 
 const QUESTION = { id: "chk_2", kind: "ask", text: "Ship it?", options: [] };
 const PARTS = { id: "chk_3", kind: "question", text: "Which door?; Which window?", options: [] };
 
-/** @param {any} [state] what `top` prints @param {any} [known] what `checkpoints` prints of one */
-function newBench(state = { agents: [ENDED, RUNS], waiting: [PERMISSION, QUESTION] }, known = {}) {
+/**
+ * @param {any} [state] what `top` says
+ * @param {any} [known] what `checkpoints` says of one
+ * @param {string} [printed] what `top` prints
+ */
+function newBench(state = { agents: [ENDED, RUNS], waiting: [PERMISSION, QUESTION] }, known = {}, printed) {
   /** @type {{dialogs: any[], toasts: any[], routes: any[]}} */
   const shown = { dialogs: [], toasts: [], routes: [] };
   const api = {
@@ -28,11 +33,11 @@ function newBench(state = { agents: [ENDED, RUNS], waiting: [PERMISSION, QUESTIO
   const ran = [];
   const run = async (/** @type {string[]} */ ...words) => {
     ran.push(words);
-    if (words[0] === "top") return JSON.stringify(state);
+    if (words[0] === "top") return printed ?? JSON.stringify(state);
     if (words[0] === "checkpoints" && words.at(-1) === "reject") throw new Error("it has an answer already");
     return words[0] === "checkpoints" && words.at(-1) === "--json" ? JSON.stringify(known) : "";
   };
-  return { list: new List(api, run), shown, ran };
+  return { list: new List(screen(api), run), shown, ran };
 }
 
 const last = (/** @type {any[]} */ list) => list.at(-1);
@@ -53,6 +58,16 @@ test("the list has what waits, what runs, and what has ended, the newest first",
   assert.deepEqual(options.map((/** @type {any} */ each) => each.value), ["chk_1", "chk_2", "int_1", "int_2"]);
   assert.deepEqual([options[2].description, options[2].footer], ["bash: make", "running · 61 s · $0.50"]);
   assert.notEqual(options[2].category, options[3].category);
+});
+
+test("the list says that no sidecar is running, and is empty before the first session", async () => {
+  const stopped = newBench({ agents: [RUNS], waiting: [], sidecar: false });
+  const running = newBench({ agents: [RUNS], waiting: [], sidecar: true });
+  for (const { list } of [stopped, running]) await list.open();
+  assert.notEqual(last(stopped.shown.dialogs).placeholder, last(running.shown.dialogs).placeholder);
+  const none = newBench(undefined, {}, "");
+  await none.list.open();
+  assert.deepEqual([last(none.shown.dialogs).options, none.shown.toasts], [[], []]);
 });
 
 test("what runs can be cancelled and its session opened; what has ended, only opened", async () => {

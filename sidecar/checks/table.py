@@ -21,6 +21,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     opencode.check_switches,
     opencode.check_plugin,
     terminal.check_terminal,
+    terminal.check_terminal2,
     opencode.check_copies,
     opencode.check_versions,
     opencode.check_excluded,

@@ -33,7 +33,8 @@ async def top(
 ) -> None:
     """Show a live view of background work, what is waiting for you, and active sessions.
 
-    Press q or Ctrl-C to quit. In a pipe, or with --once, prints once and exits. With --json, prints one object.
+    Press q or Ctrl-C to quit. In a pipe, or with --once, prints once and exits. With --json, prints one object; its
+    field ``sidecar`` is false if no sidecar is running, so nothing changes.
     """
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
@@ -42,7 +43,8 @@ async def top(
     from streams.store import NOTHING
 
     out = Output(json)
-    store = home_of(context).store_path
+    home = home_of(context)
+    store = home.store_path
     reader = open_reader(store)
     board, after = await open_board(reader)
     now_ms = own_identity().now_ms
@@ -50,7 +52,7 @@ async def top(
     if after == NOTHING and not is_live:
         note(f"Nothing is running: {empty_text(reader)}.")
     elif json:
-        out.object(board.state(now_ms()))
+        out.object(board.state(now_ms()) | {"sidecar": home.running() is not None})
     elif not is_live:
         _print(out, board.state(now_ms()))
     else:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from sidecar.install import npm
 from sidecar.install.npm import ConfigDirectories
 from sidecar.install.tui import install_tui, tui_text, uninstall_tui
+from sidecar.install.tui2 import install_tui2, tui2_text, uninstall_tui2
 from sidecar.private_files import make_directories
 
 FIRST_LINE: Final = "// Written by `durable-stream install`; remove with `durable-stream uninstall`."
@@ -76,6 +77,11 @@ class Outcome:
         """Note a change."""
         self.lines.append(line)
         self.changed = True
+
+    def did_all(self, lines: Sequence[str]) -> None:
+        """Note changes, if there are any."""
+        for line in lines:
+            self.did(line)
 
 
 class Installed(NamedTuple):
@@ -187,6 +193,8 @@ def install(
         outcome.did(f"{'renewed' if there else 'wrote'} {target.plugin}")
     if target.scope == "global" and (done := install_tui(target.config, tui_text(FIRST_LINE, shim, command, home))):
         outcome.did(done)
+    if target.scope == "global":
+        outcome.did_all(install_tui2(target.config, FIRST_LINE, tui2_text(FIRST_LINE, shim, command, home)))
     for directory in dict.fromkeys([*config_directories.all, target.config]):
         _prepare(ledger, directory, outcome)
     return outcome
@@ -224,8 +232,7 @@ def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Out
         outcome.did(f"removed {target.plugin}")
     else:
         outcome.lines.append(f"{target.plugin} does not exist: nothing to remove")
-    for line in uninstall_tui(target.config, FIRST_LINE):
-        outcome.did(line)
+    outcome.did_all([*uninstall_tui(target.config, FIRST_LINE), *uninstall_tui2(target.config, FIRST_LINE)])
     ledger = Ledger.read(ConfigDirectories.of(Path("/"), environ).user)
     ledger.plugins = [plugin for plugin in ledger.plugins if is_ours(Path(plugin))]
     home = Path(environ.get("HOME") or Path.home())

@@ -1,15 +1,14 @@
 """The TUI plugin of OpenCode 1, which shows ``/background`` as a native list: its file, and the ``tui.json`` that names
 it.
 
-A ``tui.json`` that somebody else wrote stays unchanged, and the server plugin's command is used instead. OpenCode 2
-copies the ``tui.json`` into its ``cli.json``, including the plugin's entry; ``uninstall`` removes the entry there, too.
+A ``tui.json`` that somebody else wrote stays unchanged, and the server plugin's command is used instead. For OpenCode 2
+see ``tui2.py``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -18,10 +17,6 @@ from sidecar.install import npm
 
 TUI_NAME: Final = "durable-stream-tui.js"
 CONFIG_NAME: Final = "tui.json"
-
-COPY_NAME: Final = "cli.json"
-"""The settings of OpenCode 2's terminal. If this file does not exist, OpenCode 2 creates it from the settings of
-OpenCode 1."""
 
 
 def tui_text(first_line: str, shim: Path, command: Sequence[str], home: Path) -> str:
@@ -69,8 +64,7 @@ def install_tui(config: Path, text: str) -> str | None:
 
 
 def uninstall_tui(config: Path, first_line: str) -> list[str]:
-    """Remove both files if ``install`` wrote them, and OpenCode 2's copy of the plugin's entry; return what was done,
-    line by line.
+    """Remove both files if ``install`` wrote them; return what was done, line by line.
 
     Raises:
         OSError: a file cannot be read, changed or removed.
@@ -82,43 +76,11 @@ def uninstall_tui(config: Path, first_line: str) -> list[str]:
             done.append(f"removed {settings}")
         else:
             done.append(f"{settings} has changed since the installation: remove the line with {TUI_NAME} yourself")
-    done += _clean_copy(config)
     is_file = file.is_file() and not file.is_symlink()
     if is_file and _read(file).startswith(first_line):
         file.unlink()
         done.append(f"removed {file}")
     return done
-
-
-def _clean_copy(config: Path) -> list[str]:
-    copy, entry = config / COPY_NAME, (config / TUI_NAME).as_uri()
-    if not copy.is_file() or entry.encode() not in (content := copy.read_bytes()):
-        return []
-    left = None if copy.is_symlink() else without(content, entry)
-    if left is None:
-        return [f"{copy} names {TUI_NAME}, too: remove that entry yourself"]
-    if not left:
-        copy.unlink()
-        return [f"removed {copy}"]
-    npm.write(copy, left)
-    return [f"removed {TUI_NAME} from {copy}"]
-
-
-def without(content: bytes, entry: str) -> bytes | None:
-    """The content of a ``cli.json`` without one of its plugins, otherwise unchanged; empty if nothing else is left.
-
-    ``None`` if the content is not plain JSON, or if the entry has options or is also in another list.
-    """
-    token = re.escape(json.dumps(entry).encode())
-    left = re.sub(rb",\s*%b(?=\s*[,\]])|(?<=\[)\s*%b\s*(?:,\s*|(?=\]))" % (token, token), b"", content)
-    try:
-        told = json.loads(content)
-        wanted = told | {"plugins": [each for each in told["plugins"] if each != entry]}
-        if told == wanted or json.loads(left) != wanted:
-            return None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return b"" if wanted == {"plugins": []} else left
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""The file from which a terminal draws its status card: the background work that has not ended.
+"""The file from which a terminal draws its status card: the background work that has not ended. OpenCode 2's terminal
+also shows the toasts in this file, because OpenCode 2's service shows none.
 
 The file contains nothing that changes by itself, such as ages, so it is written only when something has happened.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +24,11 @@ NAME: Final = "background.json"
 MOST: Final = 100
 
 
-def card_text(unfinished: Iterable[Intent], checkpoints: Iterable[Checkpoint]) -> bytes:
-    """The text of the file: ``agents``, oldest first. ``since`` is in ms UTC; ``asks`` counts what is waiting for a
-    person.
+def card_text(
+    unfinished: Iterable[Intent], checkpoints: Iterable[Checkpoint], toasts: Iterable[Mapping[str, str]] = ()
+) -> bytes:
+    """The text of the file: ``agents`` and ``toasts``, oldest first. ``since`` is in ms UTC; ``asks`` counts what is
+    waiting for a person.
     """
     asks = Counter(each.intent for each in checkpoints if each.intent is not None and each.state not in CLOSED)
     agents = [
@@ -41,7 +44,7 @@ def card_text(unfinished: Iterable[Intent], checkpoints: Iterable[Checkpoint]) -
         }
         for intent in unfinished
     ]
-    return json.dumps({"agents": agents[-MOST:]}).encode()
+    return json.dumps({"agents": agents[-MOST:], "toasts": list(toasts)}).encode()
 
 
 _NOTHING: Final = card_text((), ())

@@ -33,17 +33,24 @@ class Answering(Host, Protocol):
 
 
 class Toast:
-    """``opencode.toast``: shows a toast in OpenCode. Result: ``{"shown": bool}``."""
+    """``opencode.toast``: shows a toast in OpenCode. Result: ``{"shown": bool}``.
+
+    ``keep`` gets each toast that the host cannot show, so that a terminal which reads them can. Nobody knows whether
+    there is such a terminal, so these toasts do not count as shown.
+    """
 
     effect_class: EffectClass = "idempotent"
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, keep: Callable[[dict[str, str]], None]) -> None:
+        self._host, self._keep = host, keep
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
-        args = effect.args
-        return {"shown": await self._host.toast(args["session"], args["title"], args["text"])}
+        toast = {name: effect.args[name] for name in ("session", "title", "text")}
+        shown = await self._host.toast(**toast)
+        if not shown:
+            self._keep({"id": key, **toast})
+        return {"shown": shown}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""
@@ -92,8 +99,11 @@ class Send:
 
 
 def notify_kinds(
-    host: Answering, channels: Channels, link: Callable[[str], str | None] = lambda checkpoint: None
+    host: Answering,
+    channels: Channels,
+    link: Callable[[str], str | None],
+    keep: Callable[[dict[str, str]], None],
 ) -> Mapping[str, EffectKind]:
     """The effects, carried out on ``host`` and the configured channels. ``link`` makes the link that answers a
-    checkpoint."""
-    return {TOAST: Toast(host), ANSWER: Answer(host), SEND: Send(channels, link)}
+    checkpoint; for ``keep`` see ``Toast``."""
+    return {TOAST: Toast(host, keep), ANSWER: Answer(host), SEND: Send(channels, link)}

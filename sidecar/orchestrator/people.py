@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from hashlib import sha256
@@ -37,6 +37,10 @@ ANSWER_SECONDS: Final = 25.0
 """How many seconds an answer may take to reach OpenCode, including all attempts."""
 
 TOAST_SECONDS: Final = 5.0
+
+MOST_TOASTS: Final = 20
+"""How many of the newest toasts are kept for terminals that read them."""
+
 _LOOK_SECONDS: Final = 0.05
 
 
@@ -80,8 +84,9 @@ class People:
             children=config.children,
             escalate_ms=round(config.escalate_after_seconds * 1000),
         )
+        self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
         self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
-        self.kinds: Mapping[str, EffectKind] = notify_kinds(host, self.channels, self.page.link)
+        self.kinds: Mapping[str, EffectKind] = notify_kinds(host, self.channels, self.page.link, self.toasts.append)
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
         """The checkpoints for which a call in this process is waiting, and how many calls are waiting for each."""
@@ -134,8 +139,8 @@ class People:
         if known.channels.get("toast") == "sent":
             return "The user's OpenCode shows it."
         if self.channels.names:
-            return "No OpenCode shows this session; it is being sent to the user's other channels."
-        return "Nobody could be told now: no OpenCode shows this session. `durable-stream notices` lists it."
+            return "No OpenCode says that it shows this; it is being sent to the user's other channels."
+        return "Nobody is known to have seen it: no OpenCode says that it shows it. `durable-stream notices` lists it."
 
     async def ask(self, session: str, args: AskArgs, call: str = "", seconds: float = 600.0) -> str:
         """The tool ``checkpoint_ask``: ask, and wait for the answer for a while. ``call`` is OpenCode's id of the tool

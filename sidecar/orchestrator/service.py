@@ -203,7 +203,8 @@ class DurableStream:
                 idle_since = None
 
     async def _draw_card(self) -> None:
-        text = card_text(self.data.unfinished(), self.people.checkpoints.data.checkpoints.values())
+        asks = self.people.checkpoints.data.checkpoints.values()
+        text = card_text(self.data.unfinished(), asks, self.people.toasts)
         if text != self._card.written:
             await asyncio.to_thread(self._card.write, text)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.install.tui import COPY_NAME, TUI_NAME
+from sidecar.install.tui import TUI_NAME
+from sidecar.install.tui2 import SETTINGS_NAME
 from tests.real.durable import DurableStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
@@ -37,7 +38,7 @@ def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own_un
         (session,) = client.api("GET", "/api/session")["data"]
         records = assert_event_for_event(durable, client, session["id"])
         assert f"OpenCode {VERSION_2}, its service, pid {client.pid}, read" in durable.in_project(client, "status")
-        settings = client.config_directory / COPY_NAME
+        settings = client.config_directory / SETTINGS_NAME
         assert TUI_NAME in settings.read_text(), "the terminal copied it from the tui.json"
         assert f"removed {TUI_NAME} from {settings}" in durable.in_project(client, "uninstall").splitlines()
         assert TUI_NAME not in settings.read_text(), "only the other settings of OpenCode 1 are left"

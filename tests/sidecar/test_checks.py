@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sidecar.checks.opencode import check_services, check_versions
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import FIRST_LINE, Target, uninstall
 from sidecar.install.tui import CONFIG_NAME, TUI_NAME
+from sidecar.install.tui2 import FILE, SETTINGS_NAME
 from sidecar.orchestrator.lacks import MEANINGS, ONE, RELEASED, TWO
 from tests.sidecar.checking import (
     LINKED,
@@ -34,7 +36,7 @@ def test_all_is_well(healthy_home: Home) -> None:
     assert {check.level for check in found.values()} == {"ok"}
     assert set(found) == {
         *("opencode", "switches", "plugin", "versions", "start-up", "home", "token", "config", "disk"),
-        *("background", "sidecar", "links", "log", "clock", "spool", "nats", "terminal"),
+        *("background", "sidecar", "links", "log", "clock", "spool", "nats", "terminal", "terminal 2"),
     }  # fmt: skip
     assert "5 records" in found["log"].text
 
@@ -137,6 +139,24 @@ def test_the_tui_plugin_missing_outdated_and_not_named(healthy_home: Home, tmp_p
     (config / CONFIG_NAME).write_text("{}")
     theirs = look(healthy_home)["terminal"]
     assert theirs.level == "note" and theirs.fix is None and (config / TUI_NAME).as_uri() in theirs.hint
+
+
+def test_the_tui_plugin_of_opencode_2_and_what_it_copied(healthy_home: Home, tmp_path: Path) -> None:
+    config = tmp_path / "config" / "opencode"
+    file, settings = config / FILE, config / SETTINGS_NAME
+    assert look(healthy_home)["terminal 2"].level == "ok"
+    settings.write_text(json.dumps({"plugins": [(config / TUI_NAME).as_uri(), "mine"]}))
+    harmless = look(healthy_home)["terminal 2"]
+    assert harmless.level == "ok" and str(settings) in harmless.text
+    for break_it in (file.unlink, lambda: file.write_text(f"{FIRST_LINE}\nold")):
+        break_it()
+        assert levels(healthy_home)["terminal 2"] == "note"
+        assert run(healthy_home.path, "doctor", "--fix").out.count("fixed: ") == 1
+        assert "terminal 2" not in levels(healthy_home)
+    assert json.loads(settings.read_bytes()) == {"plugins": ["mine"]}
+    file.write_text("mine")
+    theirs = look(healthy_home)["terminal 2"]
+    assert theirs.level == "note" and theirs.fix is None
 
 
 @pytest.mark.parametrize(

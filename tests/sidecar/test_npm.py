@@ -91,7 +91,7 @@ def test_a_project_alone_prepares_the_users_directory_too(tmp_path: Path, projec
     assert contents(tmp_path) == before
 
 
-OURS = {"plugin", LEDGER_NAME, TUI_NAME, CONFIG_NAME}
+OURS = {"plugin", "plugins", LEDGER_NAME, TUI_NAME, CONFIG_NAME}
 USED = {
     "package": ("package.json", '{"dependencies": {"zod": "*"}}'),
     "lock": ("package-lock.json", "{}"),
@@ -110,7 +110,7 @@ def test_where_packages_are_used_npm_is_told_not_to_retry(tmp_path: Path, config
     (config / name).write_text(text)
     before = contents(tmp_path)
     do()
-    assert names(config) - OURS == {name.split("/")[0], ".npmrc"} - {"plugin"}
+    assert names(config) - OURS == {name.split("/")[0], ".npmrc"} - OURS
     assert (config / ".npmrc").read_bytes() == RC_TEXT
     assert not waits(config)
     uninstall(Target.everywhere())

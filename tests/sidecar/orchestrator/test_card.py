@@ -19,6 +19,11 @@ def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:
     assert "\n" not in agent["title"] and "a prompt" not in agent.values()
 
 
+def test_it_has_the_toasts_that_the_host_cannot_show() -> None:
+    toast = {"id": "key", "session": "ses_1", "title": "OpenCode", "text": "started"}
+    assert json.loads(card_text((), (), [toast])) == {"agents": [], "toasts": [toast]}
+
+
 def test_it_is_written_when_something_runs_and_emptied_when_nothing_does(tmp_path: Path) -> None:
     nothing = card_text((), ())
     card = CardFile(tmp_path)

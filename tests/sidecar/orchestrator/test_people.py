@@ -142,11 +142,13 @@ async def test_a_signal_that_comes_after_the_wait_is_a_message_for_each_session_
         assert '"now"' in sent[0].payload["text"] and sent[0].payload["wake"]
 
 
-@pytest.mark.parametrize(("shows", "said"), [(True, "shows it"), (False, "Nobody could be told")])
+@pytest.mark.parametrize(("shows", "said"), [(True, "shows it"), (False, "Nobody is known")])
 async def test_the_model_learns_whether_anybody_was_told(tmp_path: Path, shows: bool, said: str) -> None:
     async with people(tmp_path) as (made, host, _):
         host.shows = shows
         assert said in await made.notify("ses_1", NotifyArgs(message="done"), {"messageID": "m", "callID": "c"})
+        kept = [(toast["session"], toast["text"]) for toast in made.toasts]
+        assert kept == ([] if shows else [("ses_1", "done")]), "a terminal may show what the host cannot"
 
 
 async def test_only_the_own_project_is_read_and_not_too_much(tmp_path: Path) -> None:
