@@ -110,7 +110,17 @@ def _npm_install(package: str, place: Path) -> None:
     if npm is None:
         raise InstallError("npm was not found on PATH. Install Node.js (20 or newer, with npm) and try again.")
     place.mkdir(parents=True, exist_ok=True)
-    command = [npm, "install", "--ignore-scripts", "--force", "--no-audit", "--no-fund", "--prefix", str(place), package]
+    command = [
+        npm,
+        "install",
+        "--ignore-scripts",
+        "--force",
+        "--no-audit",
+        "--no-fund",
+        "--prefix",
+        str(place),
+        package,
+    ]
     fetch("npm", command, package, NPM_LIMIT_S, lambda output: npm_failure(package, output, place))
 
 

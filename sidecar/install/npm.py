@@ -1,11 +1,12 @@
 """Keeps OpenCode from waiting for npm when it starts, in each of its config directories.
 
-Once there is any plugin, OpenCode starts only after an npm install has ended in **every** config directory: without a
+Once there is any plugin, OpenCode 1 starts only after an npm install has ended in **every** config directory: without a
 network, that takes over a minute each time. npm installs nothing where ``node_modules`` exists and the lock file names
 the packages it needs. An npm that is configured not to retry fails at once.
 
 So a directory where nobody needs packages gets an empty ``node_modules`` and a lock file (*the stub*). If a package is
-needed, a stub would prevent its installation, so the directory's ``.npmrc`` gets one setting instead. Everything that
+needed, a stub would prevent its installation, so the directory's ``.npmrc`` gets one setting instead. OpenCode 2
+installs nothing in its config directories, and ignores what is there. Everything that
 ``install`` makes has a *kind*, and is removed only if it is unchanged.
 """
 
@@ -37,7 +38,13 @@ RC_TEXT: Final = (
     b"; durable-stream: without a network OpenCode would wait over a minute for npm at each start\nfetch-retries=0\n"
 )
 
+PLUGIN_PACKAGE: Final = "opencode-durable-stream"
+"""The name of our plugin as an npm package."""
+
 _PACKAGE: Final = "@opencode-ai/plugin"
+_SETTINGS: Final = ("opencode.json", "opencode.jsonc", "config.json")
+_NAMED: Final = re.compile(rb'"%b(?:@[^"]*)?"' % PLUGIN_PACKAGE.encode())
+_COMMENT: Final = re.compile(rb"^\s*//.*$", re.MULTILINE)
 _DEPENDENCIES: Final = ("dependencies", "devDependencies", "peerDependencies", "optionalDependencies")
 
 DIRECTORY_MODE: Final = 0o755
@@ -89,6 +96,22 @@ def _upward(directory: Path) -> Iterator[Path]:
 # --- looking ---
 
 
+def settings_with_package(directory: Path, environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """The configuration files that make an OpenCode in ``directory`` load our npm package.
+
+    ``opencode plugin add`` of OpenCode 2 writes such a file in the user's config directory.
+    """
+    places = [*ConfigDirectories.of(directory, environ).all, *(path.parent for path in _upward(directory))]
+    return [place / name for place in dict.fromkeys(places) for name in _SETTINGS if _names_package(place / name)]
+
+
+def _names_package(path: Path) -> bool:
+    try:
+        return _NAMED.search(_COMMENT.sub(b"", path.read_bytes())) is not None
+    except OSError:
+        return False
+
+
 def waits(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """True if this directory makes OpenCode wait for npm when it has a plugin but no network."""
     if not _is_writable(directory):
@@ -119,7 +142,7 @@ def _is_used(directory: Path) -> bool:
         for path in (directory / folder).glob("*.[jt]s"):
             if path.name != "durable-stream.js":
                 return True
-    for name in ("opencode.json", "opencode.jsonc", "config.json"):
+    for name in _SETTINGS:
         with suppress(OSError):
             if re.search(rb'"plugin"\s*:\s*\[\s*[^\]\s]', (directory / name).read_bytes()):
                 return True
