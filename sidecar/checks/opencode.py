@@ -14,7 +14,16 @@ from pathlib import Path
 from sidecar.capture.exclusion import Exclusion
 from sidecar.checks.asking import refused_plugin
 from sidecar.checks.check import Check, Fix, Plugin, Scene, again
-from sidecar.install.npm import PLUGIN_PACKAGE, RC, ConfigDirectories, read_rc, starves, waits
+from sidecar.install.npm import (
+    BOTH_READ,
+    PLUGIN_PACKAGE,
+    RC,
+    ConfigDirectories,
+    read_rc,
+    settings_with_package,
+    starves,
+    waits,
+)
 from sidecar.install.plugin import REMOVE_PACKAGE, RESTART
 from sidecar.orchestrator.lacks import MEANINGS, is_only_read, lacks_of
 from sidecar.version import VERSION
@@ -157,7 +166,10 @@ def check_plugin(scene: Scene) -> list[Check]:
         fix = Fix("install", scene.config_directories.user)
         return [Check("plugin", "problem", "not installed, so OpenCode's sessions are not recorded", hint, fix)]
     checks = [_check_plugin(scene, plugin) for plugin in scene.plugins]
-    checks += [Check("plugin", "ok", f"{path} names the npm package {PLUGIN_PACKAGE}") for path in scene.packages]
+    both = settings_with_package(scene.cwd, scene.environ, [BOTH_READ])
+    for path in scene.packages:
+        text = f"{path} names the npm package {PLUGIN_PACKAGE}{'' if path in both else ', for OpenCode 2 alone'}"
+        checks.append(Check("plugin", "ok", text))
     if scene.plugins and not any(plugin.names.command == scene.command for plugin in scene.plugins):
         hint = "run `durable-stream install` from the copy that you want to use"
         text = f"the plugin starts another copy of this program: {' '.join(scene.plugins[0].names.command[:1])}"

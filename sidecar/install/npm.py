@@ -43,8 +43,9 @@ PLUGIN_PACKAGE: Final = "opencode-durable-stream"
 
 _PACKAGE: Final = "@opencode-ai/plugin"
 _SETTINGS: Final = ("opencode.json", "opencode.jsonc", "config.json")
-_NAMED: Final = re.compile(rb'"%b(?:@[^"]*)?"' % PLUGIN_PACKAGE.encode())
-_COMMENT: Final = re.compile(rb"^\s*//.*$", re.MULTILINE)
+_STRING: Final = r'("(?:\\.|[^"\\])*")'
+_COMMENT: Final = re.compile(_STRING + r"|//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LAST_COMMA: Final = re.compile(_STRING + r"|,(?=\s*[\]}])")
 _DEPENDENCIES: Final = ("dependencies", "devDependencies", "peerDependencies", "optionalDependencies")
 
 DIRECTORY_MODE: Final = 0o755
@@ -96,20 +97,40 @@ def _upward(directory: Path) -> Iterator[Path]:
 # --- looking ---
 
 
-def settings_with_package(directory: Path, environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """The configuration files that make an OpenCode in ``directory`` load our npm package.
+BOTH_READ: Final = "plugin"
+"""The key with the plugins that OpenCode 1 and 2 load. The other key, ``plugins``, is OpenCode 2's own."""
+
+
+def settings_with_package(
+    directory: Path, environ: Mapping[str, str] = os.environ, keys: Collection[str] = (BOTH_READ, "plugins")
+) -> list[Path]:
+    """The configuration files that make an OpenCode in ``directory`` load our npm package under one of the ``keys``.
 
     ``opencode plugin add`` of OpenCode 2 writes such a file in the user's config directory.
     """
     places = [*ConfigDirectories.of(directory, environ).all, *(path.parent for path in _upward(directory))]
-    return [place / name for place in dict.fromkeys(places) for name in _SETTINGS if _names_package(place / name)]
+    files = [place / name for place in dict.fromkeys(places) for name in _SETTINGS]
+    return [file for file in files if any(_is_package(entry) for key in keys for entry in _listed(file, key))]
 
 
-def _names_package(path: Path) -> bool:
+def _listed(path: Path, key: str) -> list[Any]:
+    """A list in a file of JSON with comments; empty if the file does not have it."""
     try:
-        return _NAMED.search(_COMMENT.sub(b"", path.read_bytes())) is not None
-    except OSError:
-        return False
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        for ignored in (_COMMENT, _LAST_COMMA):
+            text = ignored.sub(lambda found: found[1] or "", text)
+        found = json.loads(text)[key]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _is_package(entry: Any) -> bool:
+    if isinstance(entry, dict):
+        entry = entry.get("package")
+    elif isinstance(entry, list):
+        entry = entry[0] if entry else None
+    return isinstance(entry, str) and (entry == PLUGIN_PACKAGE or entry.startswith(f"{PLUGIN_PACKAGE}@"))
 
 
 def waits(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:

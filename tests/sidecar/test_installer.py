@@ -201,7 +201,10 @@ def test_the_settings_that_name_the_npm_package(work: Path, target: Target) -> N
     assert settings_with_package(work) == [] and not is_installed(work)
     named = [
         (target.config / "opencode.json", '{"plugins":["a","opencode-durable-stream"]}'),
-        (target.config / "opencode.jsonc", '{"plugin": [\n // mine\n ["opencode-durable-stream@1.2.3", {}]]}'),
+        (
+            target.config / "opencode.jsonc",
+            '{"plugin": [ // "a"\n ["opencode-durable-stream@1", {"a": "//,]"},], /* */ ]}',
+        ),
         (work / "opencode.json", '{"plugins": [{"package": "opencode-durable-stream@latest", "options": {}}]}'),
     ]
     for path, text in named:
@@ -209,9 +212,18 @@ def test_the_settings_that_name_the_npm_package(work: Path, target: Target) -> N
     below = work / "below"
     below.mkdir()
     assert settings_with_package(below) == [path for path, _ in named] and is_installed(below)
-    for path, _ in named:
-        path.write_text('{"plugins": ["opencode-durable-stream-more", "-opencode-durable-stream"]}')
-    assert settings_with_package(below) == []
+    named[1][0].unlink()
+    assert not is_installed(below), "OpenCode 1 does not read the other key"
+    for text in (
+        '{"plugins": ["opencode-durable-stream-more", "-opencode-durable-stream", 7, []]}',
+        '{"plugins": [ // "opencode-durable-stream"\n]}',
+        '{"plugins": {"opencode-durable-stream": 1}, "model": "opencode-durable-stream"}',
+        '["plugins"]',
+        '{"plugins": ["opencode-durable-stream"',
+    ):
+        for path, _ in named:
+            path.write_text(text)
+        assert settings_with_package(below) == [], text
 
 
 def test_the_executable_is_the_script_or_this_python(tmp_path: Path) -> None:
