@@ -24,7 +24,7 @@ from sidecar.install.npm import (
     starves,
     waits,
 )
-from sidecar.install.plugin import REMOVE_PACKAGE, RESTART
+from sidecar.install.plugin import RELOAD, REMOVE_PACKAGE, RESTART
 from sidecar.orchestrator.lacks import MEANINGS, is_only_read, lacks_of
 from sidecar.version import VERSION
 
@@ -218,7 +218,8 @@ def check_copies(scene: Scene) -> list[Check]:
 
 
 def check_versions(scene: Scene) -> list[Check]:
-    """The versions of this program, of each plugin's shim and executable, and of the running sidecar."""
+    """The versions of this program, of each plugin's shim and executable, of each connected plugin, and of the running
+    sidecar."""
     return [*_check_refused(scene), *_check_versions(scene)]
 
 
@@ -234,6 +235,9 @@ def _check_versions(scene: Scene) -> list[Check]:
             found[f"the shim of {plugin.target.plugin}"] = shim_version(plugin) or "unknown"
             said = re.search(r"\d+\.\d+\.\d+\S*", output_of([*plugin.names.command, "--version"]) or "")
             found[plugin.names.command[0]] = said[0] if said else "unknown"
+    for link in (scene.answer or {}).get("links") or []:
+        if version := link.get("shim_version"):
+            found[f"the plugin in OpenCode (pid {link.get('pid')})"] = str(version)
     info = scene.home.running()
     if info is not None:
         found["the running sidecar"] = info.version
@@ -245,7 +249,7 @@ def _check_versions(scene: Scene) -> list[Check]:
         return [
             Check("versions", "note", text, "run `durable-stream stop`; the next sidecar has this program's version")
         ]
-    return [Check("versions", "note", text, f"run `durable-stream install` again, then {RESTART}")]
+    return [Check("versions", "note", text, f"run `durable-stream install` again, then {RELOAD}")]
 
 
 def shim_version(plugin: Plugin) -> str | None:

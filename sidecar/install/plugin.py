@@ -29,6 +29,10 @@ RESTART: Final = "restart OpenCode 1; OpenCode 2 notices the change by itself, o
 """What the user must do so that OpenCode loads or unloads the plugin. The OpenCode 2 service watches its plugin
 directories, and keeps running after the terminal is closed."""
 
+RELOAD: Final = "restart OpenCode (OpenCode 2: `opencode reload`)"
+"""What the user must do so that OpenCode loads another version of the shim. OpenCode 2 watches the shim's files, too,
+but keeps the old shim if it looked while some of them were missing."""
+
 REMOVE_PACKAGE: Final = f"opencode plugin remove {npm.PLUGIN_PACKAGE}"
 """The command of OpenCode 2 that undoes its ``plugin add``."""
 

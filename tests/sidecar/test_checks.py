@@ -200,6 +200,14 @@ def test_versions(healthy_home: Home) -> None:
     assert "the running sidecar is 0.0.8" in found.text and "durable-stream stop" in found.hint
 
 
+def test_an_opencode_that_still_has_the_plugin_of_before_an_upgrade(healthy_home: Home) -> None:
+    scene = scene_of(healthy_home, (str(programs(healthy_home) / "durable-stream"),))
+    links = [{"pid": 77, "shim_version": "0.0.9"}, {"pid": 78, "shim_version": "0.1.0"}, {"pid": 79}]
+    (found,) = check_versions(scene._replace(answer={"links": links}))
+    assert (found.level, "pid 77" in found.text, "pid 78" in found.text) == ("note", True, False)
+    assert "opencode reload" in found.hint
+
+
 def test_a_plugin_that_the_sidecar_sent_away(healthy_home: Home) -> None:
     scene = scene_of(healthy_home, (str(programs(healthy_home) / "durable-stream"),))
     refused = {"shim_version": "0.0.7", "pid": 77, "protocol": 0}
