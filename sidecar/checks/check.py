@@ -105,6 +105,11 @@ class Scene(NamedTuple):
         return bool(self.plugins or self.packages)
 
     @property
+    def package_home(self) -> Path:
+        """The home into which the npm package records, because no file names another one."""
+        return Home(environ=self.environ).path
+
+    @property
     def is_everywhere(self) -> bool:
         """Whether a plugin is loaded in every project."""
         return any(plugin.target.config == self.config_directories.user for plugin in self.plugins)

@@ -169,7 +169,11 @@ def check_plugin(scene: Scene) -> list[Check]:
     both = settings_with_package(scene.cwd, scene.environ, [BOTH_READ])
     for path in scene.packages:
         text = f"{path} names the npm package {PLUGIN_PACKAGE}{'' if path in both else ', for OpenCode 2 alone'}"
-        checks.append(Check("plugin", "ok", text))
+        if scene.package_home == scene.home.path:
+            checks.append(Check("plugin", "ok", text))
+        else:
+            hint = "set DURABLE_STREAM_HOME for OpenCode, or run `durable-stream doctor` without `--home`"
+            checks.append(Check("plugin", "note", f"{text}, which records into {scene.package_home}", hint))
     if scene.plugins and not any(plugin.names.command == scene.command for plugin in scene.plugins):
         hint = "run `durable-stream install` from the copy that you want to use"
         text = f"the plugin starts another copy of this program: {' '.join(scene.plugins[0].names.command[:1])}"

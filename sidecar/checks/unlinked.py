@@ -18,7 +18,8 @@ def check_unlinked(scene: Scene) -> list[Check]:
     """Whether every running service of this user has loaded the plugin. A service keeps running after the terminal is
     closed."""
     ours = [plugin.target.plugin for plugin in scene.plugins if plugin.names.home == str(scene.home.path)]
-    ours += scene.packages
+    if scene.package_home == scene.home.path:
+        ours += scene.packages
     is_silent = scene.answer is None and scene.home.running() is not None
     if not ours or is_silent:
         return []  # another check reports the missing plugin or the silent sidecar

@@ -135,8 +135,11 @@ def test_plugin_missing_twice_broken_or_of_another_home(healthy_home: Home) -> N
     assert look(healthy_home)["plugin"].hint.startswith("run `durable-stream install`")
 
 
-def test_the_npm_package_alone_and_beside_a_plugin_file(healthy_home: Home) -> None:
+def test_the_npm_package_alone_and_beside_a_plugin_file(
+    healthy_home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """OpenCode 2 writes the entry; a comment and a removal are none."""
+    monkeypatch.setenv("DURABLE_STREAM_HOME", str(healthy_home.path))
     settings = Target.everywhere().config / "opencode.json"
     settings.write_text('{"plugins": ["opencode-durable-stream"]}')
     found = look(healthy_home)
@@ -145,6 +148,9 @@ def test_the_npm_package_alone_and_beside_a_plugin_file(healthy_home: Home) -> N
     uninstall(Target.everywhere())
     assert {name: look(healthy_home)[name].level for name in ("plugin", "links")} == {"plugin": "ok", "links": "ok"}
     assert "copies" not in look(healthy_home) and status(healthy_home)["problems"] == []
+    monkeypatch.setenv("DURABLE_STREAM_HOME", str(tmp_path / "other"))
+    other = look(healthy_home)["plugin"]
+    assert other.level == "note" and str(tmp_path / "other") in other.text
     for text in ('{"plugins": ["-opencode-durable-stream"]}', '{\n  // "opencode-durable-stream",\n}'):
         settings.write_text(text)
         assert look(healthy_home)["plugin"].level == "problem"
