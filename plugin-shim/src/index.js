@@ -1,6 +1,6 @@
 /**
  * The package's entry: one export, which OpenCode 1 and 2 both load.
  */
-import { plugin } from "./plugin.js";
+import { packaged } from "./packaged.js";
 
-export default plugin({}, import.meta.url);
+export default packaged(process.env, import.meta.url);

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sidecar.home import Home
-from sidecar.install.npm import ConfigDirectories
+from sidecar.install.npm import ConfigDirectories, settings_with_package
 from sidecar.install.plugin import Installed, Target, read_plugin
 
 if TYPE_CHECKING:
@@ -96,6 +96,18 @@ class Scene(NamedTuple):
     survey: Survey = Survey()
     now_ms: int = 0
     """When the survey ended."""
+    packages: tuple[Path, ...] = ()
+    """The OpenCode configuration files that name our npm package."""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether OpenCode loads the plugin in the current directory, from a plugin file or as an npm package."""
+        return bool(self.plugins or self.packages)
+
+    @property
+    def package_home(self) -> Path:
+        """The home into which the npm package records, because no file names another one."""
+        return Home(environ=self.environ).path
 
     @property
     def is_everywhere(self) -> bool:
@@ -126,7 +138,8 @@ def scene_of(
         if names is not None:
             found.append(Plugin(target, names))
     needless = quick and (has_defaults(home, environ) or (served and not names_exclusions(home)))
-    scene = Scene(home, command, cwd, environ, config_directories, tuple(found))
+    packages = tuple(settings_with_package(cwd, environ))
+    scene = Scene(home, command, cwd, environ, config_directories, tuple(found), packages=packages)
     return scene if needless else _with_config(scene)
 
 

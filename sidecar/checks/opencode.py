@@ -4,6 +4,7 @@ does not wait for npm.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,24 +14,30 @@ from pathlib import Path
 from sidecar.capture.exclusion import Exclusion
 from sidecar.checks.asking import refused_plugin
 from sidecar.checks.check import Check, Fix, Plugin, Scene, again
-from sidecar.install.npm import RC, ConfigDirectories, read_rc, starves, waits
-from sidecar.install.plugin import RESTART
+from sidecar.install.npm import (
+    BOTH_READ,
+    PLUGIN_PACKAGE,
+    RC,
+    ConfigDirectories,
+    read_rc,
+    settings_with_package,
+    starves,
+    waits,
+)
+from sidecar.install.plugin import RELOAD, REMOVE_PACKAGE, RESTART
 from sidecar.orchestrator.lacks import MEANINGS, is_only_read, lacks_of
 from sidecar.version import VERSION
 
 OLDEST_OPENCODE = (1, 18)
 """The oldest supported release."""
 
-TESTED = frozenset({"1.18.33", "0.0.0-next-16350"})
-"""The versions that the tests run; see ``docs/opencode2.md``. Any other version gives a note, not a problem."""
+TESTED = ("1.18.33", "2.0.15")
+"""The version of each major release that the tests run, oldest first; see ``docs/opencode2.md``. Any other supported
+version gives a note, not a problem."""
 
 UNTESTED = (
     "docs/opencode2.md lists what was tested; everything that a newer release sends is recorded, but some of "
     "it may not be understood"
-)
-
-LOGLESS = (
-    "what happens while no sidecar is running is not recorded; `capture.gap` events say where. See docs/opencode2.md"
 )
 
 ANSWER_SECONDS = 20.0
@@ -39,7 +46,7 @@ ANSWER_SECONDS = 20.0
 PROJECTS = 500
 """Maximum number of projects from the log that are checked."""
 
-_VERSION = re.compile(r"(\d+)\.(\d+)\.\d+\S*")
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)\S*")
 
 _NO = frozenset({"", "0", "false", "no", "off", "n"})
 
@@ -47,11 +54,9 @@ _NO = frozenset({"", "0", "false", "no", "off", "n"})
 def check_opencode(scene: Scene) -> list[Check]:
     """The versions of OpenCode 1 and 2, both on the PATH and linked, and what each version lacks for background
     work."""
-    found = [(name, shutil.which(name, path=scene.environ.get("PATH"))) for name in ("opencode", "opencode2")]
-    programs = [(name, path) for name, path in found if path is not None]
-    said = {path: _VERSION.search(output_of([path, "--version"]) or "") for _, path in programs}
-    checks = [_check_program(name, path, said[path]) for name, path in programs]
-    if not programs:
+    said = {path: _VERSION.search(output_of([path, "--version"]) or "") for path in programs(scene.environ.get("PATH"))}
+    checks = [_check_program(path, numbers) for path, numbers in said.items()]
+    if not checks:
         hint = "install OpenCode, or add its directory to the PATH; the plugin also works with the copy inside an IDE"
         checks = [Check("opencode", "note", "not on the PATH", hint)]
     answer = scene.answer or {}
@@ -62,6 +67,13 @@ def check_opencode(scene: Scene) -> list[Check]:
     versions += [version for version, _ in links if _VERSION.match(version)]
     versions += [str(service["version"]) for service in answer.get("services") or [] if service.get("version")]
     return checks + [_check_lacks(version) for version in dict.fromkeys(versions)]
+
+
+def programs(path: str | None) -> list[str]:
+    """Every OpenCode on the PATH: OpenCode 1 and 2 have the same name, so a user with both has one in front of the
+    other."""
+    found = [shutil.which("opencode", path=place) for place in (path or os.defpath).split(os.pathsep) if place]
+    return list({os.path.realpath(each): each for each in reversed(found) if each is not None}.values())[::-1]
 
 
 def _check_lacks(version: str) -> Check:
@@ -78,25 +90,33 @@ def _check_lacks(version: str) -> Check:
     )
 
 
-def _check_program(name: str, path: str, numbers: re.Match[str] | None) -> Check:
+def _check_program(path: str, numbers: re.Match[str] | None) -> Check:
     if numbers is None:
-        return Check(name, "note", f"{path} does not print its version", f"run `{name} --version` to see why")
-    return _check_version(name, numbers, f" at {path}")
+        return Check("opencode", "note", f"{path} does not print its version", f"run `{path} --version` to see why")
+    return _check_version("opencode", numbers, f" at {path}")
 
 
 def _check_version(name: str, numbers: re.Match[str], where: str) -> Check:
-    release, text = (int(numbers[1]), int(numbers[2])), f"{numbers[0]}{where}"
+    text, release = f"{numbers[0]}{where}", _release(numbers)
     if numbers[0] in TESTED:
         return Check(name, "ok", text)
-    if release < OLDEST_OPENCODE and not numbers[0].startswith("0.0.0-"):
+    if release < OLDEST_OPENCODE:
         oldest = ".".join(map(str, OLDEST_OPENCODE))
         hint = f"upgrade OpenCode; {oldest} is the oldest release that the plugin supports"
         return Check(name, "problem", f"{text} is too old", hint)
-    return Check(name, "note", f"{text}: not tested on this version", UNTESTED)
+    majors = [version for version in TESTED if version.split(".")[0] == numbers[1]]
+    proven = (majors or TESTED)[-1]
+    if release > tuple(map(int, proven.split("."))):
+        return Check(name, "note", f"{text} is newer than {proven}, the last proven version", UNTESTED)
+    return Check(name, "note", f"{text}: not tested; the proven version is {proven}", UNTESTED)
+
+
+def _release(numbers: re.Match[str]) -> tuple[int, ...]:
+    return int(numbers[1]), int(numbers[2]), int(numbers[3])
 
 
 def check_services(scene: Scene) -> list[Check]:
-    """Whether the sidecar reads the logs of the OpenCode 2 services whose plugin is linked."""
+    """Whether the sidecar reads the OpenCode 2 services whose plugin is linked."""
     checks = []
     for service in (scene.answer or {}).get("services") or []:
         version, state, place = (str(service.get(name) or "") for name in ("version", "state", "registration"))
@@ -111,14 +131,10 @@ def check_services(scene: Scene) -> list[Check]:
             checks.append(
                 Check("opencode 2", "note", text, "sessions are read as soon as the service answers; nothing is lost")
             )
-        elif version in TESTED:
-            checks.append(Check("opencode 2", "ok", f"the service {version} is read"))
+        elif numbers := _VERSION.match(version):
+            checks.append(_check_version("opencode 2", numbers, ", a service that is read"))
         else:
-            text = f"the service {version or 'of an unknown version'} is read: not tested on this version"
-            checks.append(Check("opencode 2", "note", text, UNTESTED))
-        if state == "read" and service.get("keeps_log") is False:
-            text = f"the service {version} keeps no log of its sessions: only what it announces is recorded"
-            checks.append(Check("opencode 2", "note", text, LOGLESS))
+            checks.append(Check("opencode 2", "note", "a service of an unknown version is read", UNTESTED))
     return checks
 
 
@@ -145,12 +161,20 @@ def _is_set(value: str | None) -> bool:
 def check_plugin(scene: Scene) -> list[Check]:
     """The plugin files that OpenCode loads here, and whether the files that a plugin file names exist and can be
     run."""
-    if not scene.plugins:
+    if not scene.is_installed:
         hint = f"run `durable-stream install`, then {RESTART}"
         fix = Fix("install", scene.config_directories.user)
         return [Check("plugin", "problem", "not installed, so OpenCode's sessions are not recorded", hint, fix)]
     checks = [_check_plugin(scene, plugin) for plugin in scene.plugins]
-    if not any(plugin.names.command == scene.command for plugin in scene.plugins):
+    both = settings_with_package(scene.cwd, scene.environ, [BOTH_READ])
+    for path in scene.packages:
+        text = f"{path} names the npm package {PLUGIN_PACKAGE}{'' if path in both else ', for OpenCode 2 alone'}"
+        if scene.package_home == scene.home.path:
+            checks.append(Check("plugin", "ok", text))
+        else:
+            hint = "set DURABLE_STREAM_HOME for OpenCode, or run `durable-stream doctor` without `--home`"
+            checks.append(Check("plugin", "note", f"{text}, which records into {scene.package_home}", hint))
+    if scene.plugins and not any(plugin.names.command == scene.command for plugin in scene.plugins):
         hint = "run `durable-stream install` from the copy that you want to use"
         text = f"the plugin starts another copy of this program: {' '.join(scene.plugins[0].names.command[:1])}"
         checks.append(Check("plugin", "note", text, hint))
@@ -186,17 +210,20 @@ def missing_files(plugin: Plugin) -> list[Check]:
 
 def check_copies(scene: Scene) -> list[Check]:
     """Whether OpenCode loads more than one copy of the plugin here, and the versions of the copies."""
-    if len(scene.plugins) < 2:
+    copies = [f"{p.target.plugin} ({shim_version(p) or 'unknown version'})" for p in scene.plugins]
+    copies += [f"the npm package that {path} names" for path in scene.packages]
+    if len(copies) < 2:
         return []
-    copies = " and ".join(f"{p.target.plugin} ({shim_version(p) or 'unknown version'})" for p in scene.plugins)
     others = [plugin.target for plugin in scene.plugins if plugin.target.scope == "project"]
-    hint = "every event is still recorded once, but at twice the cost. To remove one copy, run "
-    hint += f"`durable-stream uninstall --project {others[0].config.parent}`"
-    return [Check("copies", "note", f"OpenCode loads more than one copy of the plugin: {copies}", hint)]
+    remove = f"durable-stream uninstall --project {others[0].config.parent}" if others else REMOVE_PACKAGE
+    hint = f"every event is still recorded once, but at twice the cost. To remove one copy, run `{remove}`"
+    text = f"OpenCode loads more than one copy of the plugin: {' and '.join(copies)}"
+    return [Check("copies", "note", text, hint)]
 
 
 def check_versions(scene: Scene) -> list[Check]:
-    """The versions of this program, of each plugin's shim and executable, and of the running sidecar."""
+    """The versions of this program, of each plugin's shim and executable, of each connected plugin, and of the running
+    sidecar."""
     return [*_check_refused(scene), *_check_versions(scene)]
 
 
@@ -212,6 +239,9 @@ def _check_versions(scene: Scene) -> list[Check]:
             found[f"the shim of {plugin.target.plugin}"] = shim_version(plugin) or "unknown"
             said = re.search(r"\d+\.\d+\.\d+\S*", output_of([*plugin.names.command, "--version"]) or "")
             found[plugin.names.command[0]] = said[0] if said else "unknown"
+    for link in (scene.answer or {}).get("links") or []:
+        if version := link.get("shim_version"):
+            found[f"the plugin in OpenCode (pid {link.get('pid')})"] = str(version)
     info = scene.home.running()
     if info is not None:
         found["the running sidecar"] = info.version
@@ -223,7 +253,7 @@ def _check_versions(scene: Scene) -> list[Check]:
         return [
             Check("versions", "note", text, "run `durable-stream stop`; the next sidecar has this program's version")
         ]
-    return [Check("versions", "note", text, f"run `durable-stream install` again, then {RESTART}")]
+    return [Check("versions", "note", text, f"run `durable-stream install` again, then {RELOAD}")]
 
 
 def shim_version(plugin: Plugin) -> str | None:

@@ -119,7 +119,7 @@ def check_links(scene: Scene) -> list[Check]:
     last = _last_link(scene.home)
     if last is not None:
         return [Check("links", "ok", f"none now; the last one opened at {last}")]
-    if not scene.plugins:
+    if not scene.is_installed:
         return []
     text = f"the plugin is installed, but {scene.home.log_path} shows that no OpenCode has ever connected"
     if scene.survey.head > NOTHING:

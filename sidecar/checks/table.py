@@ -86,7 +86,7 @@ def quick_checks(home: Home, *, served: bool = False) -> list[Check]:
     is_set = scene.config is not None or scene.config_fault
     checks = [*at_home.check_home(scene), *at_home.check_token(scene)]
     checks += at_home.check_config(scene) if is_set else []
-    if not scene.plugins:
+    if not scene.is_installed:
         hint = f"run `durable-stream install`, then {RESTART}"
         checks.append(
             Check("plugin", "problem", "no plugin is installed, so OpenCode's sessions are not recorded", hint)

@@ -18,6 +18,8 @@ def check_unlinked(scene: Scene) -> list[Check]:
     """Whether every running service of this user has loaded the plugin. A service keeps running after the terminal is
     closed."""
     ours = [plugin.target.plugin for plugin in scene.plugins if plugin.names.home == str(scene.home.path)]
+    if scene.package_home == scene.home.path:
+        ours += scene.packages
     is_silent = scene.answer is None and scene.home.running() is not None
     if not ours or is_silent:
         return []  # another check reports the missing plugin or the silent sidecar
@@ -28,16 +30,11 @@ def check_unlinked(scene: Scene) -> list[Check]:
 
 
 def _unlinked(service: Registration, installed_ms: int) -> Check:
-    if service.written_ms < installed_ms:
-        text = (
-            f"its service (pid {service.pid}) started before the plugin was installed, so its sessions may not be "
-            "recorded"
-        )
-        return Check("opencode 2", "problem", text, "run `opencode service restart`")
-    text = f"its service (pid {service.pid}) has not loaded the plugin yet"
+    started = ", which started before the plugin was installed," if service.written_ms < installed_ms else ""
+    text = f"its service (pid {service.pid}){started} has not loaded the plugin"
     hint = (
-        "use OpenCode 2 in a project; if that does not help, run `opencode service restart` without "
-        "`DURABLE_STREAM=off`"
+        "it loads the plugin when OpenCode 2 is next used in a project; if that does not help, run "
+        "`opencode service restart` without `DURABLE_STREAM=off`"
     )
     return Check("opencode 2", "note", text, hint)
 

@@ -83,12 +83,12 @@ def uninstall(
     facts: dict[str, Any] = {}
     if project is None:
         facts = _uninstall_service(outcome, told=service)
-    other = _other_copy(target)
+    others = _other_copies(target)
     stays = f"What was recorded stays in {named_home(context).path}."
     kept = f"Now {installer.RESTART}. Then nothing more is recorded. {stays}"
-    if other is not None:
-        still = f"The plugin is still at {other.plugin}, so OpenCode continues recording; remove it with"
-        kept = f"{still} {_removal(other)}. {stays}"
+    if others:
+        still = " and ".join(f"at {place} (remove it with {removal})" for place, removal in others.items())
+        kept = f"The plugin is still {still}, so OpenCode continues recording. {stays}"
     _tell(outcome, target, json, "" if service else kept, "uninstall", facts)
     if facts and not json:
         _print("To stop a service that is still running, run:", f"  {facts['disable']}")
@@ -193,23 +193,23 @@ def _warn_of_git(target: Target, loose: list[str]) -> None:
 def _warn_of_two(target: Target) -> None:
     from sidecar.cli.shared.command import note
 
-    other = _other_copy(target)
-    if other is not None:
+    for place, removal in _other_copies(target).items():
         note(
-            f"Warning: the plugin is also at {other.plugin}, so OpenCode loads both copies: each event is still "
-            f"recorded once, but at twice the cost; remove one copy, for example with {_removal(other)}"
+            f"Warning: the plugin is also at {place}, so OpenCode loads both copies: each event is still "
+            f"recorded once, but at twice the cost; remove one copy, for example with {removal}"
         )
 
 
-def _other_copy(target: Target) -> Target | None:
-    """The other place where the plugin may be installed (global, or the project of this directory), if our plugin is
-    there, too.
+def _other_copies(target: Target) -> dict[Path, str]:
+    """The other places from which OpenCode loads the plugin, each with the command that removes it there: the plugin
+    file for all projects or of this directory's project, and each configuration file that names the npm package.
     """
-    from sidecar.install.plugin import Target, is_ours
+    from sidecar.install.npm import settings_with_package
+    from sidecar.install.plugin import REMOVE_PACKAGE, Target, is_ours
 
     other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()
-    return other if other.plugin != target.plugin and is_ours(other.plugin) else None
-
-
-def _removal(other: Target) -> str:
-    return f"`durable-stream uninstall {'--global' if other.scope == 'global' else '--project .'}`"
+    copies = {}
+    if other.plugin != target.plugin and is_ours(other.plugin):
+        where = "--global" if other.scope == "global" else "--project ."
+        copies[other.plugin] = f"`durable-stream uninstall {where}`"
+    return copies | dict.fromkeys(settings_with_package(Path.cwd()), f"`{REMOVE_PACKAGE}`")

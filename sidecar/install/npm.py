@@ -1,11 +1,12 @@
 """Keeps OpenCode from waiting for npm when it starts, in each of its config directories.
 
-Once there is any plugin, OpenCode starts only after an npm install has ended in **every** config directory: without a
+Once there is any plugin, OpenCode 1 starts only after an npm install has ended in **every** config directory: without a
 network, that takes over a minute each time. npm installs nothing where ``node_modules`` exists and the lock file names
 the packages it needs. An npm that is configured not to retry fails at once.
 
 So a directory where nobody needs packages gets an empty ``node_modules`` and a lock file (*the stub*). If a package is
-needed, a stub would prevent its installation, so the directory's ``.npmrc`` gets one setting instead. Everything that
+needed, a stub would prevent its installation, so the directory's ``.npmrc`` gets one setting instead. OpenCode 2
+installs nothing in its config directories, and ignores what is there. Everything that
 ``install`` makes has a *kind*, and is removed only if it is unchanged.
 """
 
@@ -37,7 +38,14 @@ RC_TEXT: Final = (
     b"; durable-stream: without a network OpenCode would wait over a minute for npm at each start\nfetch-retries=0\n"
 )
 
+PLUGIN_PACKAGE: Final = "opencode-durable-stream"
+"""The name of our plugin as an npm package."""
+
 _PACKAGE: Final = "@opencode-ai/plugin"
+_SETTINGS: Final = ("opencode.json", "opencode.jsonc", "config.json")
+_STRING: Final = r'("(?:\\.|[^"\\])*")'
+_COMMENT: Final = re.compile(_STRING + r"|//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LAST_COMMA: Final = re.compile(_STRING + r"|,(?=\s*[\]}])")
 _DEPENDENCIES: Final = ("dependencies", "devDependencies", "peerDependencies", "optionalDependencies")
 
 DIRECTORY_MODE: Final = 0o755
@@ -89,6 +97,42 @@ def _upward(directory: Path) -> Iterator[Path]:
 # --- looking ---
 
 
+BOTH_READ: Final = "plugin"
+"""The key with the plugins that OpenCode 1 and 2 load. The other key, ``plugins``, is OpenCode 2's own."""
+
+
+def settings_with_package(
+    directory: Path, environ: Mapping[str, str] = os.environ, keys: Collection[str] = (BOTH_READ, "plugins")
+) -> list[Path]:
+    """The configuration files that make an OpenCode in ``directory`` load our npm package under one of the ``keys``.
+
+    ``opencode plugin add`` of OpenCode 2 writes such a file in the user's config directory.
+    """
+    places = [*ConfigDirectories.of(directory, environ).all, *(path.parent for path in _upward(directory))]
+    files = [place / name for place in dict.fromkeys(places) for name in _SETTINGS]
+    return [file for file in files if any(_is_package(entry) for key in keys for entry in _listed(file, key))]
+
+
+def _listed(path: Path, key: str) -> list[Any]:
+    """A list in a file of JSON with comments; empty if the file does not have it."""
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        for ignored in (_COMMENT, _LAST_COMMA):
+            text = ignored.sub(lambda found: found[1] or "", text)
+        found = json.loads(text)[key]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _is_package(entry: Any) -> bool:
+    if isinstance(entry, dict):
+        entry = entry.get("package")
+    elif isinstance(entry, list):
+        entry = entry[0] if entry else None
+    return isinstance(entry, str) and (entry == PLUGIN_PACKAGE or entry.startswith(f"{PLUGIN_PACKAGE}@"))
+
+
 def waits(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """True if this directory makes OpenCode wait for npm when it has a plugin but no network."""
     if not _is_writable(directory):
@@ -119,7 +163,7 @@ def _is_used(directory: Path) -> bool:
         for path in (directory / folder).glob("*.[jt]s"):
             if path.name != "durable-stream.js":
                 return True
-    for name in ("opencode.json", "opencode.jsonc", "config.json"):
+    for name in _SETTINGS:
         with suppress(OSError):
             if re.search(rb'"plugin"\s*:\s*\[\s*[^\]\s]', (directory / name).read_bytes()):
                 return True

@@ -26,9 +26,16 @@ FIRST_LINE: Final = "// Written by `durable-stream install`; remove with `durabl
 PLUGIN_NAME: Final = "durable-stream.js"
 LEDGER_NAME: Final = ".durable-stream-installed.json"
 
-RESTART: Final = "restart OpenCode (OpenCode 2: `opencode service restart`)"
-"""What the user must do so that OpenCode loads or unloads the plugin. The OpenCode 2 service keeps running after the
-terminal is closed."""
+RESTART: Final = "restart OpenCode 1; OpenCode 2 notices the change by itself, or after `opencode service restart`"
+"""What the user must do so that OpenCode loads or unloads the plugin. The OpenCode 2 service watches its plugin
+directories, and keeps running after the terminal is closed."""
+
+RELOAD: Final = "restart OpenCode (OpenCode 2: `opencode reload`)"
+"""What the user must do so that OpenCode loads another version of the shim. OpenCode 2 watches the shim's files, too,
+but keeps the old shim if it looked while some of them were missing."""
+
+REMOVE_PACKAGE: Final = f"opencode plugin remove {npm.PLUGIN_PACKAGE}"
+"""The command of OpenCode 2 that undoes its ``plugin add``."""
 
 CONFIG, PLUGIN = ".", "plugin"
 """Two more kinds of what ``install`` makes, besides those in ``npm.py``: the config directory itself, and its plugin
@@ -149,9 +156,11 @@ def is_ours(path: Path) -> bool:
 
 
 def is_installed(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """True if an OpenCode that starts in ``directory`` finds a plugin file with our name, whoever wrote that file."""
+    """True if an OpenCode 1 that starts in ``directory`` finds a plugin file with our name, whoever wrote that file, or
+    loads our npm package."""
     configs = ConfigDirectories.of(directory, environ).all
-    return any(os.path.lexists(config / folder / PLUGIN_NAME) for config in configs for folder in ("plugin", "plugins"))
+    files = (config / folder / PLUGIN_NAME for config in configs for folder in ("plugin", "plugins"))
+    return any(map(os.path.lexists, files)) or bool(npm.settings_with_package(directory, environ, [npm.BOTH_READ]))
 
 
 def install(

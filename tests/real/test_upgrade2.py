@@ -1,4 +1,4 @@
-"""From OpenCode 1 to 2 under a living sidecar: one home, one installed plugin file, one log, nothing twice."""
+"""From OpenCode 1 to 2 under a living sidecar, in one home: one installed plugin file, one log, nothing twice."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.install.plugin import PLUGIN_NAME
 from tests.real.durable import DurableStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.recorded import expected, family
-from tests.real.recorded2 import assert_event_for_event, assert_recorded, outcomes
 from tools.install_opencode import VERSION, VERSION_2, binary_path
 
 pytestmark = pytest.mark.real_opencode
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.real_opencode
 def test_an_upgrade_goes_on_in_the_same_log(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> None:
     with RealOpenCode(opencode_binary, model.port, serve=False) as one:
         durable.in_project(one, "install")
+        plugin = one.config_directory / "plugin" / PLUGIN_NAME
+        installed = plugin.read_bytes()
         one.start()
         old = one.create_session()
         one.prompt(old, 'CALL:bash {"command": "echo x", "description": "d"} THEN: SAY:in one')
@@ -32,21 +34,51 @@ def test_an_upgrade_goes_on_in_the_same_log(opencode_binary: Path, model: ModelS
             two.prompt(new, 'CALL:shell {"command": "echo x"} THEN: SAY:in two')
             one.prompt(old, "SAY:still in one")
             two.wait(new)
-            assert_recorded(durable, two, new)
             durable.assert_recorded(expected(family(one, old)))
-            assert {link["opencode_version"] for link in durable.status()["links"]} == {VERSION, VERSION_2}
-            found = durable.in_project(one, "doctor", "--json", path=[binary.parent]).splitlines()
-            told = {each["name"]: each["level"] for each in map(json.loads, found)}
-            assert {name: told[name] for name in ("opencode", "opencode2", "opencode 2", "plugin")} == {
-                "opencode": "ok", "opencode2": "ok", "opencode 2": "ok", "plugin": "ok",
-            }  # fmt: skip
+            assert versions(durable) == {VERSION, VERSION_2}
+            told = [
+                (each["name"], each["level"])
+                for each in map(
+                    json.loads, durable.in_project(one, "doctor", "--json", path=[binary.parent]).splitlines()
+                )
+                if each["name"] in ("opencode", "opencode 2", "plugin", "copies", "versions")
+            ]
+            assert told == [
+                *[("opencode", "ok")] * 2, ("plugin", "ok"), ("versions", "ok"), ("opencode 2", "ok")
+            ]  # fmt: skip
             one.terminate()
-            two.prompt(new, "SAY:still in two")
-            two.wait(new)
-            assert old not in {info["id"] for info in two.api("GET", "/api/session?limit=100")["data"]}
-            assert_event_for_event(durable, two, new)
-            assert [outcomes(durable.log(each), each) for each in (old, new)] == [["completed"] * 2] * 2
+            assert {old, new} <= {info["id"] for info in two.api("GET", "/api/session?limit=100")["data"]}
+            for session in (new, old):  # the second is one that 2 took over from 1
+                two.prompt(session, "SAY:still in two")
+                two.wait(session)
+            two.until(lambda: versions(durable) == {VERSION_2}, "the end of the link of 1")
+            two.restart()
+            two.wait(two.new_session())
+            two.until(lambda: versions(durable) == {VERSION_2}, "a link of the service that was started again")
             keys = Counter(r["event"]["idempotency_key"] for records in durable.whole_log().values() for r in records)
-            assert set(keys.values()) == {1}
-            assert durable.running() == sidecar
+            assert set(keys.values()) == {1} and {old, new} <= set(durable.whole_log())
+            assert durable.running() == sidecar and plugin.read_bytes() == installed
             durable.end_with(two, one)
+
+
+def test_opencode_1_refuses_the_data_that_2_made(opencode_binary: Path, model: ModelServer, tmp_path: Path) -> None:
+    """So there is no way back from 2 in one home, and nothing of ours is in the way of either."""
+    with (
+        DurableStream(tmp_path / "records") as durable,
+        RealOpenCode2(binary_path(VERSION_2), model.port, config={"snapshot": False}) as two,
+    ):
+        durable.in_project(two, "install")
+        two.prompt(session := two.new_session(), "SAY:in two")
+        two.wait(session)
+        durable.wait_linked()
+        with RealOpenCode(opencode_binary, model.port, root=two.root, serve=False) as one, pytest.raises(RuntimeError):
+            one.start()
+        two.prompt(session, "SAY:still in two")
+        two.wait(session)
+        assert versions(durable) == {VERSION_2}
+        durable.end_with(two)
+
+
+def versions(durable: DurableStream) -> set[str]:
+    """The versions of the OpenCodes that are linked."""
+    return {link["opencode_version"] for link in durable.status()["links"]}

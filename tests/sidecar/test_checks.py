@@ -42,26 +42,43 @@ def test_all_is_well(healthy_home: Home) -> None:
 
 
 def test_another_opencode_and_none(healthy_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    (programs(healthy_home) / "opencode").write_text(PROGRAM.format("2.0.1"))
+    (programs(healthy_home) / "opencode").write_text(PROGRAM.format("opencode v2.0.1"))
     assert (look(healthy_home)["opencode"].level, "2.0.1" in look(healthy_home)["opencode"].text) == ("note", True)
     (programs(healthy_home) / "opencode").unlink()
     assert look(healthy_home)["opencode"].level == "note"
 
 
-def test_both_opencodes_and_what_is_not_tested(healthy_home: Home) -> None:
-    (programs(healthy_home) / "opencode2").write_text(PROGRAM.format("opencode2 v0.0.0-next-16350"))
-    (programs(healthy_home) / "opencode2").chmod(0o755)
-    found = look(healthy_home)
-    assert (found["opencode"].level, found["opencode2"].level) == ("ok", "ok")
-    for name, version in (
-        ("opencode", "1.18.34"),
-        ("opencode", "1.19.0"),
-        ("opencode", "2.0.32"),
-        ("opencode2", "0.0.0-next-17000"),
-    ):
-        (programs(healthy_home) / name).write_text(PROGRAM.format(version))
-        check = look(healthy_home)[name]
-        assert (check.level, "not tested" in check.text) == ("note", True), version
+def test_both_opencodes_on_one_path(healthy_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both programs have the same name, so the second is behind the first. A link to the first is no third program."""
+    for name, version in (("two", "opencode v2.0.15"), ("same", "")):
+        (tmp_path / name).mkdir()
+        if version:
+            (tmp_path / name / "opencode").write_text(PROGRAM.format(version))
+            (tmp_path / name / "opencode").chmod(0o755)
+    (tmp_path / "same" / "opencode").symlink_to(programs(healthy_home) / "opencode")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'two'}:{os.environ['PATH']}:{tmp_path / 'same'}")
+    found = [(each["level"], each["text"]) for each in doctor(healthy_home) if each["name"] == "opencode"]
+    assert found == [
+        ("ok", f"2.0.15 at {tmp_path / 'two' / 'opencode'}"),
+        ("ok", f"1.18.33 at {programs(healthy_home) / 'opencode'}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "proven", "is_newer"),
+    [
+        ("1.18.10", "1.18.33", False),
+        ("1.18.34", "1.18.33", True),
+        ("1.19.0", "1.18.33", True),
+        ("opencode v2.0.7", "2.0.15", False),
+        ("opencode v2.3.0", "2.0.15", True),
+        ("opencode v3.0.0", "2.0.15", True),
+    ],
+)
+def test_a_version_that_is_not_proven_is_noted(healthy_home: Home, version: str, proven: str, is_newer: bool) -> None:
+    (programs(healthy_home) / "opencode").write_text(PROGRAM.format(version))
+    found = look(healthy_home)["opencode"]
+    assert (found.level, proven in found.text, "newer" in found.text) == ("note", True, is_newer)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +96,7 @@ def test_what_an_opencode_lacks_is_said_in_one_line(healthy_home: Home, version:
 @pytest.mark.parametrize(
     ("state", "version", "level"),
     [
-        ("read", "0.0.0-next-16350", "ok"),
+        ("read", "2.0.15", "ok"),
         ("read", "2.2.0", "note"),
         ("absent", "", "note"),
         ("lost", "2.2.0", "note"),
@@ -92,15 +109,7 @@ def test_the_services_of_opencode_2(healthy_home: Home, state: str, version: str
     assert [check.level for check in check_services(scene)] == [level]
 
 
-@pytest.mark.parametrize("keeps_log", [True, False])
-def test_a_service_that_keeps_no_log_is_noted(healthy_home: Home, keeps_log: bool) -> None:
-    service = {"registration": "/s", "state": "read", "version": "0.0.0-next-16350", "keeps_log": keeps_log}
-    scene = scene_of(healthy_home, ("durable-stream",))._replace(answer={"services": [service]})
-    noted = [check for check in check_services(scene) if check.level == "note"]
-    assert ["keeps no log of its sessions" in check.text for check in noted] == [True] * (not keeps_log)
-
-
-@pytest.mark.parametrize("version", ["1.17.99", "0.9.0"])
+@pytest.mark.parametrize("version", ["1.17.99", "0.9.0", "opencode2 v0.0.0-next-16350"])
 def test_an_opencode_that_is_too_old(healthy_home: Home, version: str) -> None:
     (programs(healthy_home) / "opencode").write_text(PROGRAM.format(version))
     found = look(healthy_home)["opencode"]
@@ -126,6 +135,27 @@ def test_plugin_missing_twice_broken_or_of_another_home(healthy_home: Home) -> N
 
     everywhere.plugin.unlink()
     assert look(healthy_home)["plugin"].hint.startswith("run `durable-stream install`")
+
+
+def test_the_npm_package_alone_and_beside_a_plugin_file(
+    healthy_home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """OpenCode 2 writes the entry; a comment and a removal are none."""
+    monkeypatch.setenv("DURABLE_STREAM_HOME", str(healthy_home.path))
+    settings = Target.everywhere().config / "opencode.json"
+    settings.write_text('{"plugins": ["opencode-durable-stream"]}')
+    found = look(healthy_home)
+    assert found["plugin"].level == "ok" and str(settings) in found["plugin"].text
+    assert found["copies"].level == "note" and "opencode plugin remove" in found["copies"].hint
+    uninstall(Target.everywhere())
+    assert {name: look(healthy_home)[name].level for name in ("plugin", "links")} == {"plugin": "ok", "links": "ok"}
+    assert "copies" not in look(healthy_home) and status(healthy_home)["problems"] == []
+    monkeypatch.setenv("DURABLE_STREAM_HOME", str(tmp_path / "other"))
+    other = look(healthy_home)["plugin"]
+    assert other.level == "note" and str(tmp_path / "other") in other.text
+    for text in ('{"plugins": ["-opencode-durable-stream"]}', '{\n  // "opencode-durable-stream",\n}'):
+        settings.write_text(text)
+        assert look(healthy_home)["plugin"].level == "problem"
 
 
 def test_the_tui_plugin_missing_outdated_and_not_named(healthy_home: Home, tmp_path: Path) -> None:
@@ -194,6 +224,14 @@ def test_versions(healthy_home: Home) -> None:
         healthy_home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.0.8", 1, 0))
         found = look(healthy_home)["versions"]
     assert "the running sidecar is 0.0.8" in found.text and "durable-stream stop" in found.hint
+
+
+def test_an_opencode_that_still_has_the_plugin_of_before_an_upgrade(healthy_home: Home) -> None:
+    scene = scene_of(healthy_home, (str(programs(healthy_home) / "durable-stream"),))
+    links = [{"pid": 77, "shim_version": "0.0.9"}, {"pid": 78, "shim_version": "0.1.0"}, {"pid": 79}]
+    (found,) = check_versions(scene._replace(answer={"links": links}))
+    assert (found.level, "pid 77" in found.text, "pid 78" in found.text) == ("note", True, False)
+    assert "opencode reload" in found.hint
 
 
 def test_a_plugin_that_the_sidecar_sent_away(healthy_home: Home) -> None:

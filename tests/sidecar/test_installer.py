@@ -12,6 +12,7 @@ import pytest
 from pytest import MonkeyPatch
 
 from sidecar.install import npm
+from sidecar.install.npm import settings_with_package
 from sidecar.install.plugin import (
     FIRST_LINE,
     LEDGER_NAME,
@@ -21,6 +22,7 @@ from sidecar.install.plugin import (
     Target,
     executable_command,
     install,
+    is_installed,
     is_ours,
     plugin_text,
     read_plugin,
@@ -192,6 +194,36 @@ def test_a_project_directory_made_for_the_plugin_goes_with_it(work: Path, target
     assert tree(work) == {".git"}
     uninstall(target)
     assert not target.config.exists()
+
+
+def test_the_settings_that_name_the_npm_package(work: Path, target: Target) -> None:
+    target.config.mkdir(parents=True)
+    assert settings_with_package(work) == [] and not is_installed(work)
+    named = [
+        (target.config / "opencode.json", '{"plugins":["a","opencode-durable-stream"]}'),
+        (
+            target.config / "opencode.jsonc",
+            '{"plugin": [ // "a"\n ["opencode-durable-stream@1", {"a": "//,]"},], /* */ ]}',
+        ),
+        (work / "opencode.json", '{"plugins": [{"package": "opencode-durable-stream@latest", "options": {}}]}'),
+    ]
+    for path, text in named:
+        path.write_text(text)
+    below = work / "below"
+    below.mkdir()
+    assert settings_with_package(below) == [path for path, _ in named] and is_installed(below)
+    named[1][0].unlink()
+    assert not is_installed(below), "OpenCode 1 does not read the other key"
+    for text in (
+        '{"plugins": ["opencode-durable-stream-more", "-opencode-durable-stream", 7, []]}',
+        '{"plugins": [ // "opencode-durable-stream"\n]}',
+        '{"plugins": {"opencode-durable-stream": 1}, "model": "opencode-durable-stream"}',
+        '["plugins"]',
+        '{"plugins": ["opencode-durable-stream"',
+    ):
+        for path, _ in named:
+            path.write_text(text)
+        assert settings_with_package(below) == [], text
 
 
 def test_the_executable_is_the_script_or_this_python(tmp_path: Path) -> None:
