@@ -331,9 +331,9 @@ class IntentAgent(OwnAgent[State]):
             return []
         if intent.state == "cancelling":
             return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
-        if outcome in ("completed", "failed") and v2_ids.is_phantom(session):
-            # Other turns of the session end, too, and a turn may leave subagents running. The service knows which turn
-            # answers the prompt, and whether the work is over.
+        if outcome != "interrupted" and v2_ids.is_phantom(session):
+            # Other turns of the session end, too, and a turn may leave subagents running, or go on after a refusal. The
+            # service knows which turn answers the prompt, and whether the work is over.
             return watch.check(intent, event.ts)
         if outcome == "completed":
             return self._end(intent, "intent.completed", event.ts)

@@ -157,12 +157,13 @@ class V2Host:
             turn = turn_of(messages := await requests.messages(client, session))
             if turn is not None and turn.state in _OVER:
                 return Look(turn.state, turn.said)
-            if (quiet := await self._quiet_ms(client, session, messages, turn)) is not None:
-                return Look("busy", quiet_ms=quiet)
-            left -= 1
-            if left == 0:
+            quiet, left = await self._quiet_ms(client, session, messages, turn), left - 1
+            # The session of a turn that was cut is still active for a moment.
+            if left == 0 or (quiet is not None and (turn is None or turn.state != "cut")):
                 break
             await asyncio.sleep(SETTLE_SECONDS)
+        if quiet is not None:
+            return Look("busy", quiet_ms=quiet)
         if turn is not None:
             return Look(_SETTLED[turn.state], turn.said)
         if info.get("outcome"):

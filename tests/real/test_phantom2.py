@@ -115,7 +115,7 @@ def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sid
     assert [m["text"].startswith(CONTINUED) for m in messages(client, session, "synthetic")] == [True]
     inputs = [record["event"] for record in durable.log(parent) if record["event"]["type"].endswith(".input")]
     woken = [event["type"] for event in inputs if "<background-agent" in json.dumps(event["payload"])]
-    assert woken == ["agent.input"], "it is no person's"
+    assert "human.input" not in woken, "it is no person's"
     client.prompt(parent, f"CALL:intent_result {json.dumps({'intent': done['id']})}")
     client.wait(parent)
     assert CONTINUED in json.dumps(messages(client, parent)[-4:]), "the tools answer"

@@ -171,16 +171,32 @@ async def test_a_prompt_whose_turn_never_began_is_not_lost(host: V2Host, fake: F
     assert await look(host, session) == Look("unanswered")
 
 
+@pytest.mark.parametrize(
+    ("first", "tail", "then", "state"),
+    [
+        (False, [BROKEN_OFF], True, "busy"),  # the service was about to continue it
+        (False, [STEP], True, "busy"),
+        (True, [REFUSED], False, "stopped"),  # it was about to end
+        (False, [PROMPT], True, "busy"),
+    ],
+)
 async def test_a_session_that_begins_or_ends_while_it_is_looked_at(
-    host: V2Host, fake: FakeReleased, monkeypatch: pytest.MonkeyPatch
+    host: V2Host,
+    fake: FakeReleased,
+    monkeypatch: pytest.MonkeyPatch,
+    first: bool,
+    tail: list[dict[str, Any]],
+    then: bool,
+    state: str,
 ) -> None:
-    session, turns = await phantom(host, fake, PROMPT, BROKEN_OFF), [{session_id("int_1")}, set[str]()]
+    session = await phantom(host, fake, PROMPT, *tail)
+    fake.active = {session} if first else set()
 
     async def later(_: float) -> None:
-        fake.active = turns.pop(0)
+        fake.active = {session} if then else set()
 
     monkeypatch.setattr(asyncio, "sleep", later)
-    assert (await look(host, session)).state == "busy"
+    assert (await look(host, session)).state == state
 
 
 async def test_a_long_session_is_read_to_its_prompt_and_no_further(host: V2Host, fake: FakeReleased) -> None:
