@@ -177,7 +177,7 @@ async def test_a_prompt_whose_turn_never_began_is_not_lost(host: V2Host, fake: F
         (False, [BROKEN_OFF], True, "busy"),  # the service was about to continue it
         (False, [STEP], True, "busy"),
         (True, [REFUSED], False, "stopped"),  # it was about to end
-        (False, [PROMPT], True, "busy"),
+        (False, [], True, "busy"),
     ],
 )
 async def test_a_session_that_begins_or_ends_while_it_is_looked_at(
