@@ -25,7 +25,7 @@ from sidecar.install.npm import (
     waits,
 )
 from sidecar.install.plugin import RELOAD, REMOVE_PACKAGE, RESTART
-from sidecar.orchestrator.lacks import MEANINGS, is_only_read, lacks_of
+from sidecar.orchestrator.lacks import MEANINGS, lacks_of
 from sidecar.version import VERSION
 
 OLDEST_OPENCODE = (1, 18)
@@ -80,8 +80,7 @@ def _check_lacks(version: str) -> Check:
     lacked = sorted(lacks_of(version))
     if not lacked:
         return Check("background", "ok", f"OpenCode {version} has everything that background work needs")
-    source = " (according to its source, not tried)" if is_only_read(version) else ""
-    text = f"OpenCode {version}{source}: {'; '.join(MEANINGS[each] for each in lacked)}"
+    text = f"OpenCode {version}: {'; '.join(MEANINGS[each] for each in lacked)}"
     return Check(
         "background",
         "note",

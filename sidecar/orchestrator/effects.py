@@ -14,6 +14,7 @@ from typing import Any, Final
 from sidecar.orchestrator.host import Host, HostAbsent, Part
 from sidecar.orchestrator.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.orchestrator.notices import WAKE
+from sidecar.orchestrator.watch import CHECKED
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
 
@@ -70,7 +71,7 @@ class Prompt(_Kind):
                 return {"held": True}
             sent = await self._host.prompt(
                 args["session"],
-                [Part(args["text"], key)],
+                [Part(args["text"], key, is_prompt=True)],
                 directory=args["directory"],
                 agent=args.get("agent"),
                 model=args.get("model"),
@@ -158,7 +159,7 @@ class Check(_Kind):
         """See ``EffectKind``."""
         args = effect.args
         look = await self._host.look(args["session"], directory=args["directory"])
-        return {**look._asdict(), "resumes": args["resumes"]}
+        return {**look._asdict(), **{name: args[name] for name in CHECKED if name in args}}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""

@@ -25,22 +25,29 @@ class HostAbsent(HostError):
 
 
 class Part(NamedTuple):
-    """A text for a session. ``key`` marks the text, so that it can be recognised in the session's history."""
+    """A text for a session. ``key`` marks the text, so that it can be recognised in the session's history.
+    ``is_prompt`` marks a prompt for background work, whose answer ``Host.look`` looks for.
+    """
 
     text: str
     key: str
+    is_prompt: bool = False
+
+
+State = Literal["busy", "answered", "failed", "aborted", "stopped", "unanswered", "unprompted", "gone"]
 
 
 class Look(NamedTuple):
     """The state of a session that should be at work.
 
-    ``busy``: the session is working, or was prompted only just now. ``answered``: its last turn is over, with ``text``.
-    ``unanswered``: the session is idle, but its last turn is unfinished or has not begun. ``unprompted``: the session
-    is idle and has no prompt, because OpenCode accepted the prompt but ended before it saved the prompt. ``gone``:
-    there is no such session.
+    ``busy``: the session is working, or was prompted only just now. ``answered``: the prompt's turn is over, with
+    ``text``. ``failed``: the prompt's turn ended with the error ``text``. ``aborted``: a person ended the turn.
+    ``stopped``: the turn ended because a person refused a permission or a question. ``unanswered``: the session is
+    idle, but the prompt's turn is unfinished or has not begun. ``unprompted``: the session is idle and has no prompt,
+    because OpenCode accepted the prompt but ended before it saved the prompt. ``gone``: there is no such session.
     """
 
-    state: Literal["busy", "answered", "unanswered", "unprompted", "gone"]
+    state: State
     text: str = ""
     quiet_ms: int = 0
     """How long a busy session has shown no activity; 0 while a tool is running or a provider is being retried."""

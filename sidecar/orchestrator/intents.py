@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sidecar.orchestrator import budgets, edits, notices, watch
+from sidecar.orchestrator import budgets, edits, notices, v2_ids, watch
 from sidecar.orchestrator import intent_effects as asked
 from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal
 from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
@@ -241,10 +241,12 @@ class IntentAgent(OwnAgent[State]):
     def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
         """Handle the result of checking a session, unless the log already shows that result.
 
-        A check from before a resume is ignored.
+        A check from before the session's last prompt is ignored.
         """
         assert intent.session is not None
-        if intent.state not in WORKING or intent.prompting or found.get("resumes") != intent.resumes:
+        if intent.state not in WORKING or intent.prompting:
+            return []
+        if any(found.get(name, value) != value for name, value in watch.noted(intent).items()):
             return []
         doom = watch.alarm(intent, found, self._limits.silence_ms)
         if doom is not None:
@@ -256,6 +258,10 @@ class IntentAgent(OwnAgent[State]):
                 said = str(found.get("text") or "")[:MAX_RESULT]
                 answer = [Output("intent.output", {"intent": intent.id, "text": said})] if said else []
                 return [*answer, *self._end(intent, "intent.completed", ts, result=said)]
+            case "failed":
+                return self._erred(intent, intent.session, found.get("text"), ts)
+            case "aborted" | "stopped" as outcome:
+                return self._stopped(intent, intent.session, outcome, ts)
             case "unanswered":
                 return self._interrupted(intent, intent.session, ts)
             case "unprompted":
@@ -325,14 +331,24 @@ class IntentAgent(OwnAgent[State]):
             return []
         if intent.state == "cancelling":
             return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
+        if outcome != "interrupted" and v2_ids.is_phantom(session):
+            # Other turns of the session end, too, and a turn may leave subagents running, or go on after a refusal. The
+            # service knows which turn answers the prompt, and whether the work is over.
+            return watch.check(intent, event.ts)
         if outcome == "completed":
             return self._end(intent, "intent.completed", event.ts)
         if outcome == "interrupted":
             return self._interrupted(intent, session, event.ts)
         if outcome == "failed":
             return self._erred(intent, session, event.payload.get("error"), event.ts)
-        reason, code = ("stopped by a person", "user-abort") if outcome == "aborted" else (str(outcome), "stopped")
-        return self._end(intent, "intent.failed", event.ts, reason=reason, code=code)
+        return self._stopped(intent, session, str(outcome), event.ts)
+
+    def _stopped(self, intent: Intent, session: str, outcome: str, ts: int) -> list[Output]:
+        """Fail an intent because a person aborted its turn (``aborted``), or refused what the turn asked."""
+        reason, code = ("stopped by a person", "user-abort") if outcome == "aborted" else (outcome, "stopped")
+        ended = self._end(intent, "intent.failed", ts, reason=reason, code=code)
+        # OpenCode 2 continues a refused turn after its next restart, unless the turn is closed.
+        return [*ended, asked.abort(intent)] if outcome != "aborted" and v2_ids.is_phantom(session) else ended
 
     def _prompt_refused(self, event: StreamEvent) -> list[Output]:
         """React when OpenCode has accepted a prompt and then refused it, for example because the model is unknown, so

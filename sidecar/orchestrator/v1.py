@@ -207,6 +207,9 @@ class V1Host:
         over = last.get("finish") in ("stop", "length") or last.get("error")
         if not over or not (last.get("time") or {}).get("completed"):
             return Look("unanswered")
+        fault = last.get("error") or {}
+        if fault and fault.get("name") != "MessageAbortedError":
+            return Look("failed", str((fault.get("data") or {}).get("message") or fault.get("name") or ""))
         texts = [part.get("text", "") for part in found[-1].get("parts", []) if part.get("type") == "text"]
         return Look("answered", "\n".join(texts))
 

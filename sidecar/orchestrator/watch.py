@@ -18,6 +18,9 @@ from streams.event import StreamEvent
 
 CHECK: Final = "opencode.check"
 
+CHECKED: Final = ("resumes", "models")
+"""What a check notes about its intent, so that an outdated result is recognised."""
+
 CHECK_MS: Final = 60_000
 """How often, in ms, the session of a running intent is checked, because the end of its turn may have been lost, or the
 session may be silent."""
@@ -49,15 +52,15 @@ def due(state: State, now: int, check_ms: int) -> list[Intent]:
 
 
 def check(intent: Intent, ts: int) -> list[Output]:
-    """The effect that checks an intent's session. The result includes ``resumes``, so that an outdated result is
-    recognised."""
-    args = {
-        "session": intent.session,
-        "directory": intent.place,
-        "resumes": intent.resumes,
-    }
+    """The effect that checks an intent's session. The result includes what ``CHECKED`` names."""
+    args = {"session": intent.session, "directory": intent.place, **noted(intent)}
     checked = Output("intent.checked", {"intent": intent.id, "ts": ts})
     return [checked, Output("effect.requested", args, effect=CHECK, node=intent.id)]
+
+
+def noted(intent: Intent) -> dict[str, Any]:
+    """The values that ``CHECKED`` names: they change whenever the intent's session is prompted again."""
+    return {"resumes": intent.resumes, "models": len(intent.models)}
 
 
 def alarm(intent: Intent, found: Mapping[str, Any], silence_ms: int) -> Doom | None:

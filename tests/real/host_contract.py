@@ -72,7 +72,7 @@ class HostContract:
         return session
 
     async def say(self, session: str, *texts: str, key: str, reply: bool = True) -> bool:
-        parts = [Part(text, f"{session}:{key}:{number}") for number, text in enumerate(texts)]
+        parts = [Part(text, f"{session}:{key}:{number}", is_prompt=True) for number, text in enumerate(texts)]
         return await self.host.prompt(session, parts, directory=self.directory, model=MODEL, reply=reply)
 
     async def holds(self, session: str, key: str) -> bool:
@@ -167,9 +167,13 @@ class HostContract:
         effect = Effect(kind="opencode.wake", args=args, run="int_1")
         assert await Wake(self.host).run(effect, "key") == {"status": "sent", "kept": True}
         assert await self.holds(session, "wake:0")
-        await until(lambda: self.is_last(session, "awake"))
+        await until(lambda: self.is_called(session))
+        await until(lambda: self.is_status(session, "idle"))
         assert await Wake(self.host).run(effect, "key") == {"status": "sent", "kept": True}
         assert self.calls(session) == 1
+
+    async def is_called(self, session: str) -> bool:
+        return self.calls(session) > 0
 
     async def test_a_note_wakes_nobody_until_the_next_message(self) -> None:
         session = await self.users()
@@ -221,7 +225,7 @@ class HostContract:
     async def test_a_turn_that_failed_is_over(self) -> None:
         session = await self.new("int_failed")
         assert await self.say(session, "HTTPERR:400", key="failed")
-        assert await self.answered(session) == ""
+        await until(lambda: self.is_state(session, "failed"))
 
     async def test_a_session_that_lost_its_prompt_is_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(v1, "_KEPT_SECONDS", 0.0)

@@ -78,8 +78,8 @@ class TestV2Host(HostContract):
 
         form = await ask(type="multiselect", options=[{"value": "b", "label": "Blue"}])
         assert await self.answer(session, form, "question", ["Blue"]) == "answered"
-        state = await asyncio.to_thread(self.client.api, "GET", f"{path}/{form}/state")
-        assert state["data"] == {"status": "answered", "answer": {"k": ["b"]}}
+        settled = await asyncio.to_thread(self.client.api, "GET", f"{path}/{form}")
+        assert settled["data"]["state"] == {"status": "answered", "answer": {"k": ["b"]}}
         with pytest.raises(HostError) as refused:
             await self.answer(session, await ask(type="boolean"), "question", ["true"])
         assert refused.value.permanent

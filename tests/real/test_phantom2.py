@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.intent_effects import PROMPT
-from tests.real.background import intents, one, only, refused, spawn, two_with_plugin
+from sidecar.orchestrator.intent_effects import CHECK, PROMPT
+from tests.real.background import one, only, refused, spawn, two_with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
@@ -33,76 +35,186 @@ def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2
         yield opencode
 
 
+def messages(client: RealOpenCode2, session: str, type_: str = "") -> list[dict[str, Any]]:
+    """A session's history, or its messages of one type, oldest first."""
+    found = client.api("GET", f"/api/session/{session}/message?order=asc&limit=200")["data"]
+    return [each for each in found if type_ in ("", each["type"])]
+
+
 def told(client: RealOpenCode2, session: str) -> list[str]:
     """The messages in a session's history that carry a result."""
-    messages = client.api("GET", f"/api/session/{session}/message?order=asc&limit=100")["data"]
-    return [m["text"] for m in messages if m["type"] == "user" and "<background-agent" in m["text"]]
+    return [m["text"] for m in messages(client, session, "user") if "<background-agent" in m["text"]]
 
 
-def test_the_whole_line_with_a_closed_terminal_and_a_killed_service(
+def restart(client: RealOpenCode2, *, kill: bool = True) -> None:
+    """End the service and start it again, with its plugin loaded, as a terminal would."""
+    if kill:
+        client.kill9()
+    else:
+        client.stop_in()
+    client.start()
+    client.api("GET", f"/api/model?location[directory]={client.project}")
+
+
+def settled(client: RealOpenCode2, durable: DurableStream, parent: str, session: str) -> None:
+    """Wait until everything that was to be sent was sent and answered."""
+    wait_until(lambda: told(client, parent), "the result in the parent")
+    wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == ["observed"], "receipt")
+    wait_until(lambda: prompts(durable, "started") == prompts(durable, "completed"), "the end of all that is sent")
+    client.wait(parent)
+    client.wait(session)
+
+
+def assert_once(client: RealOpenCode2, parent: str, session: str) -> None:
+    """One session, one prompt, one turn that answers it, and one wake."""
+    listed = client.api("GET", "/api/session?limit=100")["data"]
+    assert sorted(each["id"] for each in listed) == sorted([parent, session])
+    assert len(messages(client, session, "user")) == 1, "no second prompt"
+    assert len(messages(client, session, "idle")) == 1, "no second answer"
+    assert client.api("GET", f"/api/session/{session}/inbox")["data"] == []
+    assert len(told(client, parent)) == 1, "one wake"
+    assert len(messages(client, parent, "user")) == 2 and len(messages(client, parent, "idle")) == 2
+    assert client.api("GET", f"/api/session/{parent}/inbox")["data"] == []
+
+
+def spawned(client: RealOpenCode2, durable: DurableStream, prompt: str) -> tuple[str, str]:
+    """A session that has started background work, once that session is idle; and the session of the work."""
+    parent = client.new_session()
+    client.prompt(parent, spawn(prompt))
+    session = str(one(durable, "running")["session"])
+    client.wait(parent)
+    return parent, session
+
+
+CONTINUED = "The server restarted"
+"""How the message begins with which the service itself continues a turn. The scripted model repeats the message."""
+
+
+def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sidecar(
     client: RealOpenCode2, durable: DurableStream, model: ModelServer
 ) -> None:
     with Terminal([str(client.binary)], client.project, client.environment()) as screen:
         screen.wait_for(READY)
         screen.wait_for("Mock 1 Mock")  # before that, it does not send
-        screen.press(spawn("HOLD:two SAY:forty two").encode())
+        screen.press(spawn("HOLD:two SAY:never", isolation="worktree").encode())
         screen.wait_for("SAY:started")
         screen.press(ENTER)
         running = one(durable, "running")
         model.wait_held("two")
-    parent = running["parent"]
+    parent, session = running["parent"], str(running["session"])
     client.wait(parent)
-    client.kill9()
-    client.start()
-    client.api("GET", f"/api/model?location[directory]={client.project}")  # as a terminal would: it loads the plugin
-    wait_until(lambda: intents(durable)[0]["resumes"], "the return to its work")
+    assert running["worktree"] and running["worktree"]["directory"] != str(client.project)
+    restart(client)
     model.release("two")
+    client.until(lambda: client.api("GET", f"/api/session/{session}")["data"].get("outcome"), "the end of the work")
+    os.kill(durable.wait_running(), signal.SIGKILL)
     done = one(durable, "completed")
-    assert done["session"] == running["session"] and "continue" in done["result"], "it was prompted again, in place"
-    wait_until(lambda: told(client, parent), "the result in the parent")
-    wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == ["observed"], "receipt")
-    client.wait(parent)
-    assert len(told(client, parent)) == 1, "woken once"
+    assert done["session"] == session and CONTINUED in done["result"], "the service continued it"
+    settled(client, durable, parent, session)
+    assert_once(client, parent, session)
+    assert [m["text"].startswith(CONTINUED) for m in messages(client, session, "synthetic")] == [True]
     inputs = [record["event"] for record in durable.log(parent) if record["event"]["type"].endswith(".input")]
     woken = [event["type"] for event in inputs if "<background-agent" in json.dumps(event["payload"])]
-    assert woken == ["agent.input"], "it is no person's"
-    listed = client.api("GET", "/api/session?limit=100")["data"]
-    assert sorted(each["id"] for each in listed) == sorted([parent, str(running["session"])]), "one session for it"
+    assert "human.input" not in woken, "it is no person's"
     client.prompt(parent, f"CALL:intent_result {json.dumps({'intent': done['id']})}")
     client.wait(parent)
-    assert done["result"] in json.dumps(client.log_of(parent)[-12:]), "the tools answer"
+    assert CONTINUED in json.dumps(messages(client, parent)[-4:]), "the tools answer"
 
 
-@pytest.mark.parametrize("how", ["slow", "quick"])
+@pytest.mark.parametrize("kill", [True, False])
 def test_a_restarted_service_continues_by_itself_and_is_not_prompted_again(
-    client: RealOpenCode2, durable: DurableStream, model: ModelServer, how: str
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer, kill: bool
 ) -> None:
-    """``quick``: its turn may be over before anybody looks at it."""
-    gate = f"restart-{how}"
-    parent = client.new_session()
-    client.prompt(parent, spawn(f"HOLD:{gate} SAY:forty two"))
-    session = str(one(durable, "running")["session"])
-    model.wait_held(gate)
-    client.wait(parent)
-    client.stop_in()
-    client.start()
-    client.api("GET", f"/api/model?location[directory]={client.project}")
-    if how == "slow":
-        wait_until(lambda: durable.lines("query", "--type", "intent.resumed"), "the return to its work")
-    model.release(gate)
+    parent, session = spawned(client, durable, f"HOLD:restart-{kill} SAY:never")
+    model.wait_held(f"restart-{kill}")
+    restart(client, kill=kill)
+    model.release(f"restart-{kill}")
     done = one(durable, "completed")
-    assert (done["session"], done["result"]) == (session, "forty two")
-    wait_until(lambda: prompts(durable, "started") == prompts(durable, "completed"), "the end of all that is sent")
-    wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == ["observed"], "receipt")
-    client.wait(parent)
+    assert done["session"] == session and CONTINUED in done["result"]
+    settled(client, durable, parent, session)
+    assert_once(client, parent, session)
+
+
+def test_work_that_ended_while_no_sidecar_ran_is_over(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer
+) -> None:
+    parent, session = spawned(client, durable, "HOLD:away SAY:forty two")
+    model.wait_held("away")
+    sidecar = durable.wait_running()
+    os.kill(sidecar, signal.SIGSTOP)
+    model.release("away")
     client.wait(session)
-    messages = client.api("GET", f"/api/session/{session}/message?order=asc&limit=100")["data"]
-    assert [m["text"] for m in messages if m["type"] == "user"] == [f"HOLD:{gate} SAY:forty two"], "no second prompt"
-    assert client.api("GET", f"/api/session/{session}/pending")["data"] == []
-    assert sum(request.has_tools for request in model.of(session)) == 2, "one continuation"
-    assert len(told(client, parent)) == 1, "one wake"
-    ends = [e["payload"]["outcome"] for e in events(durable, "turn.ended") if e["payload"]["session"] == session]
-    assert ends == ["interrupted", "completed"]
+    client.prompt(session, "SAY:a person was here")
+    client.wait(session)
+    os.kill(sidecar, signal.SIGKILL)
+    done = one(durable, "completed")
+    assert (done["session"], done["result"]) == (session, "forty two"), "the first answer"
+    settled(client, durable, parent, session)
+    assert len(messages(client, session, "user")) == len(messages(client, session, "idle")) == 2
+    assert len(told(client, parent)) == 1
+
+
+def test_a_fork_of_a_background_session_is_not_its_work(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer
+) -> None:
+    _, session = spawned(client, durable, "HOLD:fork SAY:forty two")
+    model.wait_held("fork")
+    fork = client.api("POST", f"/api/session/{session}/fork", {})["data"]["id"]
+    client.prompt(fork, "SAY:another answer")
+    client.wait(fork)
+    wait_until(lambda: [e for e in events(durable, "turn.ended") if e["payload"]["session"] == fork], "its turn")
+    assert one(durable, "running")["session"] == session
+    model.release("fork")
+    assert one(durable, "completed")["result"] == "forty two"
+
+
+def test_work_is_over_when_its_own_subagents_have_reported(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer
+) -> None:
+    given = {"agent": "general", "description": "d", "prompt": "HOLD:own SAY:from below", "background": True}
+    parent, session = spawned(client, durable, f"CALL:subagent {json.dumps(given)} THEN: SAY:it works below")
+    model.wait_held("own")
+    client.wait(session)
+    wait_until(lambda: looks(durable)[-1:] == ["busy"], "a look at the session, which is idle")
+    assert one(durable, "running")["result"] == "it works below" and told(client, parent) == []
+    model.release("own")
+    done = one(durable, "completed")
+    assert "from below" in done["result"] and done["result"] != "it works below"
+    settled(client, durable, parent, session)
+    assert len(told(client, parent)) == 1 and "from below" in told(client, parent)[0]
+    assert len(messages(client, session, "user")) == 1 and len(messages(client, session, "synthetic")) == 1
+
+
+def test_a_parents_own_subagent_and_its_background_work_report_once_each(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer
+) -> None:
+    given = {"agent": "general", "description": "d", "prompt": "HOLD:both SAY:from below", "background": True}
+    parent = client.new_session()
+    client.prompt(parent, f"CALL:subagent {json.dumps(given)} THEN: {spawn('HOLD:both SAY:forty two')}")
+    session = str(one(durable, "running")["session"])
+    client.wait(parent)
+    model.wait_held("both")
+    model.release("both")
+    done = one(durable, "completed")
+    settled(client, durable, parent, session)
+    client.until(lambda: messages(client, parent, "synthetic"), "the report of its subagent")
+    client.wait(parent)
+    assert done["result"] == "forty two" and len(told(client, parent)) == 1
+    reports = [each["metadata"]["source"] for each in messages(client, parent, "synthetic")]
+    assert reports == ["subagent"] and len(messages(client, parent, "user")) == 2
+
+
+def test_refused_work_is_over_and_no_restart_continues_it(client: RealOpenCode2, durable: DurableStream) -> None:
+    parent, session = spawned(client, durable, f"CALL:question {json.dumps({'questions': QUESTIONS})} THEN: SAY:never")
+    durable.cli("checkpoints", only(durable, "question")["id"], "--answer", "reject")
+    assert one(durable, "failed")["code"] == "stopped"
+    client.until(lambda: messages(client, session, "idle"), "the end of its turn")
+    settled(client, durable, parent, session)
+    before = messages(client, session)
+    restart(client)
+    client.prompt(parent, "SAY:what the service continues comes before this")
+    client.wait(parent)
+    assert messages(client, session) == before
 
 
 def events(durable: DurableStream, type_: str) -> list[dict[str, Any]]:
@@ -112,6 +224,12 @@ def events(durable: DurableStream, type_: str) -> list[dict[str, Any]]:
 def prompts(durable: DurableStream, state: str) -> int:
     """How many prompts for background work are in this state, or were."""
     return sum(event["payload"]["kind"] == PROMPT for event in events(durable, f"effect.{state}"))
+
+
+def looks(durable: DurableStream) -> list[str]:
+    """What the looks at the session of background work found, in their order."""
+    done = [event["payload"] for event in events(durable, "effect.completed")]
+    return [each["result"]["state"] for each in done if each["kind"] == CHECK]
 
 
 def test_a_question_in_the_background_is_answered_from_the_command_line(

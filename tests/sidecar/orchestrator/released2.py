@@ -1,7 +1,6 @@
-"""A fake of the service of a released OpenCode 2, of which no program was available: it answers only its routes.
+"""A fake of the service of OpenCode 2.0.15: it answers as that service was measured to, and runs no model.
 
-Source of the routes and of their bodies: ``packages/protocol/src/groups/session.ts`` of ``anomalyco/opencode`` after
-the release, read and not run. That ``decision`` replaced ``reply`` is from observations of 2.0.24.
+``tests/real/test_host2.py`` runs the same host on the real service.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 Json = dict[str, Any]
 
@@ -22,12 +22,13 @@ _ROUTES: Final = {
     "POST /api/session": "create",
     "GET /api/session/active": "list_active",
     "GET /api/session/([^/]+)": "get",
-    "PATCH /api/session/([^/]+)": "update",
     "POST /api/session/([^/]+)/prompt": "prompt",
     "POST /api/session/([^/]+)/agent": "switch",
     "POST /api/session/([^/]+)/model": "switch",
     "POST /api/session/([^/]+)/interrupt": "interrupt",
+    "POST /api/session/([^/]+)/synthetic": "synthetic",
     "GET /api/session/([^/]+)/inbox": "list_inbox",
+    "DELETE /api/session/([^/]+)/inbox/([^/]+)": "withdraw",
     "GET /api/session/([^/]+)/message": "list_messages",
     "GET /api/session/([^/]+)/message/([^/]+)": "message",
     "GET /api/session/([^/]+)/permission": "list_permissions",
@@ -56,8 +57,12 @@ class FakeReleased:
         self.forms: dict[str, Json] = {}
         self.settled: dict[str, Json | None] = {}
         self.active: set[str] = set()
-        self.drops_titles = False
+        self.unknown = ""
+        """Requests that match this expression are unknown to the service."""
+        self.page: bytes | None = None
+        """What the service answers to unknown requests instead of 404."""
         self.requests: list[str] = []
+        self._query: dict[str, str] = {}
         self._turn = threading.Lock()
 
     def add(self, session: str, directory: str, **about: Any) -> None:
@@ -66,9 +71,12 @@ class FakeReleased:
 
     def answer(self, method: str, path: str, body: Json) -> tuple[int, Any]:
         """The status and the body of an answer."""
-        path = path.partition("?")[0]
+        path, _, query = path.partition("?")
         with self._turn:
             self.requests.append(f"{method} {path}")
+            if self.unknown and re.fullmatch(self.unknown, f"{method} {path}"):
+                return (404, None) if self.page is None else (200, self.page)
+            self._query = dict(parse_qsl(query))
             for route, name in _ROUTES.items():
                 if found := re.fullmatch(route, f"{method} {path}"):
                     try:
@@ -81,12 +89,10 @@ class FakeReleased:
     # --- what answers a route ---
 
     def create(self, body: Json) -> Json:
+        """A parent is dropped; an id that is known is answered with its session."""
         if body["id"] not in self.sessions:
-            parent = body.get("parentID")
-            location = body["location"] if parent is None else self._session(parent)["location"]
-            title = None if self.drops_titles else body.get("title")
-            about = {"parentID": parent, "metadata": body.get("metadata"), "model": body.get("model")}
-            self.add(body["id"], location["directory"], title=title or "New session", **about)
+            about = {name: body[name] for name in ("title", "metadata", "model") if name in body}
+            self.add(body["id"], body["location"]["directory"], **about)
         return {"data": self.sessions[body["id"]]}
 
     def get(self, session: str, _: Json) -> Json:
@@ -95,14 +101,23 @@ class FakeReleased:
     def list_active(self, _: Json) -> Json:
         return {"data": {session: {"type": "running"} for session in self.active}}
 
-    def update(self, session: str, body: Json) -> None:
-        self._session(session).update(body)
-
     def prompt(self, session: str, body: Json) -> Json:
+        """An id that is known is answered with its message, and begins a turn, which is empty if nothing waits."""
         self._session(session)
-        if body["id"] not in {each["id"] for each in self.inbox[session] + self.messages[session]}:
-            self.inbox[session].append(body)
+        known = next((each for each in self.inbox[session] + self.messages[session] if each["id"] == body["id"]), None)
+        if known is None:
+            self.inbox[session].append(known := {**body, "type": "user"})
+        elif known in self.messages[session] and body.get("resume", True):
+            self.messages[session].append({"id": "msg_idle", "type": "idle", "outcome": "succeeded"})
+        return {"data": known}
+
+    def synthetic(self, session: str, body: Json) -> Json:
+        self._session(session)
+        self.inbox[session].append({**body, "type": "synthetic"})
         return {"data": body}
+
+    def withdraw(self, session: str, message: str, _: Json) -> None:
+        self.inbox[session] = [each for each in self.inbox[session] if each["id"] != message]
 
     def switch(self, session: str, body: Json) -> None:
         self._session(session).update(body)
@@ -116,8 +131,14 @@ class FakeReleased:
         return {"data": self.inbox[session]}
 
     def list_messages(self, session: str, _: Json) -> Json:
+        """Newest first, in pages; the cursor is the number of messages that were listed before."""
         self._session(session)
-        return {"data": self.messages[session][::-1], "cursor": {}}
+        limit, begin = int(self._query["limit"]), int(self._query.get("cursor", 0))
+        if limit > 200:
+            raise _Refused(400)
+        newest = self.messages[session][::-1]
+        following = {"next": str(begin + limit)} if begin + limit < len(newest) else {}
+        return {"data": newest[begin : begin + limit], "cursor": following}
 
     def message(self, session: str, message: str, _: Json) -> Json:
         self._session(session)
@@ -133,22 +154,24 @@ class FakeReleased:
         return {"data": list(self.forms.values())}
 
     def reply(self, session: str, request: str, body: Json) -> None:
-        if body.get("decision") not in ("once", "always", "reject"):
+        if set(body) - {"decision", "message"} or body.get("decision") not in ("once", "always", "reject"):
             raise _Refused(400)
-        self._settle(self.permissions, request, {"decision": body["decision"], "message": body.get("message")})
+        if self.permissions.pop(request, None) is None:
+            raise _Refused(404)  # also if it was answered
+        self.settled[request] = body
 
     def fill(self, session: str, form: str, body: Json) -> None:
-        self._settle(self.forms, form, body["answer"])
+        self._settle(form, body["answer"])
 
     def cancel(self, session: str, form: str, _: Json) -> None:
-        self._settle(self.forms, form, None)
+        self._settle(form, None)
 
-    def _settle(self, open_: dict[str, Json], request: str, answer: Json | None) -> None:
-        if request in self.settled:
+    def _settle(self, form: str, answer: Json | None) -> None:
+        if form in self.settled:
             raise _Refused(409)
-        if open_.pop(request, None) is None:
+        if self.forms.pop(form, None) is None:
             raise _Refused(404)
-        self.settled[request] = answer
+        self.settled[form] = answer
 
     def _session(self, session: str) -> Json:
         if session not in self.sessions:
@@ -167,7 +190,7 @@ def registered(fake: FakeReleased, path: Path) -> Iterator[Path]:
         def any_method(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             status, made = fake.answer(self.command, self.path, json.loads(body) if body else {})
-            content = b"" if made is None else json.dumps(made).encode()
+            content = made if isinstance(made, bytes) else b"" if made is None else json.dumps(made).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(content)))
             self.end_headers()
@@ -179,7 +202,7 @@ def registered(fake: FakeReleased, path: Path) -> Iterator[Path]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{server.server_address[1]}"
-    path.write_text(json.dumps({"id": "i", "version": "2.2.0", "url": url, "pid": os.getpid(), "password": "secret"}))
+    path.write_text(json.dumps({"id": "i", "version": "2.0.15", "url": url, "pid": os.getpid(), "password": "secret"}))
     path.chmod(0o600)
     try:
         yield path

@@ -16,8 +16,10 @@ from tests.sidecar.runtime.kinds import Clock
 class World:
     """The agent, and an OpenCode that does what it is asked when the test says so."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, *, begin: str = "ses_", **limits: Any) -> None:
         self.agent, self.clock = IntentAgent(Limits(**limits)), Clock()
+        self._begin = begin
+        """How the ids of sessions begin."""
         self.effects: list[tuple[str, str, dict[str, Any]]] = []
         self.done = Counter[tuple[str, str]]()
         self.types: list[str] = []
@@ -66,7 +68,7 @@ class World:
         self.done[kind, node] += 1
         result: dict[str, Any] = {}
         if kind == CREATE:
-            result = {"session": f"ses_{node}"}
+            result = {"session": f"{self._begin}{node}"}
         if kind == ISOLATE:
             result = {"directory": "/w/sub", "root": "/w", "base": "b", "repository": "/r"}
             self.worktrees.add(node)
@@ -93,8 +95,9 @@ class World:
                 self.happens("tick", now=self.clock.now_ms)
 
     def ends(self, intent: Intent, outcome: str = "completed", **more: Any) -> list[str]:
-        self.busy.discard(f"ses_{intent.id}")
-        return self.happens("turn.ended", session=f"ses_{intent.id}", outcome=outcome, **more)
+        session = f"{self._begin}{intent.id}"
+        self.busy.discard(session)
+        return self.happens("turn.ended", session=session, outcome=outcome, **more)
 
     def loses_its_opencode(self, name: str) -> None:
         """Its turn breaks off, and then no OpenCode hosts its session: it waits for one."""
