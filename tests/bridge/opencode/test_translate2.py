@@ -232,6 +232,23 @@ def test_a_refused_call_is_no_shutdown() -> None:
     assert [event.payload["outcome"] for event in abort] == ["aborted", "aborted"]
 
 
+def test_a_refused_turn_that_the_service_goes_on_with_after_a_restart_is_another_turn() -> None:
+    recording = Recording("permission")
+    session, told = next(iter(recording.told.items()))
+    messages = told["messages"]
+    refused = next(n for n, each in enumerate(messages) if "declined" in str(each))
+    restarted, last = (
+        dict(Recording("sigterm").told.popitem()[1]["messages"][2]),
+        messages[refused]["time"]["completed"],
+    )
+    answer = {**messages[-2], "id": "msg_answer", "time": {"created": last + 2, "completed": last + 3}}
+    goes_on = [{**restarted, "time": {"created": last + 1}}, answer, {**messages[-1], "id": "msg_end"}]
+    player = Player2({session: {**told, "messages": [*messages[: refused + 1], *goes_on]}})
+    player.compare(session, recording.items[0][0].origin, is_import=True)
+    assert [event.payload["outcome"] for event in player.of("turn.ended")] == ["completed", "stopped", "completed"]
+    assert player.of("turn.started")[-1].payload["message"] == restarted["id"]
+
+
 def test_a_repeated_request_is_no_error_and_tells_nothing_of_the_providers_answer() -> None:
     player = play2("retry")
     retried = [event.payload for event in player.of("opencode.session.retry.scheduled")]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bridge.opencode.capture.shapes import mapping, number, present, text
-from bridge.opencode.capture.v2.shapes import HostEvent, call_id, input_id, message_id
+from bridge.opencode.capture.v2.shapes import HostEvent, call_id, input_id, is_declined, message_id
 
 _INHERITED = re.compile(r"msg_\w+_\d+")
 """The id of a message that a fork inherited."""
@@ -81,7 +81,7 @@ def before(events: Iterable[HostEvent], waiting: Sequence[HostEvent]) -> list[Ho
 class _Rebuilding:
     def __init__(self, session: str) -> None:
         self._session = session
-        self._is_running = self._is_cut = self._goes_on = False
+        self._is_running = self._is_cut = self._goes_on = self._is_declined = False
         self._last = 0
 
     def all_of(
@@ -124,13 +124,14 @@ class _Rebuilding:
 
     def _interrupted(self) -> HostEvent:
         """The end of an execution of which the service kept none: it was refused, or its process ended."""
-        self._is_running = self._is_cut = False
+        self._is_running = self._is_cut = self._is_declined = False
         return self._event("execution.interrupted", self._last, {"reason": "shutdown"})
 
     def _input(self, message: dict[str, Any]) -> Iterator[HostEvent]:
         delivered = _created(message)
         is_prompt = message.get("type") == "user"
-        if is_prompt and self._is_running and self._is_cut and not self._goes_on:
+        is_over = self._is_declined or (is_prompt and self._is_cut and not self._goes_on)
+        if self._is_running and is_over:
             yield self._interrupted()
         self._goes_on = (text(message.get("text")) or "").startswith(_RESTARTED) and not is_prompt
         known = ("id", "type", "time")
@@ -199,7 +200,10 @@ class _Rebuilding:
         status = state.get("status")
         if status in ("completed", "error") and completed is not None:
             result = {**called, **_named(part, "executed"), **_named(state, "content", "metadata", "error")}
-            yield self._event("tool.success" if status == "completed" else "tool.failed", completed, result)
+            ended = self._event("tool.success" if status == "completed" else "tool.failed", completed, result)
+            # A refused call ends the execution, but the service keeps no row for that end.
+            self._is_declined = self._is_declined or is_declined(ended)
+            yield ended
 
     def _compaction(self, message: dict[str, Any]) -> Iterator[HostEvent]:
         at = _created(message)
@@ -224,7 +228,7 @@ class _Rebuilding:
             yield self._event("shell.ended", completed, {"shell": shell, **_named(message, "output")})
 
     def _end(self, message: dict[str, Any]) -> HostEvent:
-        self._is_running = self._is_cut = self._goes_on = False
+        self._is_running = self._is_cut = self._goes_on = self._is_declined = False
         outcome = message.get("outcome") if message.get("outcome") in _ENDS else "interrupted"
         # The service keeps no end of an interruption by its own shutdown.
         reason = {"reason": "user"} if outcome == "interrupted" else {}
