@@ -9,6 +9,9 @@ from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
 from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
+ANSWERED: Final = ("stop", "length")
+"""The finish reasons of the last model call in a turn."""
+
 STOPS_TREE: Final = frozenset({"budget", "cancelled", "timeout", "user-abort"})
 """The ends of an intent after which everything that the intent started ends, too. After any other end, the children
 continue."""
@@ -71,7 +74,13 @@ def spend(state: State, event: StreamEvent) -> list[Output]:
     own = event.payload.get("kind") == "inference" and event.payload.get("session") in state.sessions
     if intent is None or not (tokens or cost or own):
         return []
-    return [Output("intent.spent", {"intent": intent.id, "tokens": tokens, "cost": cost, "steps": int(own)})]
+    spent = {"intent": intent.id, "tokens": tokens, "cost": cost, "steps": int(own)}
+    return [Output("intent.spent", spent | ({"last": True} if own and is_last(event) else {}))]
+
+
+def is_last(event: StreamEvent) -> bool:
+    """Whether a model call that has ended is the last one of its turn."""
+    return event.payload.get("finish") in ANSWERED
 
 
 def warnings(state: State, limits: Limits) -> list[Output]:
@@ -103,6 +112,8 @@ def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
     starter = state.intents.get(intent.starter or "")
     if starter is not None and starter.code in STOPS_TREE:
         return Doom("intent.cancelled", f"{starter.id}, which started it, was stopped", "cancelled")
+    if intent.is_answered:
+        return None
     if limits.steps and intent.steps > limits.steps:
         reason = f"endless loop: it called the model more than {limits.steps} times for one prompt"
         return Doom("intent.failed", reason, "endless-loop")

@@ -134,6 +134,9 @@ class Intent:
     max_cost: float = 0.0
     steps: int = 0
     """How many times the intent's own session has called the model for the last prompt."""
+    is_answered: bool = False
+    """Whether the model call that ended last also ended its turn. Work that may be finished is not stopped because of
+    its cost before it is known whether it is."""
     pid: int | None = None
     """The OpenCode process that asked for the work; the phantom gets the environment of this process."""
     prompting: bool = False
@@ -347,9 +350,11 @@ class State:
             intent.result = payload["text"]
         elif type_ == "intent.interrupted":
             intent.resumes, intent.prompting = intent.resumes + 1, True
+        elif type_ == "intent.spent":
+            intent.is_answered = bool(payload.get("last"))
         elif type_ in ("intent.prompted", "intent.resumed"):
             intent.steps = 0
-            intent.prompting = False
+            intent.prompting = intent.is_answered = False
         elif type_ == "intent.waiting":
             intent.prompting, intent.resumes = False, intent.resumes - 1
         elif type_ == "intent.model":

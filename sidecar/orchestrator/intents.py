@@ -37,9 +37,6 @@ ECHO_MS: Final = 2_000
 MAX_RESUMES: Final = 5
 """How many times an intent whose OpenCode died is resumed before it fails."""
 
-ANSWERED: Final = ("stop", "length")
-"""The finish reasons of the last model call in a turn."""
-
 MAX_STOPS: Final = 20
 """Maximum number of intents that one input stops. The next tick, which follows at once, stops more."""
 
@@ -81,7 +78,7 @@ class IntentAgent(OwnAgent[State]):
     def receive(self, event: StreamEvent) -> list[Output]:
         """See ``Agent``."""
         outputs = self._decide(event)
-        if event.type == "execution.step" and event.payload.get("finish") in ANSWERED:
+        if event.type == "execution.step" and budgets.is_last(event):
             return outputs  # the turn's end follows, and finished work is not stopped because of its cost
         if event.type not in ("tick", "sidecar.started") and not any(output.type in _CHANGES for output in outputs):
             return outputs

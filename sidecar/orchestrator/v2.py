@@ -4,7 +4,8 @@ The ids of phantom sessions and of messages are derived from the intent and from
 each id only once, so a retry changes nothing.
 
 Measured on 2.0.15. A service that was killed or terminated continues its turns by itself: the session is active within
-0.1 s after the service answers. So nothing is prompted again before the service has had several seconds to continue.
+0.3 s after the service answers, also on a busy machine. So nothing is prompted again before the service has had several
+seconds to continue.
 See ``v2_turn.py`` for how a turn ends, and ``lacks.py`` for what OpenCode 2 cannot do.
 """
 

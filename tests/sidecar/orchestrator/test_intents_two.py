@@ -76,6 +76,24 @@ def test_what_a_person_ended_has_failed_and_a_refused_turn_is_closed(state: str,
     assert world.done[PROMPT, "int_a"] == 1
 
 
+def test_finished_work_meets_no_budget_before_it_was_looked_at_and_unfinished_work_does() -> None:
+    for child_calls in (False, True):
+        world, intent = running(max_tokens=100)
+        world.spends("ses_ds2int_a", 150, finish="stop")
+        world.ends(intent)
+        assert world.agent.deadline() != 0
+        if child_calls:
+            world.happens("lifecycle.session.created", session="ses_child", parent="ses_ds2int_a")
+            found(world, "busy")  # a subagent that it started runs
+            world.spends("ses_child", 1)
+            world.settle()
+        else:
+            found(world, "answered", "forty two")
+        assert (world.intent("a").state, world.intent("a").code) == (
+            ("failed", "budget") if child_calls else ("completed", "")
+        )
+
+
 def test_an_interrupted_turn_is_not_looked_at_but_waits_for_its_service() -> None:
     world, _ = running()
     world.loses_its_opencode("a")
