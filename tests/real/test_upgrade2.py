@@ -14,6 +14,7 @@ from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.recorded import expected, family
+from tests.real.recorded2 import assert_recorded
 from tools.install_opencode import VERSION, VERSION_2, binary_path
 
 pytestmark = pytest.mark.real_opencode
@@ -53,8 +54,13 @@ def test_an_upgrade_goes_on_in_the_same_log(opencode_binary: Path, model: ModelS
                 two.wait(session)
             two.until(lambda: versions(durable) == {VERSION_2}, "the end of the link of 1")
             two.restart()
-            two.wait(two.new_session())
+            two.prompt(again := two.new_session(), "SAY:after the restart")
+            two.wait(again)
             two.until(lambda: versions(durable) == {VERSION_2}, "a link of the service that was started again")
+            for session in (new, again):
+                assert_recorded(durable, two, session)
+            inputs = [r["event"]["type"] for r in durable.log(old)].count("human.input")
+            assert inputs == 3, "what 1 recorded of a session that 2 took over is not recorded again"
             keys = Counter(r["event"]["idempotency_key"] for records in durable.whole_log().values() for r in records)
             assert set(keys.values()) == {1} and {old, new} <= set(durable.whole_log())
             assert durable.running() == sidecar and plugin.read_bytes() == installed
