@@ -273,14 +273,16 @@ class HostRules(Emitter):
         self._put_in_turn(entry, session, memory, "execution.step", part, payload)
 
     def output_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        message, kind = shapes.message_id(event), event.name.partition(".")[0]
+        message, kind, said = shapes.message_id(event), event.name.partition(".")[0], event.data["text"]
+        if not isinstance(said, str):
+            raise TypeError("not a text")  # the event is kept whole
         part = f"{message}:{kind}:{event.data.get('ordinal')}" if message is not None else event.key
         payload = present(
             message=message,
             part=part,
             turn=self._message(session, memory),
             kind=kind,
-            text=event.data["text"],
+            text=said,
             started_ms=memory.begun.get(memory.start_key(event)),
             ended_ms=event.t or None,
             metadata=mapping(event.data.get("state")) or None,
