@@ -91,6 +91,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/nats/server",
         "sidecar/opencode2",
         "sidecar/orchestrator",
+        "sidecar/views",
     ),
     "sidecar/cli/shared": (
         *_STREAMS,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from sidecar.home import Home
 from sidecar.install.npm import ConfigDirectories, settings_with_package
 from sidecar.install.plugin import Installed, Target, read_plugin
+from streams.event import StreamEvent
 
 if TYPE_CHECKING:
     from sidecar.config import Config
@@ -65,6 +66,7 @@ class Survey(NamedTuple):
     """The number of records up to ``head`` that were removed."""
     failing: Mapping[str, str] = {}
     """The channels to a person that did not accept the newest message, each with the error."""
+    newest_gap: StreamEvent | None = None
 
 
 class Plugin(NamedTuple):

@@ -9,6 +9,7 @@ from pathlib import Path
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
+from sidecar.views.describe import describe
 from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log.presence import HEAD_FILES, kept_hint, located
 from streams.log.reader import LogReader
@@ -37,7 +38,9 @@ async def survey(home: Home) -> Survey:
             newest += 1
             last_ts = max(last_ts or 0, record.event.ts)
         pruned = sum(gone.first_offset for gone in (await reader.removed()).values())
-        gaps = len([record async for record in reader.query(Filter(types=("capture.gap",)))])
+        gaps, newest_gap = 0, None
+        async for record in reader.query(Filter(types=("capture.gap",))):
+            gaps, newest_gap = gaps + 1, record.event
         async for record in _sessions(reader):
             directory = record.event.payload.get("directory")
             if isinstance(directory, str) and directory:
@@ -54,7 +57,9 @@ async def survey(home: Home) -> Survey:
     manifest = located(home.store_path)
     backend = manifest.backend if manifest is not None else None
     hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)
-    return Survey(head, newest, last_ts, gaps, tuple(directories), fault, hint, torn, backend, pruned, failing)
+    return Survey(
+        head, newest, last_ts, gaps, tuple(directories), fault, hint, torn, backend, pruned, failing, newest_gap
+    )
 
 
 def _with_kept(home: Home, hint: str) -> str:
@@ -214,5 +219,8 @@ def check_gaps(scene: Scene) -> list[Check]:
     """Gaps in the recording."""
     if not scene.survey.gaps:
         return []
-    hint = "run `durable-stream query --type capture.gap` to see what was lost"
-    return [Check("gaps", "note", f"{counted(scene.survey.gaps, 'gap')} where hooks were lost", hint)]
+    hint = "run `durable-stream query --type capture.gap` to see all of them"
+    told, gap = f"{counted(scene.survey.gaps, 'gap')} where something was lost", scene.survey.newest_gap
+    if gap is not None:
+        told += f"; the newest one, in {gap.payload.get('session') or gap.stream_id}: {describe(gap).text}"
+    return [Check("gaps", "note", told, hint)]

@@ -174,6 +174,8 @@ def _handoff(payload: dict[str, Any]) -> Line:
 
 
 def _gap(payload: dict[str, Any]) -> Line:
+    if payload.get("reason") == "text_cut":
+        return Line("gap", "the words of an answer are lost: OpenCode ended while it wrote them", "bad")
     lost = payload.get("lost")
     count = f"{lost} hook{'s' if lost != 1 else ''} lost" if _number(lost) else "hooks lost"
     return Line("gap", _joined(count, _text(payload.get("reason")).replace("_", " "), ": "), "bad")

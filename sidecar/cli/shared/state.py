@@ -103,8 +103,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
             f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}; nothing acknowledged is lost"
         )
     if found["gaps"]:
-        hint = "see `durable-stream query --type capture.gap`"
-        notes.append(f"{counted(found['gaps'], 'gap')} recorded, where hooks were lost: {hint}")
+        notes.append(f"{counted(found['gaps'], 'gap')} recorded, where something was lost: see `durable-stream doctor`")
     if found["sidecar"] is None and found["spool"]["files"]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be recorded at the next start of the sidecar")
