@@ -27,6 +27,9 @@ async def intents(
         bool, typer.Option("--apply", help="Apply the changes in the intent's worktree to your files.")
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Print only the changes in the intent's worktree.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also list the background agents that OpenCode 2 started by itself.")
+    ] = False,
     limit: Annotated[int | None, limit_option("intents")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -70,15 +73,35 @@ async def intents(
         _show(out, named, state, await _waits(home, reader, state, named))
         return
     listed = list(state.intents.values())[-limit if limit else 0 :]
+    hosts = (await _host_agents(reader))[-limit if limit else 0 :] if everything else []
     if json:
         for each in listed:
             out.object({**as_row(each), "spent": spent_by(state, each.root)})
+        for row in hosts:
+            out.object(row)
         return
-    if not listed:
+    if not listed and not hosts:
         started = "the tool agent_spawn or `durable-stream spawn` starts some"
         note(f"No background work yet: {started if reader.head > NOTHING else empty_text(reader)}.")
         return
-    _table(out, listed)
+    _table(out, listed, hosts)
+
+
+async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
+    from sidecar.views.host_agents import host_agents
+    from sidecar.views.overview import Overview
+    from sidecar.views.select import catalog_of
+    from streams.query import Filter
+
+    catalog, fault = await catalog_of(reader)
+    overview = Overview()
+    streams = tuple({session.stream for session in catalog.sessions.values() if session.is_background})
+    if streams:
+        async for record in reader.query(Filter(streams=streams)):
+            overview.apply(record)
+    if fault is not None:
+        raise fault
+    return host_agents(overview)
 
 
 def _named(state: State, given: str) -> Intent:
@@ -90,9 +113,10 @@ def _named(state: State, given: str) -> Intent:
     return found[0]
 
 
-def _table(out: Output, listed: list[Intent]) -> None:
+def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Column
+    from sidecar.views.host_agents import LABEL
     from sidecar.views.wording import ago, money, rough_span
 
     now = own_identity().now_ms()
@@ -110,6 +134,10 @@ def _table(out: Output, listed: list[Intent]) -> None:
                 each.title,
             )
         )
+    for row in hosts:
+        cost = money(row["cost"]) if row["cost"] else "-"
+        title = f"{LABEL} · {row['title']}"
+        rows.append((row["id"], row["state"], ago(now - row["created"]), rough_span(row["ran"]), cost, title))
     out.table((*columns, Column("title")), rows)
 
 

@@ -158,11 +158,13 @@ def _roots(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
     from sidecar.cli.shared.output import SHORT_ID
+    from sidecar.views.host_agents import LABEL
     from sidecar.views.wording import rough_span
 
     rows: list[tuple[str, ...]] = []
     for each in state["sessions"]:
-        what = f"{each['title']} · {each['doing']}" if each["doing"] else each["title"]
+        told = (LABEL if each["host"] else "", each["title"], each["doing"])
+        what = " · ".join(filter(None, told))
         rows.append((f"…{each['session'][-SHORT_ID:]}", each["agent"], rough_span(state["at"] - each["since"]), what))
     return rows
 

@@ -127,10 +127,12 @@ def _grow(overview: Overview, session: SessionView, node: Tree, width: int) -> N
 
 
 def _plain(out: Output, overview: Overview, session: SessionView, depth: int) -> None:
+    from sidecar.views.host_agents import LABEL
     from sidecar.views.wording import one_line
 
     indent = "  " * depth
     ended = f" [{session.ended}]" if session.ended else ""
+    ended += f" [{LABEL} background agent]" if session.is_background else ""
     out.text(indent + one_line(f"session {session.id} {session.agent} {session.title}{ended}"))
     for turn, below in _branches(overview, session):
         if turn is not None:
@@ -153,6 +155,7 @@ def _session_label(session: SessionView, width: int) -> Any:
     from rich.text import Text
 
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened
+    from sidecar.views.host_agents import LABEL
     from sidecar.views.wording import one_line
 
     label = Text(no_wrap=True, overflow="ellipsis")
@@ -160,6 +163,8 @@ def _session_label(session: SessionView, width: int) -> Any:
     label.append(f"  {one_line(session.agent)}" if session.agent else "")
     name = one_line(session.id)
     label.append(f"  {name if width >= WHOLE_ID_WIDTH else shortened(name)}", "dim")
+    if session.is_background:
+        label.append(f"  {LABEL} background agent", "dim")
     if session.ended:
         label.append(f"  {one_line(session.ended)}", "dim")
     return label

@@ -69,8 +69,8 @@ class Board:
 
         ``agents``: background work that has not ended, and what ended in the last hour, oldest first. ``roots``: what
         each session that started several agents has used. ``waiting``: what is waiting for a person's answer.
-        ``sessions``: the other sessions with an open turn. ``unseen``: how many messages to sessions have not been seen
-        there yet.
+        ``sessions``: the other sessions with an open turn; ``host`` is true if OpenCode started it in the background by
+        itself. ``unseen``: how many messages to sessions have not been seen there yet.
         """
         data = self._intents.data
         ended = [i for i in data.intents.values() if i.state in ENDED and now_ms - (i.ended or 0) < RECENT_MS]
@@ -78,7 +78,14 @@ class Board:
         roots = dict.fromkeys(intent.root for intent in shown)
         working = {intent.session for intent in shown} | set(data.children)
         sessions = [
-            {"session": s.id, "title": s.title, "agent": s.agent, "since": s.turn_ms, "doing": self._last(s.id)}
+            {
+                "session": s.id,
+                "title": s.title,
+                "agent": s.agent,
+                "since": s.turn_ms,
+                "doing": self._last(s.id),
+                "host": s.is_background,
+            }
             for s in self.catalog.sessions.values()
             if s.is_active and s.id not in working
         ]

@@ -13,14 +13,14 @@ import msgspec
 
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.views.asked import CHECKPOINT, asked_text
-from sidecar.views.fields import as_text, is_forgotten, is_number
+from sidecar.views.fields import as_mapping, as_text, is_forgotten, is_number
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
 
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 4
+CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 5
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
@@ -53,6 +53,8 @@ class SessionView(msgspec.Struct):
     pid: int = 0
     """The pid of the OpenCode process that began the turn; 0 if unknown."""
     asks: dict[str, OpenAsk] = {}
+    is_background: bool = False
+    """Whether OpenCode started the session in the background by itself, so that it reports by itself."""
 
     @property
     def is_active(self) -> bool:
@@ -175,6 +177,9 @@ class Catalog:
             session.is_turn_open = False
             session.asks.clear()
         elif event.type == "execution.step":
+            child = self.sessions.get(as_text(payload.get("child")))
+            if child is not None and as_mapping(payload.get("metadata")).get("status") == "running":
+                child.is_background = True
             stream.cost = add_cost(stream.cost, payload)
             add_tokens(stream.tokens, payload.get("tokens"))
 
