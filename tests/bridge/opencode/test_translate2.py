@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -199,6 +200,39 @@ def test_opencodes_own_background_agents_report_to_their_parent_and_are_nobodys_
     assert len(player.of("human.input")) == 2
     launches = [event for event in player.of("execution.step") if event.payload.get("child")]
     assert all(event.causation_id not in ends.values() for event in launches), "the launch is not the child's end"
+
+
+def test_an_agent_that_reports_again_after_later_work_has_each_report_after_its_own_turn() -> None:
+    """From OpenCode 2.3 on a subagent reports whenever it goes idle, and a report may say that work goes on.
+
+    Not run: no program of 2.3 could be had. Source: anomalyco/opencode v2.3.0, ``packages/core/src/session``,
+    ``subagent-job.ts`` and ``subagent-completion.ts``; the fields are those of 2.0.15's own reports.
+    """
+    player, recording = play2("background"), Recording("background")
+    report = next(event for event in player.of("agent.input") if event.payload.get("metadata", {}).get("childID"))
+    child = report.payload["metadata"]["childID"]
+    rows = [row for row in recording.rows if row["data"].get("sessionID") == child]
+    again = [row for row in rows if row["type"] not in ("session.created", "session.renamed")]
+    parent = next(row for row in recording.rows if row["data"].get("inboxID") == report.payload["message"])
+    late = {
+        **parent["data"]["item"]["payload"],
+        "text": "<subagent>later</subagent>\n\nBackground work still running:\n",
+    }
+    more = {**parent, "data": {**parent["data"], "item": {**parent["data"]["item"], "payload": late}}}
+    seqs = {child: 100, report.payload["session"]: 200}
+    for number, row in enumerate([*again, more]):
+        told = json.dumps({**row, "id": f"evt_later{number}"}).replace("msg_", "msg_later")
+        row = json.loads(told)
+        session = row["data"]["sessionID"]
+        if "durable" in row:
+            seqs[session] += 1
+            row["durable"]["seq"] = seqs[session]
+        player.feed([(Token(recording.items[-1][0].origin, 2000 + number), HookItem("service", 1, row))])
+    player.settle()
+    reports = [event for event in player.of("agent.input") if event.payload.get("metadata", {}).get("childID") == child]
+    ends = [event.id for event in player.of("turn.ended") if event.payload["session"] == child]
+    assert [event.causation_id for event in reports] == ends and len(ends) == 2
+    assert not any(event.payload["message"] == reports[1].payload["message"] for event in player.of("human.input"))
 
 
 def test_a_fork_is_a_root_that_names_its_origin_and_repeats_nothing() -> None:

@@ -181,6 +181,8 @@ RULES: tuple[Rule, ...] = (
     Rule("step.streamed", "state", "nothing"),
     Rule("tool.progress", "state", "nothing", note="Names the child session of a call."),
     Rule("viewed", "state", "nothing", note="A person looked at the session."),
+    Rule("usage.updated", "drop", "nothing", note="Each step has its own tokens and cost."),
+    *(Rule(f"{each}.delta", "drop", "nothing") for each in ("text", "reasoning", "tool.input", "compaction")),
     Rule("revert.staged", "state", "nothing"),
     Rule("revert.cleared", "state", "nothing"),
 )

@@ -389,8 +389,9 @@ class HostTranslator(HostRules):
         memory = self._memories.setdefault(session.id, Memory())
         rule = BY_NAME.get(event.name)
         was_open = session.turn is not None
-        if rule is not None and rule.kind in ("state", "dropped"):
-            self.counts[f"not_final:{event.type[:60]}"] += 1
+        if rule is not None and rule.kind != "event":
+            kind = "not_final" if rule.kind == "state" else "dropped"
+            self.counts[f"{kind}:{event.type[:60]}"] += 1
         else:
             handle = self.unknown if rule is None else getattr(self, rule.handle)
             try:
