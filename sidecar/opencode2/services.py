@@ -125,7 +125,10 @@ class Services:
     async def compare(self, session_id: str, origin: Origin) -> None:
         """Compare a session before its waiting events are translated; returns also if that is not possible."""
         if self._ingest.is_linked(origin) and self.take_spools is not None:
+            # What a dead process left comes first, however long that takes.
+            self.translator.hold(session_id, origin, None)
             await self.take_spools()
+            self.translator.hold(session_id, origin, asyncio.get_running_loop().time())
         try:
             if not await self._compare(session_id, origin):
                 self._due[session_id] = origin

@@ -129,6 +129,23 @@ def test_events_that_were_lost_anywhere_are_rebuilt(name: str) -> None:
         assert lacking == set(), f"lost {[item.input.get('type') for _, item in recording.items[cut : cut + 3]]}"
 
 
+def test_events_wait_as_long_as_they_are_held_and_then_at_most_a_while() -> None:
+    recording = Recording("chat")
+    player, origin = Player2(), recording.items[0][0].origin
+    session = next(iter(recording.told))
+    for token, item in recording.items[:3]:
+        player.translator.feed(token, item, 0.0)
+    assert player.translator.next_deadline() == player.translator.hold_s
+    player.translator.hold(session, origin, None)
+    assert player.translator.next_deadline() is None
+    player.translator.tick(1000.0)
+    assert player.translator.drain().events == []
+    player.translator.hold(session, origin, 1000.0)
+    player.now = 1000.0
+    player.settle()
+    assert player.types()[:2] == ["lifecycle.session.created", "human.input"]
+
+
 def test_without_a_service_to_ask_everything_comes_from_the_plugin() -> None:
     for name in names():
         alone, asked = play2(name, asks=False), play2(name)

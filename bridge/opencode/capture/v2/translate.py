@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, NamedTuple
 
 from bridge.opencode.capture.emitter import HOLD_S, Origin, Token, safe_stream
@@ -92,7 +93,7 @@ class HostTranslator(HostRules):
         super().__init__(identity, state, clean, hold_s)
         self._excludes = excludes
         self._memories: dict[str, Memory] = {}
-        self._called: dict[str, _Called] = {}
+        self._called: OrderedDict[str, _Called] = OrderedDict()
         self._gates: dict[tuple[str, str], _Gate] = {}
         self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._reached: OrderedDict[str, int] = OrderedDict()
@@ -157,7 +158,13 @@ class HostTranslator(HostRules):
 
     def next_deadline(self) -> float | None:
         """When ``tick`` next has something to do; ``None`` while nothing waits."""
-        return min((gate.deadline for gate in self._gates.values()), default=None)
+        return min((gate.deadline for gate in self._gates.values() if gate.deadline < inf), default=None)
+
+    def hold(self, session_id: str, origin: Origin, now: float | None) -> None:
+        """Wait for ``open`` without a limit; with ``now``, again for at most ``hold_s`` seconds."""
+        gate = self._gates.get((session_id, origin.boot_id))
+        if gate is not None:
+            gate.deadline = inf if now is None else now + self.hold_s
 
     def lose_track(self, boot: str) -> None:
         """Events of this process were lost: compare each of its sessions before its next event."""
@@ -270,6 +277,8 @@ class HostTranslator(HostRules):
         """Note the call that created a session which is not placed yet."""
         if child not in self.state.sessions:
             self._called.setdefault(child, _Called(message, call, turn))
+            if len(self._called) > _MET:
+                self._called.popitem(last=False)
 
     def rename(self, session_id: str, title: str, origin: Origin) -> None:
         """Record a title that was given while the plugin was not loaded."""
