@@ -129,6 +129,7 @@ class Services:
             self.translator.hold(session_id, origin, None)
             await self.take_spools()
             self.translator.hold(session_id, origin, asyncio.get_running_loop().time())
+            self._ingest.pump()  # sets the timer anew
         try:
             if not await self._compare(session_id, origin):
                 self._due[session_id] = origin
