@@ -81,8 +81,8 @@ class Sidecar:
     async def opened(self, link: ShimConnection) -> None:
         """See ``links.Handler``."""
         self._ingest.opened(link)
-        if link.identity.service:
-            self._services.opened(_origin(link), link.identity.service, link.last_seq)
+        if service := link.identity.service:
+            self._services.opened(_origin(link), service, link.identity.scope, link.last_seq)
         link.push_context({"lossy": self._nats.wants_deltas})
         self._note_version(link.opencode_version)
         version = _shown(link.opencode_version)

@@ -126,7 +126,7 @@ export class Feed {
         spawn: options.spawn,
       }),
       WebSocket: options.WebSocket ?? globalThis.WebSocket,
-      identity: () => ({ ...about(), last_seq: capture.lastSeq }),
+      identity: () => ({ ...about(), scope: this.#directories(), last_seq: capture.lastSeq }),
       calls: new Calls({ client: null, timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
       counters,
       timings: {
@@ -229,11 +229,16 @@ export class Feed {
 
   /** @param {string} session @param {any} event */
   #isInScope(session, event) {
-    const scopes = [...this.#scopes];
-    if (scopes.length === 0 || scopes.some((scope) => scope.directory === null)) return true;
+    const directories = this.#directories();
     // Some events do not say where they happened, but an earlier event of the session did.
     const place = textOrNull(event.location?.directory) ?? this.#described.get(session);
-    return !place || scopes.some(({ directory }) => isBelow(place, /** @type {string} */ (directory)));
+    return directories.length === 0 || !place || directories.some((directory) => isBelow(place, directory));
+  }
+
+  /** The directories whose sessions are recorded; none for all. @returns {string[]} */
+  #directories() {
+    const directories = [...this.#scopes].map((scope) => scope.directory);
+    return directories.some((directory) => directory === null) ? [] : /** @type {string[]} */ (directories);
   }
 
   /**

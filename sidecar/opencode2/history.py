@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ from bridge.opencode.capture.v2.messages import before, children_of, events_of
 from bridge.opencode.capture.v2.shapes import HostEvent, read_event, session_info
 from bridge.opencode.capture.v2.translate import HostTranslator
 from sidecar.opencode2.http import ServiceError
+from sidecar.processes import still_runs
 from streams.event import StreamEvent
 from streams.query import Filter
 from streams.store import StreamStore
@@ -43,15 +45,21 @@ class Scope:
     """Of which process and since when sessions are recorded.
 
     ``since_ms``: a session that is not in the log and was created earlier began before the log, so that only
-    ``import`` records its beginning. ``pid``: the service's process; a turn that another living process runs is not
-    over although this service does not know it as active.
+    ``import`` records its beginning. ``pid`` and ``started_ms``: the service's process; a turn that another process runs
+    is not over although this service does not know it as active. ``directories``: a plugin in a project records only the
+    sessions below its project; empty if all are recorded.
     """
 
     origin: Origin
     since_ms: int
     pid: int = 0
-    runs: frozenset[int] = frozenset()
-    """The processes of the other linked plugins."""
+    started_ms: int = 0
+    directories: tuple[str, ...] = ()
+
+    def covers(self, info: dict[str, Any]) -> bool:
+        """Whether a session is recorded, according to its description."""
+        place = PurePath(text(session_info(info).get("directory")) or "")
+        return not self.directories or any(place.is_relative_to(each) for each in self.directories)
 
 
 class History:
@@ -95,7 +103,7 @@ class History:
             if child not in self._state.sessions:
                 self._translator.note_call(child, message, call, _turn_of(messages, message))
                 await self.compare(child, scope, is_import=is_import)
-        is_over = not _is_elsewhere(session, scope)
+        is_over = not _is_elsewhere(session, messages, scope)
         events = events_of(session_id, messages, inbox, is_active=is_active, is_over=is_over)
         while True:
             waiting = self._translator.waiting(session_id, scope.origin)
@@ -132,6 +140,8 @@ class History:
         """Whether a session may have something that the log has not, according to its description."""
         session = self._state.sessions.get(str(info.get("id")))
         times = mapping(info.get("time"))
+        if not scope.covers(info):
+            return False
         if session is None:
             return _created(info) >= scope.since_ms or text(info.get("parentID")) in self._state.sessions
         if session.ended:
@@ -261,10 +271,14 @@ def _turn_of(messages: Iterable[dict[str, Any]], message: str) -> str | None:
     return None
 
 
-def _is_elsewhere(session: SessionState, scope: Scope) -> bool:
-    """Whether another living process may run the session's open turn."""
+def _is_elsewhere(session: SessionState, messages: list[dict[str, Any]], scope: Scope) -> bool:
+    """Whether another process may run the session's open turn, if this service does not know the session as active."""
     turn = session.turn
-    return turn is not None and turn.pid is not None and turn.pid != scope.pid and turn.pid in scope.runs
+    if turn is not None and turn.pid is not None:
+        return turn.pid != scope.pid and still_runs(turn.pid, turn.started_ms)
+    # What this service's process began has an end, so what is newer than the process and has none is another's.
+    newest = max((_created(message) for message in messages), default=0)
+    return 0 < scope.started_ms < newest
 
 
 def _about(event: StreamEvent) -> tuple[Any, ...]:

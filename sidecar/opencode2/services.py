@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.emitter import Origin
 from bridge.opencode.capture.v2.translate import HostTranslator
@@ -39,12 +39,17 @@ _ULID: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _UNREADABLE = (ServiceGone, ServiceError, UnsafeService)
 
 
+class _Linked(NamedTuple):
+    pid: int
+    scope: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class _Announced:
-    """A registration file, and the processes of the plugin instances that named it."""
+    """A registration file, and the plugin instances that named it."""
 
     path: Path
-    links: dict[tuple[str, str], int] = field(default_factory=dict)
+    links: dict[tuple[str, str], _Linked] = field(default_factory=dict)
     state: str = "absent"
     version: str = ""
     compared: int = 0
@@ -80,9 +85,10 @@ class Services:
         """See ``Component``: whether a session is being compared."""
         return self._turn.locked()
 
-    def opened(self, origin: Origin, service: str, last_seq: int) -> None:
-        """Note a link of a plugin instance; ``service`` is the registration file that it announces."""
-        self._announced[self.announce(service)].links[origin.boot_id, origin.instance] = origin.pid
+    def opened(self, origin: Origin, service: str, scope: tuple[str, ...], last_seq: int) -> None:
+        """Note a link of a plugin instance. It announces its service's registration file, and the directories whose
+        sessions it records."""
+        self._announced[self.announce(service)].links[origin.boot_id, origin.instance] = _Linked(origin.pid, scope)
         self._spawn(self._catch_up(origin, last_seq))
 
     def closed(self, origin: Origin) -> None:
@@ -150,11 +156,11 @@ class Services:
             if read is None:
                 continue
             services += 1
-            history, _ = read
+            history, scope = read
             try:
                 for info in await history.sessions():
                     session = self.translator.state.sessions.get(str(info["id"]))
-                    if session is None or session.turn is None:
+                    if scope.covers(info) and (session is None or session.turn is None):
                         sessions += await self._compare(str(info["id"]), origin, is_import=True, required=True) > 1
             except (ServiceError, UnsafeService) as error:
                 raise ServiceGone(str(error)) from None
@@ -257,7 +263,9 @@ class Services:
     def _scope(self, origin: Origin, registration: Registration, known: _Announced) -> Scope:
         # The first turns may end before the first sidecar begins the log, so read from the service's start.
         since_ms = min(self._since_ms, registration.written_ms or self._since_ms)
-        return Scope(origin, since_ms, registration.pid, frozenset(known.links.values()))
+        linked = known.links.get((origin.boot_id, origin.instance))
+        directories = linked.scope if linked is not None else ()
+        return Scope(origin, since_ms, registration.pid, registration.written_ms, directories)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -267,8 +275,8 @@ class Services:
 
 def _origin(known: _Announced) -> Origin:
     """One of the processes that are linked to a service."""
-    (boot_id, instance), pid = next(iter(known.links.items()))
-    return Origin(boot_id, instance, pid, place_of(known.path))
+    (boot_id, instance), linked = next(iter(known.links.items()))
+    return Origin(boot_id, instance, linked.pid, place_of(known.path))
 
 
 def began_ms(log_id: str) -> int:

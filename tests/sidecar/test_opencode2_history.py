@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -167,12 +168,38 @@ async def test_an_open_turn_ends_as_the_service_says_and_not_while_another_proce
     service, world, session = only("chat")
     messages = service.told[session]["messages"]
     service.told[session]["messages"] = messages[:1]  # a prompt, and nothing after it
-    elsewhere = Scope(ORIGIN, since_ms=0, pid=1)
+    begun = messages[0]["time"]["created"]
+    elsewhere = replace(SCOPE, started_ms=begun - 1)  # this service's process would have recorded an end
     await world.compare(session, scope=elsewhere)
+    assert "turn.ended" not in [event.type for event in await world.log()]
+    await world.compare(session, scope=replace(SCOPE, started_ms=begun + 1))
     service.told[session]["messages"] = messages
     await world.compare(session)
     ended = [event.payload["outcome"] for event in await world.log() if event.type == "turn.ended"]
-    assert ended == ["interrupted", "completed"] or ended == ["completed", "completed"]
+    assert ended == ["interrupted", "completed"]
+
+
+async def test_a_text_that_another_process_still_writes_is_no_gap() -> None:
+    service, world, session = only("chat")
+    answer = next(each for each in service.told[session]["messages"] if each.get("type") == "assistant")
+    for name in ("finish", "rawFinish"):
+        answer.pop(name, None)
+    answer["time"] = {"created": answer["time"]["created"]}
+    answer["content"] = [{"type": "text", "text": ""}]
+    service.told[session]["messages"] = service.told[session]["messages"][:2]
+    await world.compare(session, scope=replace(SCOPE, started_ms=1))
+    assert "capture.gap" not in [event.type for event in await world.log()]
+    await world.compare(session)
+    assert "capture.gap" in [event.type for event in await world.log()]
+
+
+async def test_a_plugin_in_a_project_records_only_its_sessions() -> None:
+    service, world, session = only("chat")
+    place = service.told[session]["info"]["location"]["directory"]
+    info = service.told[session]["info"]
+    for directory, is_recorded in ((place, True), (f"{place}/below", False), (f"{place}x", False), ("/", True)):
+        history = History(service, world.translator, world.store)
+        assert history.differs(info, replace(SCOPE, directories=(directory,))) == is_recorded
 
 
 async def test_what_opencode_1_recorded_of_a_session_is_not_recorded_again() -> None:

@@ -177,6 +177,8 @@ class ShimIdentity:
     last_seq: int
     service: str = ""
     """The registration file of the OpenCode 2 service that the plugin runs in; empty in OpenCode 1."""
+    scope: tuple[str, ...] = ()
+    """The directories whose sessions are recorded; empty for all."""
 
 
 class Identify(_Frame, frozen=True, tag="identify"):
@@ -198,6 +200,7 @@ class Identify(_Frame, frozen=True, tag="identify"):
     opencode_version: Name | None = None
     last_seq: Seq | None = None
     service: Place | None = None
+    scope: tuple[Place, ...] | None = None
 
     @property
     def shim(self) -> ShimIdentity | None:
@@ -218,6 +221,7 @@ class Identify(_Frame, frozen=True, tag="identify"):
             opencode_version=self.opencode_version or "",
             last_seq=self.last_seq,
             service=self.service or "",
+            scope=self.scope or (),
         )
 
 

@@ -77,15 +77,21 @@ class Player2:
             self.translator.tick(self.now)
             self._drain()
 
+    def drain(self) -> list[tuple[str, Origin]]:
+        """Append what was recorded to the log; return the sessions to ask about."""
+        drained = self.translator.drain()
+        self.log.append(drained.events)
+        return list(drained.asks)
+
+    def answer(self, session: str, origin: Origin) -> None:
+        """Answer a question: compare the session, and translate what waited."""
+        self.compare(session, origin)
+        self.translator.open(session, origin, self.now)
+
     def _drain(self) -> None:
-        while True:
-            drained = self.translator.drain()
-            self.log.append(drained.events)
-            if not drained.asks:
-                return
-            for session, origin in drained.asks:
-                self.compare(session, origin)
-                self.translator.open(session, origin, self.now)
+        while asks := self.drain():
+            for session, origin in asks:
+                self.answer(session, origin)
 
     def compare(self, session: str, origin: Origin, *, is_import: bool = False) -> int:
         """Compare a session with all of its messages, as ``sidecar/opencode2/history.py`` does; return how many records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,6 +128,27 @@ def test_events_that_were_lost_anywhere_are_rebuilt(name: str) -> None:
             player.compare(session, recording.items[-1][0].origin, is_import=True)
         lacking = set(content(whole)) - set(content(player))
         assert lacking == set(), f"lost {[item.input.get('type') for _, item in recording.items[cut : cut + 3]]}"
+
+
+@pytest.mark.parametrize("name", ["chat", "errors", "tools"])  # sessions with several turns
+@pytest.mark.parametrize("late", range(0, 60, 3))
+def test_two_processes_that_run_a_session_in_turns_record_what_one_would(name: str, late: int) -> None:
+    """Each question is answered ``late`` items later, and meanwhile the other process goes on."""
+    recording, whole = Recording(name), play2(name)
+    player, number, asks = Player2(recording.told), 0, []
+    for at, (token, item) in enumerate(recording.items):
+        number += item.input.get("type") == "session.inbox.enqueued"
+        origin = replace(token.origin, boot_id=str(number % 2) * 32) if number else token.origin
+        player.translator.feed(token._replace(origin=origin), item, player.now)
+        asks += [(at, *ask) for ask in player.drain()]
+        while asks and asks[0][0] + late <= at:
+            player.answer(*asks.pop(0)[1:])
+            asks += [(at, *ask) for ask in player.drain()]
+    while asks:
+        player.answer(*asks.pop(0)[1:])
+        asks += [(0, *ask) for ask in player.drain()]
+    player.settle()
+    assert content(player) == content(whole)
 
 
 def test_events_wait_as_long_as_they_are_held_and_then_at_most_a_while() -> None:

@@ -94,7 +94,7 @@ class _Rebuilding:
                 case "user" | "synthetic":
                     yield from self._input(message)
                 case "assistant":
-                    yield from self._assistant(message, is_active=is_active)
+                    yield from self._assistant(message, is_active=is_active or not is_over)
                 case "compaction":
                     yield from self._compaction(message)
                 case "shell":
@@ -106,7 +106,7 @@ class _Rebuilding:
                     chosen = _named(message, "agent", "model", "previous")
                     yield self._event(name, _created(message), chosen, _event_id(message))
             self._last = max(self._last, _created(message), _completed(message) or 0)
-        if self._is_running and not is_active and is_over and not self._goes_on:
+        if self._is_running and not is_active and (is_over or self._is_declined) and not self._goes_on:
             yield self._interrupted()
         for waiting in inbox:
             if (

@@ -70,6 +70,11 @@ class _Gate:
     is_compared: bool = False
 
     @property
+    def first(self) -> int | None:
+        """The number of the first event."""
+        return self.entries[0][1].seq if self.entries else None
+
+    @property
     def is_described(self) -> bool:
         """Whether the session can be placed without asking the service about it."""
         return self.info is not None or self.entries[0][1].name in ("created", "deleted")
@@ -143,7 +148,7 @@ class HostTranslator(HostRules):
                 self.finish(entry.token)
             return
         self._meet_boot(session_id, boot)
-        for entry, event in gate.entries:
+        for entry, event in _in_order(gate.entries):
             self._run(entry, event)
             self.finish(entry.token)
         self._open_children(session_id)
@@ -179,7 +184,7 @@ class HostTranslator(HostRules):
     def waiting(self, session_id: str, origin: Origin) -> list[HostEvent]:
         """The events of a session that wait in a process's gate, oldest first."""
         gate = self._gates.get((session_id, origin.boot_id))
-        return [event for _, event in gate.entries] if gate is not None else []
+        return [event for _, event in _in_order(gate.entries)] if gate is not None else []
 
     def end_missing(self, session_id: str, origin: Origin) -> None:
         """Record, once, the end of a session that the service no longer has."""
@@ -331,7 +336,7 @@ class HostTranslator(HostRules):
         if session_id in self._excluded:
             self.counts["excluded"] += 1
             self.finish(entry.token)
-        elif (gate := self._gates.get(key)) is not None:
+        elif (gate := self._gate_for(key, event)) is not None:
             gate.entries.append((entry, event))
         elif key in self._met and session_id in self.state.sessions and not self._is_jump(session_id, event):
             self._run(entry, event)
@@ -343,6 +348,25 @@ class HostTranslator(HostRules):
         self._try_gate(session_id, origin)
         if child is not None:
             self._open_children(session_id)
+
+    def _gate_for(self, key: tuple[str, str], event: HostEvent) -> _Gate | None:
+        """The gate in which an event waits: the process's own, or that of another process which runs the session too,
+        if what waits there is newer and precedes the event."""
+        session_id, boot = key
+        found = self._gates.get(key)
+        if found is None and key not in self._met:
+            return None
+        for (waiting, other), gate in self._gates.items():
+            # What a dead process left does not wait for the gate that is held for it.
+            if waiting != session_id or other == boot or not gate.entries or gate.deadline == inf:
+                continue
+            if event.seq is None or gate.first is None:
+                follows = gate.entries[-1][0].token.origin.boot_id == boot
+            else:
+                follows = gate.first < event.seq and (found is None or (found.first or 0) < gate.first)
+            if follows:
+                found = gate
+        return found
 
     def _try_gate(self, session_id: str, origin: Origin) -> None:
         """Open the gate of a session that has just begun; otherwise have the session compared."""
@@ -543,6 +567,17 @@ class HostTranslator(HostRules):
 
     def _own_entry(self, origin: Origin, t: int) -> HostEntry:
         return HostEntry(Token(origin, 0), HookItem(HOOK, t), is_history=True)
+
+
+def _in_order(entries: Iterable[tuple[HostEntry, HostEvent]]) -> list[tuple[HostEntry, HostEvent]]:
+    """The entries by the service's numbers. An event without a number follows the one before it of its process."""
+    reached: dict[str, int] = {}
+    numbered: list[tuple[int, tuple[HostEntry, HostEvent]]] = []
+    for entry, event in entries:
+        boot = entry.token.origin.boot_id
+        reached[boot] = max(reached.get(boot, -1), -1 if event.seq is None else event.seq)
+        numbered.append((reached[boot], (entry, event)))
+    return [each for _, each in sorted(numbered, key=lambda pair: pair[0])]
 
 
 def read_event_of(item: HookItem) -> HostEvent:
