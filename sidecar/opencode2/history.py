@@ -115,7 +115,7 @@ class History:
             if len(waiting) == len(self._translator.waiting(session_id, scope.origin)):
                 break
         count = self._translator.fill(rebuilt, there)
-        self._translator.adopt(session_id, memory)
+        self._translator.adopt(session_id, memory, scope.origin)
         title = text(info.get("title"))
         if title not in (None, session.title) and "renamed" not in [event.name for event in waiting]:
             self._translator.rename(session_id, str(title), scope.origin)

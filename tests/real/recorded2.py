@@ -103,8 +103,8 @@ def assert_recorded(
         if (found == expected and not _has_open_turn(records)) or time.monotonic() > deadline:
             break
     for session, facts in expected.items():
-        assert found[session] - facts == Counter(), f"in the log and not in {session}"
-        assert facts - found[session] == Counter(), f"in {session} and not in the log"
+        assert found[session] - facts == Counter(), f"in the log and not in {session}: {found[session] - facts}"
+        assert facts - found[session] == Counter(), f"in {session} and not in the log: {facts - found[session]}"
     keys = [record["event"]["idempotency_key"] for record in records]
     assert len(keys) == len(set(keys))
     lost = [record["event"]["payload"] for record in records if record["event"]["type"] == "capture.gap"]

@@ -93,7 +93,7 @@ class Player2:
             for session, origin in asks:
                 self.answer(session, origin)
 
-    def compare(self, session: str, origin: Origin, *, is_import: bool = False) -> int:
+    def compare(self, session: str, origin: Origin, *, is_import: bool = False, is_active: bool = False) -> int:
         """Compare a session with all of its messages, as ``sidecar/opencode2/history.py`` does; return how many records
         were rebuilt."""
         told = self.told.get(session)
@@ -108,12 +108,13 @@ class Player2:
             if child not in self.translator.state.sessions and (not waiting or is_import):
                 self.translator.note_call(child, message, call, None)
                 self.compare(child, origin, is_import=is_import)
-        rebuilt = before(events_of(session, told["messages"], told["inbox"], is_active=bool(waiting)), waiting)
+        is_active = is_active or bool(waiting)
+        rebuilt = before(events_of(session, told["messages"], told["inbox"], is_active=is_active), waiting)
         records, memory = self.translator.rebuild(session, rebuilt, origin, is_whole=True)
         known = {key: event.id for key, event in self.log.events.items()}
         known |= {event.idempotency_key: event.id for event in self.translator._out.events}
         count = self.translator.fill(records, known)
-        self.translator.adopt(session, memory)
+        self.translator.adopt(session, memory, origin)
         self.log.append(self.translator.drain().events)
         return count
 

@@ -151,6 +151,20 @@ def test_two_processes_that_run_a_session_in_turns_record_what_one_would(name: s
     assert content(player) == content(whole)
 
 
+@pytest.mark.parametrize("name", ["chat", "errors", "subagent", "tools"])
+def test_events_that_come_after_they_were_rebuilt_add_nothing(name: str) -> None:
+    """A session is compared in the midst of a turn whose events are still on their way."""
+    recording, whole = Recording(name), play2(name)
+    session, told = next(iter(recording.told.items()))
+    for count in range(1, len(told["messages"])):
+        player = Player2({**recording.told, session: {**told, "messages": told["messages"][:count]}})
+        player.compare(session, recording.items[0][0].origin, is_import=True, is_active=True)
+        player.told = recording.told
+        player.feed(recording.items)
+        player.settle()
+        assert content(player) == content(whole), f"compared after {count} messages"
+
+
 def test_events_wait_as_long_as_they_are_held_and_then_at_most_a_while() -> None:
     recording = Recording("chat")
     player, origin = Player2(), recording.items[0][0].origin

@@ -121,7 +121,7 @@ class HostRules(Emitter):
 
     def step_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         answered, is_between = memory.answered, _is_between(session, memory)
-        if answered is not None and (is_between or _finish(session, memory) in _ANSWERED):
+        if answered is not None and (is_between or _begins(session, memory, answered.message)):
             self._start_turn(entry, session, event, memory, answered.message, "prompt", answered.t)
         elif is_between:
             message = shapes.message_id(event) or event.key
@@ -129,7 +129,7 @@ class HostRules(Emitter):
 
     def compaction_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         asked, answered, is_between = shapes.input_id(event), memory.answered, _is_between(session, memory)
-        if asked is None and answered is not None and (is_between or _finish(session, memory) in _ANSWERED):
+        if asked is None and answered is not None and (is_between or _begins(session, memory, answered.message)):
             # An automatic compaction before the answer belongs to the turn of the prompt.
             self._start_turn(entry, session, event, memory, answered.message, "prompt", answered.t)
         elif is_between:
@@ -213,7 +213,7 @@ class HostRules(Emitter):
     def _start_unanswered(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Begin the turn of a prompt for which no step began, for example because the model does not exist."""
         answered = memory.answered
-        if answered is not None and _is_between(session, memory):
+        if answered is not None and (_is_between(session, memory) or _is_again(session, memory, answered.message)):
             self._start_turn(replace_seq(entry, None), session, event, memory, answered.message, "prompt", answered.t)
 
     def end_turn(self, entry: HostEntry, session: SessionState, outcome: str | None) -> None:
@@ -465,6 +465,16 @@ def replace_seq(entry: HostEntry, seq: int | None) -> HostEntry:
 def replace_time(entry: HostEntry, t: int) -> HostEntry:
     """The entry for a record of something that happened earlier."""
     return replace(entry, item=HookItem(entry.item.hook, t))
+
+
+def _begins(session: SessionState, memory: Memory, message: str) -> bool:
+    """Whether the answer to an input begins a turn although another turn is open."""
+    return _finish(session, memory) in _ANSWERED or _is_again(session, memory, message)
+
+
+def _is_again(session: SessionState, memory: Memory, message: str) -> bool:
+    """Whether the events of a recorded turn come a second time."""
+    return message in session.turns and message != memory.turn
 
 
 def _is_between(session: SessionState, memory: Memory) -> bool:

@@ -40,6 +40,7 @@ SESSION_HOOK = "service.session"
 
 _SEEN_EVENTS = 50_000
 _MET = 20_000
+_REBUILT = 50_000
 _FAULTS = (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 SILENT = 3
@@ -105,6 +106,8 @@ class HostTranslator(HostRules):
         """The highest number of each session that came from any process."""
         self._infos: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._rebuilt: OrderedDict[str, None] = OrderedDict()
+        """The keys of what was rebuilt: the plugin's events of it may come later, and then add nothing."""
         self._excluded: set[str] = set()
 
     # --- called by ``sidecar/capture`` ---
@@ -260,6 +263,9 @@ class HostTranslator(HostRules):
         ids: dict[str, str] = {}
         count = 0
         for event in rebuilt:
+            self._rebuilt[event.idempotency_key] = None
+            if len(self._rebuilt) > _REBUILT:
+                self._rebuilt.popitem(last=False)
             if (there := known.get(event.idempotency_key)) is not None:
                 ids[event.id] = there
                 continue
@@ -273,10 +279,14 @@ class HostTranslator(HostRules):
             self.counts["gaps"] += event.type == "capture.gap"
         return count
 
-    def adopt(self, session_id: str, memory: Memory | None) -> None:
-        """Remember what was rebuilt, if nothing is remembered of the session."""
-        if memory is not None and session_id not in self._memories:
-            self._memories[session_id] = memory
+    def is_recorded(self, event: StreamEvent) -> bool:
+        return event.idempotency_key in self._rebuilt
+
+    def adopt(self, session_id: str, memory: Memory | None, origin: Origin) -> None:
+        """Remember what was rebuilt, which is what precedes the events that wait; if none wait and something is
+        remembered of the session, that is kept."""
+        if self.waiting(session_id, origin) or session_id not in self._memories:
+            self._memories[session_id] = memory or Memory()
 
     def note_call(self, child: str, message: str | None, call: str, turn: str | None) -> None:
         """Note the call that created a session which is not placed yet."""
