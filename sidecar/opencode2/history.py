@@ -45,9 +45,9 @@ class Scope:
     """Of which process and since when sessions are recorded.
 
     ``since_ms``: a session that is not in the log and was created earlier began before the log, so that only
-    ``import`` records its beginning. ``pid`` and ``started_ms``: the service's process; a turn that another process runs
-    is not over although this service does not know it as active. ``directories``: a plugin in a project records only the
-    sessions below its project; empty if all are recorded.
+    ``import`` records its beginning. ``pid`` and ``started_ms``: the service's process; a turn that another process
+    runs is not over although this service does not know it as active. ``directories``: a plugin in a project records
+    only the sessions below its project; empty if all are recorded.
     """
 
     origin: Origin

@@ -13,7 +13,7 @@ import pytest
 from tests.real.api import OpenCodeError
 from tests.real.durable import wait_until
 from tests.real.events import Event, EventStream
-from tests.real.model_server import HANG_LIMIT_S, PLAIN_ANSWER, SUMMARY_TITLE, ModelServer
+from tests.real.model_server import HANG_LIMIT_S, SUMMARY_TITLE, ModelServer
 from tests.real.opencode import RealOpenCode
 
 pytestmark = pytest.mark.real_opencode
