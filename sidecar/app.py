@@ -279,6 +279,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         ingest,
         lambda: services.registrations,
         is_installed,
+        agents_may_answer=config.link.agents_may_answer,
     )
     worker = sidecar.worker = Worker(
         home,

@@ -91,6 +91,9 @@ class LinkConfig(_Section):
     hold_seconds: Annotated[float, Field(ge=0, le=60)] = 2.0
     """How long a hook waits for its counterpart or its parent before the hook is written without it."""
 
+    agents_may_answer: bool = False
+    """Whether a process that an OpenCode started, such as a model's shell, may answer checkpoints."""
+
 
 class RedactConfig(_Section):
     """``[redact]``: which secrets are removed before anything is written."""

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
+from sidecar.orchestrator.consent import answer_of, asked
 from sidecar.orchestrator.lifecycle import after
 from sidecar.orchestrator.own_agent import OwnAgent
 from sidecar.orchestrator.tool_results import WHOLE, keeps_result, loses_result
@@ -29,9 +30,6 @@ ANSWER: Final = "opencode.answer"
 
 KEPT_CLOSED: Final = 200
 """How many closed checkpoints stay in the state; the log has them all."""
-
-MAX_TEXT: Final = 4000
-"""Maximum length of a question that the state keeps, in characters."""
 
 CHECKPOINT: Final[dict[str, dict[str, str]]] = {
     "open": {
@@ -56,9 +54,6 @@ If a sidecar dies after OpenCode has accepted an answer, the next sidecar sends 
 it. The captured events then show that the answer had arrived.
 """
 
-PERMISSION: Final = ("once", "always", "reject")
-"""The answers to a permission."""
-
 CLOSED: Final = frozenset({"answered", "expired", "withdrawn"})
 
 
@@ -76,6 +71,10 @@ class Checkpoint:
     """OpenCode's id of the request; empty for an ``ask``."""
     questions: int = 1
     options: list[str] = field(default_factory=list)
+    always: list[str] = field(default_factory=list)
+    """What else the answer ``always`` would allow: OpenCode's patterns."""
+    left_out: int = 0
+    """How many characters were cut out of ``text`` and ``always``. Whoever sees only these cannot allow anything."""
     tell: str | None = None
     """The user's session whose screen shows that something is waiting."""
     intent: str | None = None
@@ -83,6 +82,11 @@ class Checkpoint:
     default: str = ""
     answer: list[str] = field(default_factory=list)
     by: str = ""
+    """Who answered: ``user`` (in OpenCode or in a terminal), ``link``, ``process`` (a process without a terminal) or
+    ``agent`` (a process that an OpenCode started)."""
+    via: dict[str, Any] = field(default_factory=dict)
+    """How the answer came: ``channel`` (``opencode``, ``list``, ``command-line`` or ``link``), and the ``pid`` and
+    terminal (``tty``) of a command."""
     key: str = ""
     """The key of the answer that won, if that answer came through the sidecar."""
     why: str = ""
@@ -187,8 +191,9 @@ class CheckpointAgent(OwnAgent[State]):
             outputs.append(Output("checkpoint.opened", payload))
             known = _checkpoint(payload)
         if known.state != "open":
-            return [Output("checkpoint.late", {"checkpoint": known.id, "by": given["by"], "state": known.state})]
-        about = {"checkpoint": known.id, "answer": given["answer"], "by": given["by"], "key": given["key"]}
+            who = {"by": given["by"], "via": given.get("via") or {}}
+            return [Output("checkpoint.late", {"checkpoint": known.id, **who, "state": known.state})]
+        about = {"checkpoint": known.id, **{name: given.get(name) for name in ("answer", "by", "via", "key")}}
         if known.kind == "ask":
             return [
                 *outputs,
@@ -230,7 +235,7 @@ class CheckpointAgent(OwnAgent[State]):
         status = result.get("status") if event.type == "effect.completed" and isinstance(result, dict) else "failed"
         about = {"checkpoint": known.id, "ts": event.ts}
         if status == "answered":
-            return [Output("checkpoint.answered", {**about, "answer": known.answer, "by": known.by, "key": known.key})]
+            return [Output("checkpoint.answered", {**about, "answer": known.answer, **_who(known)})]
         if status == "gone":
             return [Output("checkpoint.withdrawn", {**about, "why": "it was answered elsewhere, or its turn ended"})]
         why = str(event.payload.get("error") or status)
@@ -254,8 +259,8 @@ class CheckpointAgent(OwnAgent[State]):
         # OpenCode reports that our own answer has arrived. We know who gave that answer, but OpenCode does not.
         rejected = answer[:1] == known.answer[:1] == ["reject"]
         ours = known.state in ("answering", "withdrawn") and (answer == known.answer or rejected)
-        by = {"by": known.by, "key": known.key} if ours else {"by": "user", "key": ""}
-        return [Output("checkpoint.answered", {"checkpoint": identifier, "answer": answer, "ts": ts, **by})]
+        who = _who(known) if ours else {"by": "user", "via": {"channel": "opencode"}, "key": ""}
+        return [Output("checkpoint.answered", {"checkpoint": identifier, "answer": answer, "ts": ts, **who})]
 
     def _over(self, given: dict[str, Any], ts: int, *, whole: bool = False) -> list[Output]:
         """Handle the end of a turn or of a session, with which OpenCode's asks end, too."""
@@ -354,10 +359,10 @@ class CheckpointAgent(OwnAgent[State]):
             return
         known.state, known.why = state, str(given.get("why") or "")
         if type_ == "checkpoint.unanswered":
-            known.answer, known.by, known.key = [], "", ""
+            known.answer, known.by, known.via, known.key = [], "", {}, ""
         elif type_ != "checkpoint.withdrawn":
             known.answer = list(given.get("answer") or ())
-            known.by, known.key = given.get("by", ""), given.get("key", "")
+            known.by, known.via, known.key = given.get("by", ""), given.get("via") or {}, given.get("key", "")
         known.closed = given.get("ts") if state in CLOSED else None
 
     def _tidy(self) -> None:
@@ -369,45 +374,6 @@ class CheckpointAgent(OwnAgent[State]):
 def checkpoint_id(session: str, request: str) -> str:
     """The id of a checkpoint. The same request of the same session always has the same id."""
     return f"chk_{sha256(f'{session}:{request}'.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
-
-
-def asked(given: dict[str, Any]) -> dict[str, Any]:
-    """What a captured ``workflow.checkpoint`` asks, in the form that ``checkpoint.opened`` keeps."""
-    questions = [each for each in _list(given.get("questions")) if isinstance(each, dict)]
-    metadata = given.get("metadata") if isinstance(given.get("metadata"), dict) else {}
-    assert isinstance(metadata, dict)
-    if questions:
-        labels = [_labels(each) for each in questions]
-        # One list cannot hold the options of several questions, so each question's text names its own options.
-        lines = [str(each.get("question", "")) for each in questions]
-        if len(questions) > 1:
-            lines = [f"{line} ({', '.join(own)})" if own else line for line, own in zip(lines, labels, strict=True)]
-        kind, text, options = "question", "\n".join(lines), labels[0] if len(questions) == 1 else []
-    else:
-        what = metadata.get("command") or " ; ".join(map(str, _list(given.get("patterns"))))
-        kind, text = str(given.get("kind") or "permission"), f"{given.get('permission', '')} {what}".strip()
-        options = list(PERMISSION)
-    return {
-        "kind": kind,
-        "session": str(given.get("session")),
-        "request": str(given.get("request")),
-        "text": text[:MAX_TEXT],
-        "options": options,
-        "questions": max(len(questions), 1),
-    }
-
-
-def _labels(question: dict[str, Any]) -> list[str]:
-    return [str(each.get("label")) for each in _list(question.get("options")) if isinstance(each, dict)]
-
-
-def answer_of(given: dict[str, Any]) -> list[str]:
-    """The answer in a captured ``workflow.checkpoint``."""
-    if given.get("state") == "rejected":
-        return ["reject"]
-    if given.get("answers") is not None:
-        return [", ".join(map(str, one)) if isinstance(one, list) else str(one) for one in _list(given["answers"])]
-    return [str(given.get("reply", ""))]
 
 
 def answer_text(answer: list[str], expired: bool) -> str:
@@ -434,11 +400,17 @@ def _checkpoint(given: dict[str, Any]) -> Checkpoint:
         request=given.get("request", ""),
         questions=given.get("questions", 1),
         options=list(given.get("options") or ()),
+        always=list(given.get("always") or ()),
+        left_out=given.get("left_out", 0),
         tell=given.get("tell"),
         intent=given.get("intent"),
         expires=given.get("expires"),
         default=given.get("default") or "",
     )
+
+
+def _who(known: Checkpoint) -> dict[str, Any]:
+    return {"by": known.by, "via": known.via, "key": known.key}
 
 
 def _notify(known: Checkpoint, session: str, answer: list[str], expired: bool = False) -> Output:
@@ -450,7 +422,3 @@ def _notify(known: Checkpoint, session: str, answer: list[str], expired: bool = 
 
 def _effect(node: str, args: dict[str, Any]) -> Output:
     return Output("effect.requested", args, effect=ANSWER, node=node)
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

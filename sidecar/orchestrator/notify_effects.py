@@ -88,8 +88,12 @@ class Send:
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        link = self._link(args["checkpoint"]) if "checkpoint" in args else None
-        text = f"{args['text']}\n\nAnswer: {link}" if link else args["text"]
+        given = args.get("checkpoints") or [args.get("checkpoint")]
+        links = [(each, link) for each in given if each and (link := self._link(each))]
+        lines = (
+            [f"Answer {each}: {link}" for each, link in links] if len(given) > 1 else [f"Answer: {x}" for _, x in links]
+        )
+        text = "\n".join([args["text"], "", *lines]) if lines else args["text"]
         await self._channels.send(args["channel"], args["title"], text)
         return {"channel": args["channel"]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from hashlib import sha256
 from typing import Any, Final
@@ -18,8 +18,10 @@ from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import alerts, checkpoints, signals
 from sidecar.orchestrator.alerts import AlertAgent
 from sidecar.orchestrator.answer_page import AnswerPage
+from sidecar.orchestrator.answerers import LINK, Answerers, Who
 from sidecar.orchestrator.channels import ChannelError, Channels, quiet_until
 from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint, CheckpointAgent, answer_text, as_row, checkpoint_id
+from sidecar.orchestrator.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.orchestrator.notify_effects import Answering, notify_kinds
 from sidecar.orchestrator.reading import read_checkpoints
 from sidecar.orchestrator.signals import SignalAgent
@@ -31,12 +33,16 @@ from sidecar.runtime.effects.runner import EffectKind
 from sidecar.runtime.engine import Handled
 from sidecar.runtime.inputs import Command
 from sidecar.runtime.runtime import Runtime
+from sidecar.views.wording import cut_middle, visible
 from streams.identity import Identity
 
 ANSWER_SECONDS: Final = 25.0
 """How many seconds an answer may take to reach OpenCode, including all attempts."""
 
 TOAST_SECONDS: Final = 5.0
+
+MOST_ASKS: Final = 5
+"""How many questions of one session may wait for an answer at a time."""
 
 MOST_TOASTS: Final = 20
 """How many of the newest toasts are kept for terminals that read them."""
@@ -53,6 +59,12 @@ class AnswerArgs(Args):
         max_length=50,
         description="for a permission `once`, `always` or `reject` (only `reject` may be followed by a message); "
         "otherwise an answer for each question, or `reject`",
+    )
+    proof: str = Field(
+        default="",
+        max_length=64,
+        description="shows that a person gave the answer in the list of OpenCode's terminal: HMAC-SHA256 of the id and "
+        "the answers, keyed with the home's token",
     )
 
 
@@ -72,8 +84,17 @@ class People:
     """The part of the orchestration that talks to people. Call ``start`` with the runtime, and then ``keep_time``
     often."""
 
-    def __init__(self, home: Home, config: NotifyConfig, identity: Identity, host: Answering) -> None:
+    def __init__(
+        self,
+        home: Home,
+        config: NotifyConfig,
+        identity: Identity,
+        host: Answering,
+        linked: Callable[[], Iterable[int]] = tuple,
+        agents_may_answer: bool = False,
+    ) -> None:
         self._home, self._identity = home, identity
+        self.answerers = Answerers(linked, agents_may_answer, home.read_token)
         self.channels = Channels(config)
         self.checkpoints = CheckpointAgent(everywhere=bool(self.channels.names))
         self.signals = SignalAgent()
@@ -90,6 +111,8 @@ class People:
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
         """The checkpoints for which a call in this process is waiting, and how many calls are waiting for each."""
+        self._asking: dict[str, str] = {}
+        """The session of each question whose call is waiting."""
 
     @property
     def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
@@ -152,15 +175,37 @@ class People:
             # gets a new checkpoint.
             identifier, number = checkpoint_id(session, f"{args.question}#{number}"), number + 1
             known = self.checkpoints.data.checkpoints.get(identifier)
+        self._refuse_crowd(session, identifier)
+        text, left_out = cut_middle(visible(args.question), MAX_TEXT)
         payload = {
             "checkpoint": identifier,
             "session": session,
-            "text": args.question,
-            "options": list(args.options),
+            "text": text,
+            "left_out": left_out,
+            "options": [visible(option) for option in args.options],
             "default": args.default,
             "expires": self._identity.now_ms() + round(args.minutes * 60_000),
         }
-        return await self._await_answer(identifier, payload, call, seconds)
+        self._asking[identifier] = session
+        try:
+            return await self._await_answer(identifier, payload, call, seconds)
+        finally:
+            if not self._waited[identifier]:
+                self._asking.pop(identifier, None)
+
+    def _refuse_crowd(self, session: str, identifier: str) -> None:
+        """Refuse a question of a session that waits for too many answers, or a model could bury a person in them."""
+        known = self.checkpoints.data.checkpoints.values()
+        open_ = {c.id for c in known if c.kind == "ask" and c.session == session and c.state == "open"}
+        # A question that was asked at the same time may not be in the agent's state yet.
+        ids = self.checkpoints.data.checkpoints
+        open_ |= {each for each, of in self._asking.items() if of == session and each not in ids}
+        if identifier not in open_ and len(open_) >= MOST_ASKS:
+            raise RequestError(
+                "too-many-asks",
+                f"{MOST_ASKS} questions of this session wait for an answer already; ask again when the user has "
+                "answered one, or end your turn",
+            )
 
     async def wait_for_checkpoint(self, given: str, call: str, seconds: float) -> str:
         """The tool ``wait_for`` with the id of a checkpoint."""
@@ -247,14 +292,17 @@ class People:
         return self.checkpoints.data.checkpoints.get(checkpoint)
 
     async def _by_link(self, checkpoint: str, answer: list[str]) -> None:
-        await self.answer(AnswerArgs(checkpoint=checkpoint, answer=answer), by="link")
+        await self.answer(AnswerArgs(checkpoint=checkpoint, answer=answer), LINK, most=MAX_TEXT)
 
-    async def answer(self, args: AnswerArgs, *, by: str = "user") -> dict[str, Any]:
+    async def answer(self, args: AnswerArgs, who: Who | None = None, *, most: int | None = None) -> dict[str, Any]:
         """Answer a checkpoint as a person; returns when OpenCode has accepted the answer.
 
+        Without ``who``, the answer comes from the command line. ``most`` is how many characters of the text the person
+        was shown, if not all.
+
         Raises:
-            RequestError: there is no such checkpoint, it already has an answer, the answer is not acceptable, or
-                OpenCode cannot be reached.
+            RequestError: there is no such checkpoint, it already has an answer, the answer is not acceptable or not
+                allowed, or OpenCode cannot be reached.
         """
         listed = await read_checkpoints(open_reader(self._home.store_path))
         found = [c for c in listed if c.id.startswith(args.checkpoint) or c.request == args.checkpoint]
@@ -266,9 +314,18 @@ class People:
         if known.state in CLOSED:
             raise _late(known)
         _check_answer(known, args.answer)
+        if most is not None and not may_answer(known, args.answer, most):
+            raise RequestError(
+                "cut-text",
+                f"{known.id} is too long to be shown whole here, so here it can only be rejected; "
+                f"`durable-stream checkpoints {known.id}` shows it, and --answer answers it",
+            )
+        if who is None:
+            who = await self.answerers.of_command(known.id, args.answer, args.proof)
         key = self._identity.ulid()
         ask = {**as_row(known), "checkpoint": known.id, "ts": known.opened}
-        payload = {"checkpoint": known.id, "answer": list(args.answer), "by": by, "key": key, "ask": ask}
+        payload = {"checkpoint": known.id, "answer": list(args.answer), "by": who.by, "via": who.via}
+        payload |= {"key": key, "ask": ask}
         handled = await self._command(checkpoints.NAME, f"answer:{key}", "checkpoint.answer", payload)
         known = self.checkpoints.data.checkpoints[known.id]
         if any(record.event.type == "checkpoint.late" for record in handled.records):
@@ -323,7 +380,7 @@ def _late(known: Checkpoint) -> RequestError:
 def _check_answer(known: Checkpoint, answer: list[str]) -> None:
     """Reject an answer that OpenCode would not understand."""
     if known.kind == "permission":
-        if answer[0] not in checkpoints.PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
+        if answer[0] not in PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
             raise RequestError(
                 "unfit-answer",
                 "answer a permission request with `once`, `always` or `reject`; only `reject` may be followed by a "

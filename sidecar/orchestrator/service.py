@@ -120,6 +120,8 @@ class DurableStream:
         ingest: Any,
         registrations: Callable[[], Iterable[Path]] = tuple,
         has_plugin: Callable[[Path, Mapping[str, str]], bool] = lambda _directory, _environ: True,
+        *,
+        agents_may_answer: bool = False,
     ) -> None:
         self.agent = IntentAgent(Limits.of(config))
         self.links: Any = list
@@ -140,7 +142,9 @@ class DurableStream:
         self.host = Hosts(one, V2Host(registrations, state, identity.now_ms))
         self.worktrees = Worktrees(home.path / "worktrees")
         self._gardener = (GardenerAgent(gardener),) if gardener.enabled else ()
-        self.people = People(home, notify, identity, self.host)
+        self.people = People(
+            home, notify, identity, self.host, lambda: [link.pid for link in self.links()], agents_may_answer
+        )
         self._card = CardFile(home.path)
         self._runtime: Runtime | None = None
 

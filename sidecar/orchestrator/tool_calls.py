@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import CallError, RequestError
 from sidecar.orchestrator import background_command
+from sidecar.orchestrator.answerers import IN_OPENCODE
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.intent_texts import told
@@ -123,7 +124,11 @@ class ToolCalls:
                 await self._durable.cancel(intent, "cancelled by the user")
                 return f"{intent.id} is being cancelled."
             case "answer":
-                row = await self._durable.people.answer(AnswerArgs(checkpoint=asked.target, answer=[asked.answer]))
+                row = await self._durable.people.answer(
+                    AnswerArgs(checkpoint=asked.target, answer=[asked.answer]),
+                    IN_OPENCODE,
+                    most=background_command.MAX_ASK,
+                )
                 return f"{row['id']} answered: {asked.answer}"
         return background_command.USAGE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from bridge.opencode.link.link import RequestError
+from sidecar.caller import PEER, Caller, Peer
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
+from sidecar.orchestrator import answerers
 from sidecar.orchestrator.host import HostError
-from sidecar.orchestrator.people import AnswerArgs, People, SignalArgs
+from sidecar.orchestrator.people import MOST_ASKS, AnswerArgs, People, SignalArgs
 from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.runtime.inputs import agent_stream
 from streams.identity import seeded_identity
@@ -119,6 +122,50 @@ async def test_a_call_gives_up_and_the_same_question_is_the_same_checkpoint(tmp_
         assert "yes" in await made.wait_for_checkpoint(known.id, "", 0)
         await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
         assert len(made.checkpoints.data.checkpoints) == 2, "a question whose answer was heard is a new one"
+
+
+async def test_a_session_cannot_bury_a_person_in_questions(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, _, _run):
+        questions = [AskArgs(question=f"Ship {n}?") for n in range(40)]
+        done = await asyncio.gather(*(made.ask("ses_1", each, seconds=0) for each in questions), return_exceptions=True)
+        refused = [each.code for each in done if isinstance(each, RequestError)]
+        assert refused == ["too-many-asks"] * (40 - MOST_ASKS)
+        assert len(made.checkpoints.data.checkpoints) == MOST_ASKS
+        await made.ask("ses_1", questions[0], seconds=0)
+        await made.ask("ses_2", questions[0], seconds=0)
+        first = next(iter(made.checkpoints.data.checkpoints))
+        await made.answer(AnswerArgs(checkpoint=first, answer=["yes"]))
+        await made.ask("ses_1", questions[39], seconds=0)
+
+
+async def test_who_answered_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with people(tmp_path) as (made, _, run):
+        home = made._home
+        home.ensure_token(lambda: "ab" * 32)
+        found = Caller(77, "/dev/pts/3", False)
+        monkeypatch.setattr(answerers, "find_caller", lambda peer, linked: found)
+        PEER.set(Peer(1, 2, 77))
+        told = [
+            (Caller(77, "/dev/pts/3", False), "", "user", {"channel": "command-line", "pid": 77, "tty": "/dev/pts/3"}),
+            (Caller(77, "", False), "", "process", {"channel": "command-line", "pid": 77, "tty": ""}),
+            (Caller(77, "", True), "wrong", "agent", {"channel": "command-line", "pid": 77, "tty": ""}),
+            (Caller(77, "", True), "right", "user", {"channel": "list", "pid": 77}),
+        ]
+        for number, (found, proof, by, via) in enumerate(told):
+            await asks(run, request=f"per_{number}")
+            (known,) = await made.waiting()
+            args = AnswerArgs(checkpoint=known.id, answer=["once"])
+            if proof == "right":
+                args = args.model_copy(update={"proof": answerers.proof_of("ab" * 32, known.id, ["once"])})
+            elif found.is_below_opencode:
+                with pytest.raises(RequestError) as refused:
+                    await made.answer(args.model_copy(update={"proof": proof}))
+                assert refused.value.code == "agent-answer" and (await made.waiting())[0].state == "open"
+                made.answerers = answerers.Answerers(tuple, True, home.read_token)
+            row = await made.answer(args)
+            assert (row["by"], row["via"]) == (by, via)
+            answered = (await records(run.store, agent_stream("checkpoints")))[-1].event
+            assert (answered.payload["by"], answered.payload["via"]) == (by, via), "the log says so"
 
 
 async def test_signals_before_and_after(tmp_path: Path) -> None:
