@@ -11,6 +11,7 @@ from sidecar.orchestrator.checkpoints import Checkpoint
 from sidecar.orchestrator.consent import always_text
 from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.lifecycle import ENDED
+from sidecar.views.asked import on_one_line
 from sidecar.views.wording import cut_middle, money, one_line, rough_span
 
 COMMAND: Final = "background"
@@ -67,7 +68,7 @@ def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: in
 def _waiting(each: Checkpoint) -> str:
     text, _ = cut_middle(each.text, MAX_ASK)
     always = f" · always allows {always_text(each)}" if each.always else ""
-    return one_line(f"{each.id} · {each.kind} · {text.replace(chr(10), ' ⏎ ')}{always}")
+    return on_one_line(f"{each.id} · {each.kind} · {text}{always}")
 
 
 def _line(intent: Intent, now_ms: int) -> str:

@@ -164,7 +164,8 @@ async def test_who_answered_is_recorded(tmp_path: Path, monkeypatch: pytest.Monk
                 made.answerers = answerers.Answerers(tuple, True, home.read_token)
             row = await made.answer(args)
             assert (row["by"], row["via"]) == (by, via)
-            answered = (await records(run.store, agent_stream("checkpoints")))[-1].event
+            logged = [record.event for record in await records(run.store, agent_stream("checkpoints"))]
+            answered = [event for event in logged if event.type == "checkpoint.answered"][-1]
             assert (answered.payload["by"], answered.payload["via"]) == (by, via), "the log says so"
 
 
@@ -210,3 +211,9 @@ async def test_only_the_own_project_is_read_and_not_too_much(tmp_path: Path) -> 
         for stream, directory in (("ses_1", "/elsewhere"), ("ses_9", "/shop")):
             with pytest.raises(RequestError):
                 await made.read(ReadArgs(stream=stream), directory)
+
+
+def test_the_proof_of_the_list_is_what_the_plugin_sends() -> None:
+    # The same value is in plugin-shim/test/tui.test.js.
+    proof = "8988d7257f273830394298b26cd0e4753922cc3fb71b4915834d6bbf7239b781"
+    assert answerers.proof_of("ab" * 32, "chk_1", ["yes", "é"]) == proof
