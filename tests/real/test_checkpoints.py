@@ -141,10 +141,12 @@ def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode,
     asking, answering = client.create_session("asks"), client.create_session("answers")
     client.prompt_async(asking, 'CALL:bash {"command": "echo allowed at last", "description": "x"}')
     asked = only(durable, "permission", background=False)
-    command = f"{EXECUTABLE} --home {durable.home} checkpoints {asked['id']} --answer once 2>&1"
-    for given in (command, f"(setsid {command} &) ; sleep 2"):
+    said = durable.home.parent / "said"
+    command = f"{EXECUTABLE} --home {durable.home} checkpoints {asked['id']} --answer once > {said} 2>&1"
+    for given in (command, f"setsid --fork {command}"):
+        said.unlink(missing_ok=True)
         client.prompt(answering, f"CALL:bash {json.dumps({'command': given, 'description': 'x'})}")
-        assert "[agent-answer]" in json.dumps(client.messages(answering)[-1])
+        wait_until(lambda: said.exists() and "[agent-answer]" in said.read_text(), "the refusal")
     assert [each["id"] for each in waiting(durable)] == [asked["id"]], "it still waits"
     durable.cli("checkpoints", asked["id"], "--answer", "once")
     wait_until(lambda: "allowed at last" in json.dumps(client.messages(asking)[1:]), "the end of the command")
