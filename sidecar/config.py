@@ -25,6 +25,7 @@ from pydantic_settings import (
 from sidecar.config_faults import CORRECT_VARIABLE, correct_file, explain
 from sidecar.gardener_config import GardenerConfig
 from sidecar.notify_config import NotifyConfig
+from sidecar.private_files import others_may_write
 from streams.log.directory import Backend
 
 MIB = 1024 * 1024
@@ -421,6 +422,8 @@ def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if why := others_may_write(path, path.parent):
+        raise ConfigError(f"{path}: {why}", "it decides which programs run")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

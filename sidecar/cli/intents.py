@@ -38,6 +38,7 @@ async def intents(
     from sidecar.orchestrator.intent_state import as_row, spent_by
     from sidecar.orchestrator.reading import read_intents
     from sidecar.views.select import empty_text, open_reader
+    from sidecar.views.wording import visible
     from streams.store import NOTHING
 
     out = Output(json)
@@ -66,7 +67,7 @@ async def intents(
     reader = open_reader(home.store_path)
     state = await read_intents(reader)
     if intent is not None and diff and not json:
-        out.text(_named(state, intent).changes.get("diff", "").rstrip("\n"))
+        out.text(visible(_named(state, intent).changes.get("diff", "").rstrip("\n")))
         return
     if intent is not None:
         named = _named(state, intent)
@@ -175,7 +176,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
     from sidecar.orchestrator.intent_state import as_row, spent_by
     from sidecar.orchestrator.intent_texts import file_text, overlap_text
     from sidecar.orchestrator.waits import used as used_by
-    from sidecar.views.wording import amount, local_time, money, rough_span
+    from sidecar.views.wording import amount, local_time, money, rough_span, visible
 
     notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)
     if out.json:
@@ -211,6 +212,8 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         what = "applied" if intent.applied else "not applied; --diff shows them, --apply applies them to your files"
         out.text(f"\nchanges in its worktree ({what}):")
         for each in intent.changes["files"]:
-            out.text(f"  {file_text(each)}")
+            out.text(f"  {visible(file_text(each))}")
+        if more := intent.changes["count"] - len(intent.changes["files"]):
+            out.text(f"  and {more} more; --diff shows them")
     elif intent.changes.get("error"):
         out.text(f"\nIts changes could not be saved: {intent.changes['error']}. They are in {intent.worktree['root']}.")

@@ -12,6 +12,9 @@ SHOWN_DIFF: Final = 4000
 
 SHOWN_FILES: Final = 20
 
+KINDS: Final = {"120000": "link", "160000": "repository"}
+"""By git's mode, what is no ordinary file."""
+
 
 def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
     """The message for an intent that ended in this state; ``about`` has the other fields of the intent's last event."""
@@ -46,8 +49,21 @@ def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
     return [*lines, f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them."]
 
 
+def with_kinds(files: list[dict[str, Any]], raw: list[str]) -> list[dict[str, Any]]:
+    """The changed files, with ``kind`` where one is or was no ordinary file. ``raw`` is what ``git diff-tree --raw -z``
+    prints, split at each NUL.
+    """
+    kinds = {}
+    for about, name in zip(raw[::2], raw[1::2], strict=False):
+        old, new, *_ = about.lstrip(":").split()
+        kinds[name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")] = KINDS.get(new) or KINDS.get(old)
+    return [each | ({"kind": kind} if (kind := kinds.get(each["file"])) else {}) for each in files]
+
+
 def file_text(changed: Mapping[str, Any]) -> str:
-    """One changed file, as ``src/a.py +3 -1``."""
+    """One changed file, as ``src/a.py +3 -1``. A symbolic link and a nested repository are named as what they are."""
+    if kind := changed.get("kind"):
+        return f"{changed['file']} ({kind})"
     if changed.get("added") is None:
         return f"{changed['file']} (binary)"
     return f"{changed['file']} +{changed['added']} -{changed['removed']}"

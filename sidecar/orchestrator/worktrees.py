@@ -19,6 +19,8 @@ from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
+from sidecar.orchestrator.intent_texts import with_kinds
+
 _ID: Final = re.compile(r"int_[0-9a-f]{4,64}")
 _SECONDS: Final = 120.0
 
@@ -112,7 +114,8 @@ class Worktrees:
         if not await self._has(repository, ref):
             return {"ref": "", "files": [], "count": 0, "diff": ""}
         counted = (await _git(repository, "diff", "--numstat", "-z", "--no-renames", base, ref)).split("\0")
-        files = [_counted(line) for line in counted if line]
+        raw = await _git(repository, "diff-tree", "-r", "--raw", "-z", "--no-renames", base, ref)
+        files = with_kinds([_counted(line) for line in counted if line], raw.split("\0"))
         diff = await _git(repository, "diff", "--no-color", "--no-ext-diff", base, ref)
         return {"ref": ref, "files": files[:MAX_FILES], "count": len(files), "diff": _plain(diff[:MAX_DIFF])}
 

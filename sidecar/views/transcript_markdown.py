@@ -16,6 +16,8 @@ from sidecar.views.wording import local_time, one_line, printable
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _SWALLOWS = re.compile(r"( {0,3})<(?=script|pre|style|textarea|!|\?)", re.IGNORECASE)
+_ACTS = re.compile(r"<(?=[A-Za-z/!?])|!(?=\[)")
+"""Where HTML or an image begins, which a viewer may run or fetch. A prompt may have been pasted from anywhere."""
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
@@ -94,7 +96,7 @@ def _item(item: Item, directory: str, reading: Reading, level: int) -> Iterator[
     if isinstance(item, Prompt):
         yield f"{'#' * min(level, 6)} {escaped(item.actor)} · {words.prompt_facts(item)}"
         yield ""
-        yield from _quoted(printable(words.prompt_text(item)).split("\n"))
+        yield from _quoted(_ACTS.sub(r"\\\g<0>", printable(words.prompt_text(item))).split("\n"))
     elif isinstance(item, Said) and item.kind == "answer":
         yield from contained(item.text)
     elif isinstance(item, Said):

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 
+from sidecar.orchestrator.intent_texts import file_text
 from sidecar.orchestrator.worktrees import Worktree, WorktreeError, Worktrees
 
 T = TypeVar("T")
@@ -176,6 +177,15 @@ def test_binary_files_and_odd_names(worktrees: Worktrees, project: Path) -> None
     run(worktrees.apply(ID, str(project), made.base))
     assert (project / "latin.txt").read_bytes() == b"caf\xe9\n"
     assert (project / "ä b\n.bin").read_bytes() == b"\x00\xff\xfe"
+
+
+def test_a_link_is_named_as_a_link(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    (Path(made.root) / "pw").symlink_to("/etc/passwd")
+    (Path(made.root) / "a.txt").unlink()
+    (Path(made.root) / "a.txt").symlink_to("sub/b.txt")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert [file_text(each) for each in found["files"]] == ["a.txt (link)", "pw (link)"]
 
 
 def test_where_there_can_be_none(worktrees: Worktrees, tmp_path: Path) -> None:
