@@ -14,6 +14,8 @@ from sidecar.opencode2.registration import Registration
 async def test_an_answer_that_drips_for_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "WHOLE_SECONDS", 0.2)
 
+    ended = asyncio.Event()
+
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -23,7 +25,8 @@ async def test_an_answer_that_drips_for_ever_ends(monkeypatch: pytest.MonkeyPatc
                 await writer.drain()
                 await asyncio.sleep(0.01)
         except ConnectionError:
-            writer.close()
+            writer.transport.abort()
+        ended.set()
 
     async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
@@ -31,3 +34,4 @@ async def test_an_answer_that_drips_for_ever_ends(monkeypatch: pytest.MonkeyPatc
         async with asyncio.timeout(10):
             with pytest.raises(ServiceGone):
                 await client.get("/x")
+            await ended.wait()
