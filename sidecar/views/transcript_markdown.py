@@ -55,6 +55,12 @@ def fenced(text: str, language: str = "") -> list[str]:
     return [ticks + language, *printable(text).split("\n"), ticks]
 
 
+def inert(text: str) -> str:
+    """Markdown without HTML and images. A backslash before a character could be undone by another one before it, so
+    the characters are written as entities."""
+    return _ACTS.sub(lambda found: f"&#{ord(found[0])};", text)
+
+
 def contained(text: str) -> list[str]:
     """The lines of untrusted Markdown; an open code block is closed at the end."""
     lines, fence = [], ""
@@ -96,7 +102,7 @@ def _item(item: Item, directory: str, reading: Reading, level: int) -> Iterator[
     if isinstance(item, Prompt):
         yield f"{'#' * min(level, 6)} {escaped(item.actor)} · {words.prompt_facts(item)}"
         yield ""
-        yield from _quoted(_ACTS.sub(r"\\\g<0>", printable(words.prompt_text(item))).split("\n"))
+        yield from _quoted(inert(printable(words.prompt_text(item))).split("\n"))
     elif isinstance(item, Said) and item.kind == "answer":
         yield from contained(item.text)
     elif isinstance(item, Said):
