@@ -25,6 +25,7 @@ from typing import Any, Final
 from sidecar.orchestrator.lifecycle import after
 from sidecar.orchestrator.own_agent import OwnAgent
 from sidecar.runtime.agent import Output
+from sidecar.views.wording import one_line
 from streams.event import StreamEvent
 
 NAME: Final = "alerts"
@@ -214,7 +215,7 @@ class AlertAgent(OwnAgent[State]):
         if ts - given["created"] < self._min_ms or (parent is None and not self._stages):
             return glance
         identifier, title = given["intent"], "OpenCode: background work"
-        text = f"{given.get('title', '')} {how} ({identifier})"
+        text = one_line(f"{given.get('title', '')} {how} ({identifier})")
         raised = self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
         return [*glance, *raised]
 
@@ -348,7 +349,8 @@ def _message(alerts: Sequence[Alert]) -> dict[str, Any]:
     """The title and the text of one message about all of these alerts."""
     if len(alerts) == 1:
         return {"title": alerts[0].title, "text": alerts[0].text}
-    lines = [each.text if len(each.text) <= MAX_LINE else f"{each.text[: MAX_LINE - 1]}…" for each in alerts]
+    texts = [one_line(each.text) for each in alerts]
+    lines = [text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…" for text in texts]
     return {"title": f"OpenCode: {len(alerts)} messages", "text": "\n".join(lines)}
 
 
@@ -358,7 +360,7 @@ def _glance(given: dict[str, Any], how: str) -> list[Output]:
     """
     if given.get("child") or not isinstance(given.get("parent"), str) or not given.get("title"):
         return []
-    text = f"{given['title']}: {how}"[:MAX_TEXT]
+    text = one_line(f"{given['title']}: {how}")[:MAX_TEXT]
     args = {"session": given["parent"], "title": "OpenCode: background work", "text": text}
     return [Output("effect.requested", args, effect=TOAST, node=f"{given['intent']} {how.partition(':')[0]}")]
 

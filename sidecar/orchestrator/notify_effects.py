@@ -14,6 +14,7 @@ from sidecar.orchestrator.alerts import SEND, TOAST
 from sidecar.orchestrator.channels import Channels
 from sidecar.orchestrator.checkpoints import ANSWER
 from sidecar.orchestrator.host import Host
+from sidecar.orchestrator.messages import for_person
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled, Unknown
 
@@ -89,8 +90,7 @@ class Send:
         """See ``EffectKind``."""
         args = effect.args
         link = self._link(args["checkpoint"]) if "checkpoint" in args else None
-        text = f"{args['text']}\n\nAnswer: {link}" if link else args["text"]
-        await self._channels.send(args["channel"], args["title"], text)
+        await self._channels.send(args["channel"], args["title"], for_person(args["text"], link=link))
         return {"channel": args["channel"]}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
