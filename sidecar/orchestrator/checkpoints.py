@@ -21,7 +21,7 @@ from typing import Any, Final
 from sidecar.orchestrator.lifecycle import after
 from sidecar.orchestrator.messages import message, quoted
 from sidecar.orchestrator.own_agent import OwnAgent
-from sidecar.orchestrator.tool_results import WHOLE, keeps_result, loses_result
+from sidecar.orchestrator.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
@@ -91,6 +91,10 @@ class Checkpoint:
     closed: int | None = None
     waiting: bool = False
     """Whether a tool call is waiting for the answer. If not, the answer is sent to the session as a message."""
+    turn: str = ""
+    """The user message that the turn of the waiting call answers; empty if unknown."""
+    since: int = 0
+    """Since when that call has been waiting."""
     returned: str = ""
     """The tool call of ``session`` that returned the answer. Only the result of this call in the history of
     ``session`` proves that the answer was told. OpenCode may have died before it saved that result."""
@@ -175,12 +179,14 @@ class CheckpointAgent(OwnAgent[State]):
         """
         known = self.data.checkpoints.get(given["checkpoint"])
         if known is not None:
-            return [Output("checkpoint.waiting", {"checkpoint": known.id})] if _is_asker(known, given) else []
+            waiting = {"checkpoint": known.id, "turn": given.get("turn") or "", "ts": ts}
+            return [Output("checkpoint.waiting", waiting)] if _is_asker(known, given) else []
         if "text" not in given:  # the call waits for a checkpoint that has been forgotten since
             return []
         intent, tell = self.data.phantoms.get(given["session"], (None, given["session"]))
         opened = {**given, "kind": "ask", "intent": intent, "tell": tell, "ts": ts}
-        return [Output("checkpoint.opened", opened), Output("checkpoint.waiting", {"checkpoint": given["checkpoint"]})]
+        waiting = {"checkpoint": given["checkpoint"], "turn": given.get("turn") or "", "ts": ts}
+        return [Output("checkpoint.opened", opened), Output("checkpoint.waiting", waiting)]
 
     def _answer(self, given: dict[str, Any], ts: int) -> list[Output]:
         outputs: list[Output] = []
@@ -270,6 +276,8 @@ class CheckpointAgent(OwnAgent[State]):
             for c in mine
             if c.state not in CLOSED and (whole or c.kind != "ask")
         ]
+        # What a call of a later turn waits for, or returned, is not over: this end was only handled late.
+        mine = [c for c in mine if whole or not is_earlier(given, ts, c.turn, c.since)]
         # If a call is still waiting when its turn ends, the turn was stopped, and the call no longer accepts an answer.
         outputs = withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
         for known in mine:
@@ -351,6 +359,8 @@ class CheckpointAgent(OwnAgent[State]):
     def _apply(self, type_: str, given: dict[str, Any], known: Checkpoint) -> None:
         if type_ in ("checkpoint.waiting", "checkpoint.left", "checkpoint.returned", "checkpoint.told"):
             known.waiting = type_ == "checkpoint.waiting"
+            if known.waiting:
+                known.turn, known.since = str(given.get("turn") or ""), given.get("ts") or 0
             known.returned = given.get("call", "") if type_ == "checkpoint.returned" else ""
             known.told = known.told or type_ == "checkpoint.told"
             return

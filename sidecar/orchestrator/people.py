@@ -143,9 +143,9 @@ class People:
             return "No OpenCode says that it shows this; it is being sent to the user's other channels."
         return "Nobody is known to have seen it: no OpenCode says that it shows it. `durable-stream notices` lists it."
 
-    async def ask(self, session: str, args: AskArgs, call: str = "", seconds: float = 600.0) -> str:
+    async def ask(self, session: str, args: AskArgs, call: str = "", turn: str = "", seconds: float = 600.0) -> str:
         """The tool ``checkpoint_ask``: ask, and wait for the answer for a while. ``call`` is OpenCode's id of the tool
-        call."""
+        call, and ``turn`` the user message that its turn answers."""
         identifier, number = "", 0
         known: Checkpoint | None = None
         while not identifier or (known is not None and known.told):
@@ -156,6 +156,7 @@ class People:
         payload = {
             "checkpoint": identifier,
             "session": session,
+            "turn": turn,
             "text": args.question,
             "options": list(args.options),
             "default": args.default,
@@ -163,13 +164,13 @@ class People:
         }
         return await self._await_answer(identifier, payload, call, seconds)
 
-    async def wait_for_checkpoint(self, known: Checkpoint, session: str, call: str, seconds: float) -> str:
+    async def wait_for_checkpoint(self, known: Checkpoint, session: str, call: str, turn: str, seconds: float) -> str:
         """The tool ``wait_for`` with the id of a checkpoint, called by ``session``.
 
         If another session asked, the call only looks: the answer still goes to the session that asked.
         """
         if session == known.session:
-            payload = {"checkpoint": known.id, "session": session}
+            payload = {"checkpoint": known.id, "session": session, "turn": turn}
             return await self._await_answer(known.id, payload, call, seconds)
 
         def now() -> Checkpoint:

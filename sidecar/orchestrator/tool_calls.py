@@ -83,7 +83,7 @@ class ToolCalls:
                 case NotifyArgs():
                     return await self._durable.people.notify(session, checked, context)
                 case AskArgs():
-                    return await self._durable.people.ask(session, checked, call.id)
+                    return await self._durable.people.ask(session, checked, call.id, call.turn or "")
                 case WaitArgs():
                     return await self._wait_for(checked, call, mine)
                 case ReadArgs():
@@ -148,7 +148,7 @@ class ToolCalls:
         # to the model.
         is_told = intent.parent == call.session and call.turn == self._state.turn_of(call.session)
         if is_told and call.id and call.turn is not None:
-            told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id}
+            told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id, "turn": call.turn}
             await self._durable.tell("notice.told", f"told:{self._identity.ulid()}", told_by)
         return told(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
 
@@ -156,7 +156,7 @@ class ToolCalls:
         people = self._durable.people
         if args.what.startswith("chk_"):
             known = mine.checkpoint(args.what)
-            return await people.wait_for_checkpoint(known, call.session, call.id, args.seconds)
+            return await people.wait_for_checkpoint(known, call.session, call.id, call.turn or "", args.seconds)
         if not args.what.startswith("int_"):
             return await people.wait_for_signal(args.what, call.session, mine.root(), args.seconds)
         intent = mine.intent(args.what)

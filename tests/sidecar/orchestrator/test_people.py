@@ -116,7 +116,7 @@ async def test_a_call_gives_up_and_the_same_question_is_the_same_checkpoint(tmp_
         assert known.waiting is False
         await made.answer(AnswerArgs(checkpoint=known.id, answer=["yes"]))
         assert "yes" in await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
-        assert "yes" in await made.wait_for_checkpoint(known, "ses_1", "", 0)
+        assert "yes" in await made.wait_for_checkpoint(known, "ses_1", "", "", 0)
         await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
         assert len(made.checkpoints.data.checkpoints) == 2, "a question whose answer was heard is a new one"
 
