@@ -188,7 +188,7 @@ class People:
         Raises:
             RequestError: no signal can have this name, or the tree waits for too many signals already.
         """
-        if re.fullmatch(signals.SIGNAL, name, re.ASCII) is None or name.endswith("\n"):
+        if re.fullmatch(signals.SIGNAL, name) is None:
             raise RequestError("bad-signal", f"{name[:40]!a} is neither an id nor the name of a signal")
         if await until(lambda: name in self.signals.data.signals, seconds):
             signal = self.signals.data.signals[name]
@@ -200,8 +200,8 @@ class People:
         awaited = {"name": name, "session": session, "root": root}
         await self._command(signals.NAME, f"await:{self._identity.ulid()}", "signal.await", awaited)
         if session not in self.signals.data.awaited.get(name, ()) and name not in self.signals.data.signals:
-            many = f"this session already waits for {signals.MOST_AWAITED} signals, so {name} will come as no message"
-            raise RequestError("too-many-signals", many)
+            many = f"this session and its background work already wait for {signals.MOST_AWAITED} others"
+            raise RequestError("too-many-signals", f"{later}; it will come as no message, because {many}")
         return f"{later}, or end your turn: the signal will come as a message."
 
     async def read(self, args: ReadArgs, session: str) -> str:
