@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
@@ -36,6 +39,10 @@ KNOWN_SECONDS: Final = 15.0
 """How many seconds a tool call waits until its session is recorded."""
 
 
+MOST_WAITS: Final = 50
+"""How many calls of ``wait_for`` a session, together with its background tree, may make at the same time."""
+
+
 class _Call(NamedTuple):
     """A call of a tool: the id that OpenCode gave the call, the session, and the user message that the session was
     answering.
@@ -51,6 +58,8 @@ class ToolCalls:
 
     def __init__(self, durable: DurableStream, state: CaptureState, identity: Identity) -> None:
         self._durable, self._state, self._identity = durable, state, identity
+        self._waits: Counter[str] = Counter()
+        """How many calls of ``wait_for`` are waiting, by the session at the top of their tree."""
 
     async def call(self, link: Any, name: str, args: dict[str, Any], context: dict[str, Any]) -> str:
         """Answer a call of one of our tools; return a text for the model.
@@ -85,7 +94,8 @@ class ToolCalls:
                 case AskArgs():
                     return await self._durable.people.ask(session, checked, call.id, call.turn or "")
                 case WaitArgs():
-                    return await self._wait_for(checked, call, mine)
+                    with self._one_more_wait(mine.root()):
+                        return await self._wait_for(checked, call, mine)
                 case ReadArgs():
                     return await self._durable.people.read(checked, session)
         except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
@@ -151,6 +161,18 @@ class ToolCalls:
             told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id, "turn": call.turn}
             await self._durable.tell("notice.told", f"told:{self._identity.ulid()}", told_by)
         return told(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
+
+    @contextmanager
+    def _one_more_wait(self, root: str) -> Iterator[None]:
+        if self._waits[root] >= MOST_WAITS:
+            raise RequestError("too-many-waits", f"{MOST_WAITS} calls of this session and its background work wait")
+        self._waits[root] += 1
+        try:
+            yield
+        finally:
+            self._waits[root] -= 1
+            if not self._waits[root]:
+                del self._waits[root]
 
     async def _wait_for(self, args: WaitArgs, call: _Call, mine: Caller) -> str:
         people = self._durable.people

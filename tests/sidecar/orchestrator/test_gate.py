@@ -25,7 +25,7 @@ from sidecar.orchestrator import people
 from sidecar.orchestrator.people import AnswerArgs, SignalArgs
 from sidecar.orchestrator.service import DurableStream, RegisterArgs
 from sidecar.orchestrator.signals import MOST_AWAITED
-from sidecar.orchestrator.tool_calls import ToolCalls
+from sidecar.orchestrator.tool_calls import MOST_WAITS, ToolCalls
 from sidecar.orchestrator.tools import TOOLS, AskArgs
 from tests.sidecar.orchestrator.support import Bench
 from tests.sidecar.orchestrator.test_service import orchestration
@@ -39,6 +39,7 @@ class Two:
 
     def __init__(self, made: DurableStream, run: Bench) -> None:
         self.made, self.run = made, run
+        self.tools = ToolCalls(made, made._state, made._identity)
         self.intents: dict[str, str] = {}
         self.asks: dict[str, str] = {}
         self._count = 0
@@ -49,7 +50,7 @@ class Two:
         link = SimpleNamespace(identity=SimpleNamespace(service=None), pid=1, directory="/", worktree="/")
         context = {"sessionID": session, "messageID": "msg_a", "callID": f"call_{self._count}", "worktree": "/"}
         try:
-            return await ToolCalls(self.made, self.made._state, self.made._identity).call(link, name, args, context)
+            return await self.tools.call(link, name, args, context)
         except CallError as error:
             return f"error: {error}"
 
@@ -232,6 +233,17 @@ async def test_a_person_names_everything(tmp_path: Path) -> None:
     async with two(tmp_path) as world:
         assert world.made.find(world.intents[THEIRS]).parent == THEIRS
         assert world.intents[THEIRS] in await world.call(OURS, "background", text="")
+
+
+async def test_many_calls_that_wait_leave_room_for_other_sessions(tmp_path: Path) -> None:
+    async with two(tmp_path) as world:
+        waits = [asyncio.create_task(world.call(THEIRS, "wait_for", what="never")) for _ in range(MOST_WAITS)]
+        await asyncio.sleep(0)
+        assert (await world.call(TASK, "wait_for", what="never")).startswith("error: ")
+        assert "has not come" in await world.call(OURS, "wait_for", what="never", seconds=0.001)
+        await world.made.people.signal(SignalArgs(name="never"))
+        assert not any(said.startswith("error: ") for said in await asyncio.gather(*waits))
+        assert "came" in await world.call(TASK, "wait_for", what="never")
 
 
 @pytest.mark.parametrize("name", ["a b", "", "x" * 101, "ä", "go\n", "../go", "-go"])
