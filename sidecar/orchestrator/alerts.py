@@ -26,6 +26,7 @@ from typing import Any, Final
 from sidecar.orchestrator.lifecycle import after
 from sidecar.orchestrator.own_agent import OwnAgent
 from sidecar.runtime.agent import Output
+from sidecar.views.asked import on_one_line
 from sidecar.views.wording import cut_middle, visible
 from streams.event import StreamEvent
 
@@ -224,7 +225,7 @@ class AlertAgent(OwnAgent[State]):
         if ts - given["created"] < self._min_ms or (parent is None and not self._stages):
             return glance
         identifier, title = given["intent"], "OpenCode: background work"
-        text = f"{given.get('title', '')} {how} ({identifier})"
+        text = on_one_line(f"{given.get('title', '')} {how} ({identifier})")
         raised = self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
         return [*glance, *raised]
 
@@ -374,7 +375,7 @@ def _message(alerts: Sequence[Alert]) -> dict[str, Any]:
     """The title and the text of one message about all of these alerts."""
     if len(alerts) == 1:
         return {"title": alerts[0].title, "text": alerts[0].text}
-    lines = [cut_middle(each.text, MAX_LINE)[0] for each in alerts]
+    lines = [cut_middle(on_one_line(each.text), MAX_LINE)[0] for each in alerts]
     return {"title": f"OpenCode: {len(alerts)} messages", "text": "\n".join(lines)}
 
 
@@ -398,7 +399,7 @@ def _glance(given: dict[str, Any], how: str) -> list[Output]:
     """
     if given.get("child") or not isinstance(given.get("parent"), str) or not given.get("title"):
         return []
-    text = cut_middle(visible(f"{given['title']}: {how}"), MAX_TEXT)[0]
+    text = cut_middle(on_one_line(f"{given['title']}: {how}"), MAX_TEXT)[0]
     args = {"session": given["parent"], "title": "OpenCode: background work", "text": text}
     return [Output("effect.requested", args, effect=TOAST, node=f"{given['intent']} {how.partition(':')[0]}")]
 

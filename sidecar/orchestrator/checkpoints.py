@@ -20,8 +20,9 @@ from typing import Any, Final
 
 from sidecar.orchestrator.consent import answer_of, asked
 from sidecar.orchestrator.lifecycle import after
+from sidecar.orchestrator.messages import message, quoted
 from sidecar.orchestrator.own_agent import OwnAgent
-from sidecar.orchestrator.tool_results import WHOLE, keeps_result, loses_result
+from sidecar.orchestrator.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
@@ -94,8 +95,13 @@ class Checkpoint:
     closed: int | None = None
     waiting: bool = False
     """Whether a tool call is waiting for the answer. If not, the answer is sent to the session as a message."""
+    turn: str = ""
+    """The user message that the turn of the waiting call answers; empty if unknown."""
+    since: int = 0
+    """Since when that call has been waiting."""
     returned: str = ""
-    """The tool call that returned the answer. OpenCode may have died before it saved the result of this call."""
+    """The tool call of ``session`` that returned the answer. Only the result of this call in the history of
+    ``session`` proves that the answer was told. OpenCode may have died before it saved that result."""
     told: bool = False
     """Whether the session's history has the answer from that call."""
 
@@ -172,15 +178,19 @@ class CheckpointAgent(OwnAgent[State]):
         return []
 
     def _ask(self, given: dict[str, Any], ts: int) -> list[Output]:
-        """Handle a call of the tool ``checkpoint_ask``. If the session's question already has a checkpoint, the call
-        joins that checkpoint.
+        """Handle a call that waits for an answer. If the session's question already has a checkpoint, the call joins
+        that checkpoint. A call of another session is no reason to keep the answer from the session that asked.
         """
         known = self.data.checkpoints.get(given["checkpoint"])
         if known is not None:
-            return [Output("checkpoint.waiting", {"checkpoint": known.id})]
+            waiting = {"checkpoint": known.id, "turn": given.get("turn") or "", "ts": ts}
+            return [Output("checkpoint.waiting", waiting)] if _is_asker(known, given) else []
+        if "text" not in given:  # the call waits for a checkpoint that has been forgotten since
+            return []
         intent, tell = self.data.phantoms.get(given["session"], (None, given["session"]))
         opened = {**given, "kind": "ask", "intent": intent, "tell": tell, "ts": ts}
-        return [Output("checkpoint.opened", opened), Output("checkpoint.waiting", {"checkpoint": given["checkpoint"]})]
+        waiting = {"checkpoint": given["checkpoint"], "turn": given.get("turn") or "", "ts": ts}
+        return [Output("checkpoint.opened", opened), Output("checkpoint.waiting", waiting)]
 
     def _answer(self, given: dict[str, Any], ts: int) -> list[Output]:
         outputs: list[Output] = []
@@ -207,10 +217,11 @@ class CheckpointAgent(OwnAgent[State]):
         outputs = []
         for identifier in given["checkpoints"]:
             known = self.data.checkpoints.get(identifier)
-            if known is None or not known.waiting:
+            if known is None or not known.waiting or not _is_asker(known, given):
                 continue
             if told and given.get("call"):
-                outputs.append(Output("checkpoint.returned", {"checkpoint": known.id, "call": given["call"]}))
+                about = {"checkpoint": known.id, "session": known.session, "call": given["call"]}
+                outputs.append(Output("checkpoint.returned", about))
                 continue
             outputs.append(Output("checkpoint.told" if told else "checkpoint.left", {"checkpoint": known.id}))
             # The answer arrived just as the call stopped waiting for it, so send the answer as a message.
@@ -270,6 +281,8 @@ class CheckpointAgent(OwnAgent[State]):
             for c in mine
             if c.state not in CLOSED and (whole or c.kind != "ask")
         ]
+        # What a call of a later turn waits for, or returned, is not over: this end was only handled late.
+        mine = [c for c in mine if whole or not is_earlier(given, ts, c.turn, c.since)]
         # If a call is still waiting when its turn ends, the turn was stopped, and the call no longer accepts an answer.
         outputs = withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
         for known in mine:
@@ -351,6 +364,8 @@ class CheckpointAgent(OwnAgent[State]):
     def _apply(self, type_: str, given: dict[str, Any], known: Checkpoint) -> None:
         if type_ in ("checkpoint.waiting", "checkpoint.left", "checkpoint.returned", "checkpoint.told"):
             known.waiting = type_ == "checkpoint.waiting"
+            if known.waiting:
+                known.turn, known.since = str(given.get("turn") or ""), given.get("ts") or 0
             known.returned = given.get("call", "") if type_ == "checkpoint.returned" else ""
             known.told = known.told or type_ == "checkpoint.told"
             return
@@ -378,10 +393,11 @@ def checkpoint_id(session: str, request: str) -> str:
 
 def answer_text(answer: list[str], expired: bool) -> str:
     """The text that tells the model about an answer; with ``expired``, the answer is the default."""
+    said = "\n".join(map(quoted, answer))
     if answer and not expired:
-        return f"The user answered: {'; '.join(answer)}"
+        return f"The user answered:\n{said}"
     if answer:
-        return f"Nobody answered in time, so the default applies: {'; '.join(answer)}"
+        return f"Nobody answered in time, so the default applies:\n{said}"
     return "Nobody answered in time. Decide yourself, or leave it."
 
 
@@ -415,9 +431,14 @@ def _who(known: Checkpoint) -> dict[str, Any]:
 
 def _notify(known: Checkpoint, session: str, answer: list[str], expired: bool = False) -> Output:
     came = answer_text(answer, expired or known.state == "expired")
-    text = f'<checkpoint id="{known.id}">\nYou asked: {known.text}\n{came}\n</checkpoint>'
+    text = message("checkpoint", {"id": known.id}, ["You asked:", quoted(known.text), came])
     payload = {"notice": f"ntc_{known.id[4:]}", "session": session, "text": text, "intent": None, "wake": True}
     return Output("notify", payload, to="intents")
+
+
+def _is_asker(known: Checkpoint, given: dict[str, Any]) -> bool:
+    """Whether a command is about the session that asked; the sidecar's own commands name no session."""
+    return bool(given.get("session", known.session) == known.session)
 
 
 def _effect(node: str, args: dict[str, Any]) -> Output:

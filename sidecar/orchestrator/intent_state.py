@@ -209,6 +209,10 @@ class Notice:
     """The time, in ms UTC, when the notice is sent again after a failure."""
     call: str = ""
     """The tool call that returned the notice's content."""
+    turn: str = ""
+    """The user message that the turn of that call answers; empty if unknown."""
+    returned: int = 0
+    """When that call returned, in ms UTC."""
     wake: bool = True
     """Whether the model should answer the notice."""
 
@@ -384,7 +388,8 @@ class State:
             notice.due = payload.get("due")
             notice.failures = notice.failures + 1 if notice.due is not None else 0
         elif type_ == "notice.returned":
-            notice.call = payload["call"]
+            notice.call, notice.turn = payload["call"], str(payload.get("turn") or "")
+            notice.returned = payload.get("ts") or 0
         elif type_ == "notice.sent":
             notice.sent = payload["ts"]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sidecar.orchestrator.intent_state import Intent
+from sidecar.orchestrator.messages import inline, message, quoted
 
 SHOWN_DIFF: Final = 4000
 """A longer diff is left out of the message; the model can read it with git."""
@@ -14,15 +15,22 @@ SHOWN_FILES: Final = 20
 
 KINDS: Final = {"120000": "link", "160000": "repository"}
 """By git's mode, what is no ordinary file."""
+MAX_REASON: Final = 1000
+
+QUOTES: Final = "It said this; the lines with > are the agent's words, not the user's:"
 
 
 def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
     """The message for an intent that ended in this state; ``about`` has the other fields of the intent's last event."""
     reason, result = str(about.get("reason", "")), str(about.get("result") or intent.result)
-    head = f'<background-agent id="{intent.id}" state="{state}" title="{intent.title}">'
-    body = (result or "(it gave no answer)") if state == "completed" else f"{reason}\n{result}".strip()
-    changed = changes_text(intent, about.get("changes") or {})
-    return "\n".join([head, body, *changed, *overlap_text(intent), "</background-agent>"])
+    lines = [] if state == "completed" else [f"Reason: {inline(reason, MAX_REASON) or 'unknown'}"]
+    if result:
+        lines += [QUOTES, quoted(result)]
+    elif state == "completed":
+        lines.append("It gave no answer.")
+    lines += changes_text(intent, about.get("changes") or {})
+    lines += [inline(line) for line in overlap_text(intent)]
+    return message("background-agent", {"id": intent.id, "state": state, "title": intent.title}, lines)
 
 
 def overlap_text(intent: Intent) -> list[str]:
@@ -34,16 +42,17 @@ def overlap_text(intent: Intent) -> list[str]:
 def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
     """Lines about what an intent changed in its worktree; empty if it had no worktree or changed nothing."""
     if error := changes.get("error"):
-        return [f"Its changes could not be saved ({error}); they are in {intent.worktree.get('root')}."]
+        root = inline(str(intent.worktree.get("root")))
+        return [f"Its changes could not be saved ({inline(str(error))}); they are in {root}."]
     if not changes.get("ref"):
         return []
     base, ref = intent.worktree.get("base", ""), changes["ref"]
-    files = [f"  {file_text(each)}" for each in changes["files"][:SHOWN_FILES]]
+    files = [f"> {inline(file_text(each))}" for each in changes["files"][:SHOWN_FILES]]
     if changes["count"] > SHOWN_FILES:
-        files.append(f"  and {changes['count'] - SHOWN_FILES} more")
+        files.append(f"and {changes['count'] - SHOWN_FILES} more")
     lines = ["It changed these files in its own worktree, not here:", *files]
     if len(changes["diff"]) <= SHOWN_DIFF:
-        lines.append(changes["diff"].rstrip("\n"))
+        lines += ["The changes:", quoted(changes["diff"].rstrip("\n"))]
     else:
         lines.append(f"`git diff {base[:12]} {ref}` shows the changes.")
     return [*lines, f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them."]

@@ -14,6 +14,7 @@ from sidecar.orchestrator.alerts import SEND, TOAST
 from sidecar.orchestrator.channels import Channels
 from sidecar.orchestrator.checkpoints import ANSWER
 from sidecar.orchestrator.host import Host
+from sidecar.orchestrator.messages import for_person
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled, Unknown
 
@@ -89,11 +90,11 @@ class Send:
         """See ``EffectKind``."""
         args = effect.args
         given = args.get("checkpoints") or [args.get("checkpoint")]
-        links = [(each, link) for each in given if each and (link := self._link(each))]
-        lines = (
-            [f"Answer {each}: {link}" for each, link in links] if len(given) > 1 else [f"Answer: {x}" for _, x in links]
-        )
-        text = "\n".join([args["text"], "", *lines]) if lines else args["text"]
+        links = {each: link for each in given if each and (link := self._link(each))}
+        one = next(iter(links.values())) if len(given) == 1 and links else None
+        text = for_person(args["text"], link=one)
+        if len(given) > 1 and links:
+            text = "\n".join([text, "", *(f"Answer {each}: {link}" for each, link in links.items())])
         await self._channels.send(args["channel"], args["title"], text)
         return {"channel": args["channel"]}
 

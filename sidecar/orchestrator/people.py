@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
@@ -165,9 +166,9 @@ class People:
             return "No OpenCode says that it shows this; it is being sent to the user's other channels."
         return "Nobody is known to have seen it: no OpenCode says that it shows it. `durable-stream notices` lists it."
 
-    async def ask(self, session: str, args: AskArgs, call: str = "", seconds: float = 600.0) -> str:
+    async def ask(self, session: str, args: AskArgs, call: str = "", turn: str = "", seconds: float = 600.0) -> str:
         """The tool ``checkpoint_ask``: ask, and wait for the answer for a while. ``call`` is OpenCode's id of the tool
-        call."""
+        call, and ``turn`` the user message that its turn answers."""
         identifier, number = "", 0
         known: Checkpoint | None = None
         while not identifier or (known is not None and known.told):
@@ -180,6 +181,7 @@ class People:
         payload = {
             "checkpoint": identifier,
             "session": session,
+            "turn": turn,
             "text": text,
             "left_out": left_out,
             "options": [visible(option) for option in args.options],
@@ -207,30 +209,49 @@ class People:
                 "answered one, or end your turn",
             )
 
-    async def wait_for_checkpoint(self, given: str, call: str, seconds: float) -> str:
-        """The tool ``wait_for`` with the id of a checkpoint."""
-        found = [c.id for c in self.checkpoints.data.checkpoints.values() if c.id.startswith(given)]
-        if len(found) != 1:
-            several = "more than one" if found else "no"
-            raise RequestError("no-checkpoint", f"{several} checkpoint has an id that begins with {given[:40]!a}")
-        return await self._await_answer(found[0], {"checkpoint": found[0]}, call, seconds)
+    async def wait_for_checkpoint(self, known: Checkpoint, session: str, call: str, turn: str, seconds: float) -> str:
+        """The tool ``wait_for`` with the id of a checkpoint, called by ``session``.
 
-    async def wait_for_signal(self, name: str, session: str, seconds: float) -> str:
-        """The tool ``wait_for`` with the name of a signal. A signal that came before the call counts, too."""
+        If another session asked, the call only looks: the answer still goes to the session that asked.
+        """
+        if session == known.session:
+            payload = {"checkpoint": known.id, "session": session, "turn": turn}
+            return await self._await_answer(known.id, payload, call, seconds)
+
+        def now() -> Checkpoint:
+            return self.checkpoints.data.checkpoints.get(known.id, known)
+
+        if not await until(lambda: now().state in CLOSED, seconds):
+            return f"Nobody has answered yet. Call wait_for with {known.id} to wait longer."
+        return _how_it_ended(now())
+
+    async def wait_for_signal(self, name: str, session: str, root: str, seconds: float) -> str:
+        """The tool ``wait_for`` with the name of a signal. A signal that came before the call counts, too.
+
+        ``root`` is the session at the top of the caller's tree.
+
+        Raises:
+            RequestError: no signal can have this name, or the tree waits for too many signals already.
+        """
+        if re.fullmatch(signals.SIGNAL, name) is None:
+            raise RequestError("bad-signal", f"{name[:40]!a} is neither an id nor the name of a signal")
         if await until(lambda: name in self.signals.data.signals, seconds):
             signal = self.signals.data.signals[name]
             age = max(self._identity.now_ms() - signal.raised, 0) // 1000
-            return f"Signal {name} came {age} s ago. Payload: {signals.as_json(signal.payload)}"[: signals.MAX_PAYLOAD]
+            return f"Signal {name} came {age} s ago. Payload:\n{signals.as_json(signal.payload)}"
         later = f"Signal {name} has not come yet. Call wait_for again to wait longer"
         if session in self.checkpoints.data.phantoms:
             return f"{later}, and do not end before."
-        awaited = {"name": name, "session": session}
+        awaited = {"name": name, "session": session, "root": root}
         await self._command(signals.NAME, f"await:{self._identity.ulid()}", "signal.await", awaited)
+        if session not in self.signals.data.awaited.get(name, ()) and name not in self.signals.data.signals:
+            many = f"this session and its background work already wait for {signals.MOST_AWAITED} others"
+            raise RequestError("too-many-signals", f"{later}; it will come as no message, because {many}")
         return f"{later}, or end your turn: the signal will come as a message."
 
-    async def read(self, args: ReadArgs, directory: str) -> str:
-        """The tool ``stream_read``."""
-        return await read_lines(open_reader(self._home.store_path), directory, args.stream, args.last)
+    async def read(self, args: ReadArgs, session: str) -> str:
+        """The tool ``stream_read``, called by ``session``."""
+        return await read_lines(open_reader(self._home.store_path), session, args.stream, args.last)
 
     async def _await_answer(self, identifier: str, payload: dict[str, Any], call: str, seconds: float) -> str:
         with self._waiting(identifier):
@@ -245,11 +266,10 @@ class People:
             await until(is_over, seconds)
             known = self.checkpoints.data.checkpoints[identifier]
             if known.state in CLOSED and known.waiting:
-                told = {"checkpoints": [identifier], "call": call}
+                told = {"checkpoints": [identifier], "session": known.session, "call": call}
                 await self._command(checkpoints.NAME, f"told:{self._identity.ulid()}", "checkpoint.told", told)
-                if known.state == "withdrawn":
-                    return "It was withdrawn before anybody answered."
-                return answer_text(known.answer, known.state == "expired")
+            if known.state in CLOSED and (known.waiting or known.returned or known.told):
+                return _how_it_ended(known)
         later = f"Nobody has answered yet. Call wait_for with {identifier} to wait longer."
         if known.intent is not None:
             return f"{later} Do not end before: you get the answer from that call."
@@ -368,6 +388,12 @@ class People:
             return await self._runtime.command(agent, Command(key, type_, payload, sender="sidecar"))
         except (InputRefused, AgentFailed) as error:
             raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
+
+
+def _how_it_ended(known: Checkpoint) -> str:
+    if known.state == "withdrawn":
+        return "It was withdrawn before anybody answered."
+    return answer_text(known.answer, known.state == "expired")
 
 
 def _late(known: Checkpoint) -> RequestError:

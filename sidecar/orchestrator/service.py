@@ -28,6 +28,7 @@ from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.gardener import GardenerAgent
+from sidecar.orchestrator.gate import Caller
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.hosts import Hosts
 from sidecar.orchestrator.intent_state import Intent, Limits, as_row, differences
@@ -298,8 +299,12 @@ class DurableStream:
         known = self._state.sessions.get(session) if session is not None else None
         return known.root if known is not None else session
 
+    def of_caller(self, session: str) -> Caller:
+        """What a session may name. This is the only way from an id that a model names to a thing."""
+        return Caller(session, self._state, self.data, self.people.checkpoints.data)
+
     def find(self, given: str) -> Intent:
-        """The intent whose id is, or begins with, ``given``.
+        """The intent whose id is, or begins with, ``given``, as a person names it. For a model, see ``of_caller``.
 
         Raises:
             RequestError: no intent has an id that begins with ``given``, or several have.

@@ -153,6 +153,24 @@ async def test_a_result_that_a_call_returned_is_not_told_again_unless_its_turn_w
         assert await call(made, "intent_result", intent=intent.id) == notice.text
 
 
+async def test_the_end_of_an_earlier_turn_that_is_handled_late_proves_no_result(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        host.idle = False
+        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p", parent=PARENT))
+        await run.settled()
+        host.answers("msg_2")
+        waits = asyncio.create_task(call(made, "wait_for", what=intent.id))
+        await asyncio.sleep(0)
+        await run.happened("turn.ended", session=f"ses_{intent.id}", outcome="completed")
+        await waits
+        (notice,) = made.data.notices
+        assert made.data.notices[notice].state == "returned"
+        await run.happened("turn.ended", session=PARENT, outcome="completed", message="msg_1")
+        assert made.data.notices[notice].state == "returned"
+        await run.happened("turn.ended", session=PARENT, outcome="completed", message="msg_2")
+        assert made.data.notices[notice].state == "observed"
+
+
 @pytest.mark.parametrize(
     ("given", "model"),
     [
