@@ -57,7 +57,7 @@ class Collect:
         if args["session"] is not None and args["stop"]:
             await self._rest(args["session"], args["work"])
         try:
-            return await self._worktrees.collect(args["intent"], args["repository"], args["base"])
+            return await self._worktrees.collect(args["intent"], args["repository"], args["base"], args.get("folder"))
         except WorktreeError as error:
             return {"error": str(error)}
 
