@@ -33,17 +33,32 @@ def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
     if error := changes.get("error"):
         return [f"Its changes could not be saved ({error}); they are in {intent.worktree.get('root')}."]
     if not changes.get("ref"):
-        return []
+        return kept_text(changes)
     base, ref = intent.worktree.get("base", ""), changes["ref"]
     files = [f"  {file_text(each)}" for each in changes["files"][:SHOWN_FILES]]
     if changes["count"] > SHOWN_FILES:
         files.append(f"  and {changes['count'] - SHOWN_FILES} more")
     lines = ["It changed these files in its own worktree, not here:", *files]
-    if len(changes["diff"]) <= SHOWN_DIFF:
+    if len(changes["diff"]) <= SHOWN_DIFF and not changes.get("is_cut"):
         lines.append(changes["diff"].rstrip("\n"))
     else:
         lines.append(f"`git diff {base[:12]} {ref}` shows the changes.")
-    return [*lines, f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them."]
+    return [
+        *lines,
+        f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them.",
+        *kept_text(changes),
+    ]
+
+
+def kept_text(changes: Mapping[str, Any]) -> list[str]:
+    """Lines about what is only in a worktree that was kept; empty if the worktree was removed."""
+    if not changes.get("kept"):
+        return []
+    some = changes["unsaved"]
+    more = changes["unsaved_count"] - len(some)
+    lines = [f"Its worktree was kept, because some of what is in it is not saved: {changes['kept']}"]
+    lines += [f"  {each['file']} ({each['why']})" for each in some]
+    return [*lines, f"  and {more} more"] if more else lines
 
 
 def file_text(changed: Mapping[str, Any]) -> str:

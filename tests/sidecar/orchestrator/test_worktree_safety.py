@@ -3,7 +3,6 @@ change other files than those that were shown."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -51,7 +50,7 @@ async def collected(worktrees: Worktrees, made: Worktree) -> dict[str, object]:
 
 def planted(root: Path, marker: Marker) -> str:
     """A repository made with the write tool alone, whose filters are programs."""
-    settings = f'[core]\n\trepositoryformatversion = 0\n\tfsmonitor = {marker}\n\thooksPath = {marker.program.parent}\n'
+    settings = f"[core]\n\trepositoryformatversion = 0\n\tfsmonitor = {marker}\n\thooksPath = {marker.program.parent}\n"
     filters = "".join(f'[filter "{name}"]\n\tclean = {marker}\n\tsmudge = {marker}\n' for name in ("e", "e=f"))
     write(root / ".g/HEAD", "ref: refs/heads/main\n")
     write(root / ".g/config", settings + filters)
@@ -284,7 +283,7 @@ async def test_an_index_of_the_agent_hides_no_change(worktrees: Worktrees, proje
 
 async def test_worktrees_of_the_user_that_are_away_stay_known(worktrees: Worktrees, project: Path) -> None:
     git(project, "worktree", "add", "-q", str(project.parent / "away"))
-    os.rename(project.parent / "away", project.parent / "elsewhere")
+    (project.parent / "away").rename(project.parent / "elsewhere")
     made = await added(worktrees, project)
     await collected(worktrees, made)
     assert git(project, "worktree", "list").count("\n") == 2
