@@ -18,16 +18,20 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from sidecar.orchestrator import applying, worktree_files
 from sidecar.orchestrator.git import Git, WorktreeError, find, nul, plain
 
 __all__ = ["MAX_DIFF", "MAX_FILES", "Worktree", "WorktreeError", "Worktrees", "whole_diff"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _ID: Final = re.compile(r"int_[0-9a-f]{4,64}")
 
@@ -49,6 +53,19 @@ _DIFF: Final = (
 )
 _PATCH: Final = (*_DIFF, "--patch", "--full-index", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/")
 """A diff in which everything is fixed that a setting could change."""
+
+
+def _as_worktree_error(do: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Say of a file that cannot be read or written what went wrong, as if git had said it."""
+
+    @wraps(do)
+    async def doing(*args: P.args, **more: P.kwargs) -> T:
+        try:
+            return await do(*args, **more)
+        except OSError as error:
+            raise WorktreeError("git-failed", f"{error.filename or 'a file'}: {error.strerror}") from None
+
+    return doing
 
 
 class Worktree(NamedTuple):
@@ -74,6 +91,7 @@ class Worktrees:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    @_as_worktree_error
     async def add(self, intent: str, directory: str) -> Worktree | None:
         """Create the worktree of an intent. Replaces a worktree whose creation was cut off.
 
@@ -107,6 +125,7 @@ class Worktrees:
         named = [plain(each) for each in (left_out + more)[: worktree_files.MAX_NAMED]]
         return Worktree(str(root / place.below), str(root), base, place.repository, folder, place.top, named)
 
+    @_as_worktree_error
     async def collect(self, intent: str, repository: str, base: str, folder: str | None = None) -> dict[str, Any]:
         """Save the agent's changes as a commit, and remove the worktree if nothing in it would be lost. Idempotent.
 
@@ -148,6 +167,7 @@ class Worktrees:
         shown = {"diff": plain(diff[:MAX_DIFF]), "is_cut": len(diff) > MAX_DIFF}
         return {"ref": ref, "commit": commit, "files": files[:MAX_FILES], "count": len(files), **shown}
 
+    @_as_worktree_error
     async def apply(self, intent: str, directory: str, worktree: Mapping[str, Any], commit: str = "") -> bool:
         """Apply the saved changes to the user's directory, all or none. Returns false if they had already been applied.
 
