@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Final, Literal, NamedTuple
 
+from sidecar.orchestrator import lfs
 from sidecar.orchestrator.git import Git, WorktreeError, nul
 
 _LINK, _MODULE = "120000", "160000"
@@ -115,7 +116,7 @@ async def _current(git: Git, top: Path, changes: Mapping[str, Change]) -> dict[s
     missing = [name for name in before if name not in there]
     if missing:
         await git.run("update-index", "--force-remove", "-z", "--stdin", given=nul(missing))
-    if there:
+    if there := await lfs.changed(git, there):
         await git.run("update-index", "--add", "--replace", "-z", "--stdin", given=nul(there))
     current = dict.fromkeys(changes, _NONE)
     for line in await git.names("ls-files", "--stage", "-z"):

@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
-from sidecar.orchestrator import applying, worktree_files
+from sidecar.orchestrator import applying, lfs, worktree_files
 from sidecar.orchestrator.git import Git, WorktreeError, find, nul, plain
 
 __all__ = ["MAX_DIFF", "MAX_FILES", "Worktree", "WorktreeError", "Worktrees", "whole_diff"]
@@ -234,7 +234,7 @@ async def _commit(git: Git, head: str, message: str) -> str:
 
 async def _changed(git: Git) -> list[str]:
     """The tracked files that differ from the index. Git looks into no submodule, since that would start it there."""
-    return await git.names("diff-files", "--name-only", "-z", "--ignore-submodules=all")
+    return await lfs.changed(git, await git.names("diff-files", "--name-only", "-z", "--ignore-submodules=all"))
 
 
 async def _store(git: Git, names: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -178,6 +179,28 @@ async def test_a_node_modules_of_the_user_is_copied_not_linked(worktrees: Worktr
     write(Path(made.root, ".opencode/node_modules/dep/index.js"), "evil")
     assert mine.read_text() == "mine"
     assert "kept" not in await collected(worktrees, made)
+
+
+async def test_the_content_of_a_file_of_git_lfs_is_no_change(worktrees: Worktrees, project: Path) -> None:
+    content, other = b"\0 a picture\n" * 300, b"\0 another picture\n"
+    oid = hashlib.sha256(content).hexdigest()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n"
+    for name in ("a.png", "b.png"):
+        write(project / name, pointer)
+    git(project, "add", "--all")
+    git(project, "commit", "-qm", "two pictures")
+    for name in ("a.png", "b.png"):  # as `git lfs pull` does
+        (project / name).write_bytes(content)
+    made = await added(worktrees, project)
+    assert made.base == git(project, "rev-parse", "HEAD").strip()
+    root = Path(made.root)
+    assert (root / "a.png").read_text() == pointer
+    (root / "a.png").write_bytes(content)
+    (root / "b.png").write_bytes(other)
+    found = await collected(worktrees, made)
+    assert [each["file"] for each in found["files"]] == ["b.png"] and not root.exists()
+    assert await worktrees.apply(ID, str(project), made._asdict())
+    assert (project / "b.png").read_bytes() == other and (project / "a.png").read_bytes() == content
 
 
 # --- applying ---
