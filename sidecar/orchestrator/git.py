@@ -142,14 +142,15 @@ async def find(directory: str) -> Place:
         WorktreeError: there is no repository, or it has no files.
     """
     here = await asyncio.to_thread(Path(directory).resolve)
-    asked = ("rev-parse", "--path-format=absolute", "--absolute-git-dir", "--git-common-dir")
+    asked = ("rev-parse", "--path-format=absolute")
     for top in (here, *here.parents):
         if await asyncio.to_thread(os.path.exists, top / ".git"):
             try:
-                found = await Git(f"{top}/.git", str(top)).run(*asked)
+                git = Git(f"{top}/.git", str(top))
+                folder = (await git.run(*asked, "--absolute-git-dir")).removesuffix("\n")
+                repository = (await git.run(*asked, "--git-common-dir")).removesuffix("\n")
             except WorktreeError:  # a folder that only has the name
                 continue
-            folder, repository = found.removesuffix("\n").split("\n")
             below = str(here.relative_to(top))
             return Place(str(top), "" if below == "." else below, folder, repository)
     raise WorktreeError("git-failed", f"{directory} is in no git repository")
