@@ -215,6 +215,7 @@ async def _run(directory: str, more: Mapping[str, str], *arguments: str, given: 
     places = own.get("PATH", os.defpath).split(os.pathsep)
     own["PATH"] = os.pathsep.join(each for each in places if each.startswith("/"))
     limits = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    limits |= dict.fromkeys(("GIT_TRACE2", "GIT_TRACE2_EVENT", "GIT_TRACE2_PERF"), "0")
     if "GIT_DIR" in more:
         limits["GIT_CEILING_DIRECTORIES"] = str(Path(directory).parent)
     try:

@@ -110,9 +110,11 @@ class Worktrees:
         await asyncio.to_thread(_remove, root, place.repository)
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         base = await _uncommitted(git, head, f"before {intent}")
-        await git.run("worktree", "add", "--quiet", "--detach", str(root), base)
+        await git.run("worktree", "add", "--quiet", "--detach", "--no-checkout", str(root), base)
         folder = (root / ".git").read_text("utf-8", "surrogateescape").removeprefix("gitdir: ").removesuffix("\n")
+        # A worktree can have settings of its own (``includeIf``), so the files are written with these known.
         worktree = Git(folder, str(root))
+        await worktree.run("read-tree", "--reset", "-u", base)
         left_out = await _cut_links(worktree, Path(place.top))
         shutil.copy2(Path(folder, "index"), Path(folder, _INDEX))
         top = Path(place.top)

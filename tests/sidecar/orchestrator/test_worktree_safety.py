@@ -112,6 +112,17 @@ async def test_no_filter_runs_although_the_agent_chooses_its_files(
     assert not marker.ran
 
 
+async def test_no_filter_runs_that_only_worktrees_have(worktrees: Worktrees, project: Path, marker: Marker) -> None:
+    git(project, "config", "includeIf.gitdir:**/worktrees/**.path", "only-there")
+    write(project / ".git/only-there", f'[filter "odd"]\n\tclean = {marker}\n\tsmudge = {marker}\n')
+    write(project / ".gitattributes", "* filter=odd\n")
+    git(project, "add", "--all")
+    git(project, "commit", "-qm", "attributes")
+    made = await added(worktrees, project)
+    write(Path(made.root, "a.txt"))
+    assert (await collected(worktrees, made))["count"] == 1 and not marker.ran
+
+
 async def test_a_repository_planted_where_the_user_works_runs_nothing(
     worktrees: Worktrees, project: Path, marker: Marker
 ) -> None:
