@@ -133,13 +133,13 @@ class Place:
         self.top, self.below, self.folder, self.repository = top, below, folder, repository
 
 
-async def find(directory: str) -> Place:
+async def find(directory: str) -> Place | None:
     """The repository of one of the user's directories: the nearest one above, as git would find it.
 
     Git itself is not asked to look, because a repository's own settings can tell it that its files are elsewhere.
 
     Raises:
-        WorktreeError: there is no repository, or it has no files.
+        WorktreeError: this git is too old to be told what it may read.
     """
     here = await asyncio.to_thread(Path(directory).resolve)
     asked = ("rev-parse", "--path-format=absolute")
@@ -151,9 +151,11 @@ async def find(directory: str) -> Place:
                 repository = (await git.run(*asked, "--git-common-dir")).removesuffix("\n")
             except WorktreeError:  # a folder that only has the name
                 continue
+            if not folder.startswith("/"):
+                raise WorktreeError("git-failed", "background work in a worktree needs git 2.31 or later")
             below = str(here.relative_to(top))
             return Place(str(top), "" if below == "." else below, folder, repository)
-    raise WorktreeError("git-failed", f"{directory} is in no git repository")
+    return None
 
 
 def nul(names: Iterable[str]) -> str:

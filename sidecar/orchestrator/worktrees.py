@@ -101,9 +101,11 @@ class Worktrees:
             WorktreeError: git refused.
         """
         root = self.root(intent)
+        place = await find(directory)
+        if place is None:
+            return None
+        git = Git(place.folder, place.top)
         try:
-            place = await find(directory)
-            git = Git(place.folder, place.top)
             head = await git.commit("HEAD")
         except WorktreeError:
             return None
@@ -185,8 +187,10 @@ class Worktrees:
         if not await asyncio.to_thread(Path(directory).is_dir):
             advice = f"in another directory of the repository, `git cherry-pick {ref}` applies the changes"
             raise WorktreeError("git-failed", f"the directory {directory} no longer exists; {advice}")
-        top = worktree.get("top") or (await find(directory)).top
-        repository = worktree.get("repository") or (await find(directory)).repository
+        top, repository = worktree.get("top"), worktree["repository"]
+        if top is None:  # made by an earlier version
+            place = await find(directory)
+            top = place.top if place is not None else directory
         try:
             commit = await Git(repository).commit(commit or ref)
         except WorktreeError:

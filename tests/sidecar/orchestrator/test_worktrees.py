@@ -155,6 +155,32 @@ def test_opencodes_own_untracked_files_are_in_the_worktree_and_are_no_changes_of
     assert (project / ".opencode/agent/a.md").is_file(), "the user's files are still there"
 
 
+def test_a_worktree_of_an_earlier_version_is_collected_and_applied(worktrees: Worktrees, project: Path) -> None:
+    (project / "AGENTS.md").write_text("be kind\n")
+    made = added(worktrees, project / "sub")
+    (Path(made.folder) / "durable-stream-index").unlink()
+    (Path(made.folder) / "durable-stream-copied").write_bytes(b"AGENTS.md\0")
+    (Path(made.root) / "a.txt").write_text("changed\n")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert [each["file"] for each in found["files"]] == ["a.txt"] and "kept" not in found
+    known = {name: value for name, value in made._asdict().items() if name in ("base", "repository", "root")}
+    assert run(worktrees.apply(ID, str(project / "sub"), known)) is True
+    assert (project / "a.txt").read_text() == "changed\n"
+
+
+def test_a_git_that_cannot_be_told_what_to_read_is_not_used(
+    worktrees: Worktrees, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "bin/git"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho --path-format=absolute; echo .git\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(old.parent), prepend=":")
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.add(ID, str(project)))
+    assert raised.value.code == "git-failed"
+
+
 def test_no_worktree_without_opencodes_own_files(
     worktrees: Worktrees, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
