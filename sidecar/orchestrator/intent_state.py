@@ -149,14 +149,12 @@ class Intent:
     isolation: str = "shared"
     """``worktree``: the intent edits its own git worktree; ``shared``: the intent edits ``directory``; ``auto``: a
     worktree if there is a git repository and the agent may write files, otherwise shared."""
-    worktree: dict[str, str] = field(default_factory=dict)
-    """The intent's worktree: the session's ``directory``, the worktree's ``root``, and ``base``, the commit from which
-    the worktree began.
-    """
+    worktree: dict[str, Any] = field(default_factory=dict)
+    """The intent's worktree; see ``worktrees.Worktree``."""
     ending: dict[str, Any] = field(default_factory=dict)
     """How the intent will end once its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
-    """What the intent changed in its worktree: ``ref``, ``files``, ``count``, ``diff``; or ``error``."""
+    """What the intent changed in its worktree; see ``Worktrees.collect``. Or ``error``: why it could not be saved."""
     wake: bool = True
     """Whether the parent's model should answer the message with the result."""
     applied: int | None = None

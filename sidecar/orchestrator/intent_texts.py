@@ -45,17 +45,32 @@ def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
         root = inline(str(intent.worktree.get("root")))
         return [f"Its changes could not be saved ({inline(str(error))}); they are in {root}."]
     if not changes.get("ref"):
-        return []
+        return kept_text(changes)
     base, ref = intent.worktree.get("base", ""), changes["ref"]
     files = [f"> {inline(file_text(each))}" for each in changes["files"][:SHOWN_FILES]]
     if changes["count"] > SHOWN_FILES:
         files.append(f"and {changes['count'] - SHOWN_FILES} more")
     lines = ["It changed these files in its own worktree, not here:", *files]
-    if len(changes["diff"]) <= SHOWN_DIFF:
+    if len(changes["diff"]) <= SHOWN_DIFF and not changes.get("is_cut"):
         lines += ["The changes:", quoted(changes["diff"].rstrip("\n"))]
     else:
         lines.append(f"`git diff {base[:12]} {ref}` shows the changes.")
-    return [*lines, f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them."]
+    return [
+        *lines,
+        f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them.",
+        *kept_text(changes),
+    ]
+
+
+def kept_text(changes: Mapping[str, Any]) -> list[str]:
+    """Lines about what is only in a worktree that was kept; empty if the worktree was removed."""
+    if not changes.get("kept"):
+        return []
+    some = changes["unsaved"]
+    more = changes["unsaved_count"] - len(some)
+    lines = [f"Its worktree was kept, because some of what is in it is not saved: {inline(changes['kept'])}"]
+    lines += [f"> {inline(each['file'])} ({inline(each['why'])})" for each in some]
+    return [*lines, f"  and {more} more"] if more else lines
 
 
 def with_kinds(files: list[dict[str, Any]], raw: list[str]) -> list[dict[str, Any]]:

@@ -392,7 +392,9 @@ class DurableStream:
             )
             raise RequestError("no-changes", why)
         try:
-            changed = await self.worktrees.apply(intent.id, intent.directory, intent.worktree["base"])
+            changed = await self.worktrees.apply(
+                intent.id, intent.directory, intent.worktree, intent.changes.get("commit", "")
+            )
         except WorktreeError as error:
             raise RequestError(error.code, str(error)) from None
         command = Command(f"applied:{intent.id}", "intent.apply", {"intent": intent.id})
