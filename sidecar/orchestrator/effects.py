@@ -14,6 +14,7 @@ from typing import Any, Final
 from sidecar.orchestrator.host import Host, HostAbsent, Part
 from sidecar.orchestrator.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.orchestrator.notices import WAKE
+from sidecar.orchestrator.rights import Rights
 from sidecar.orchestrator.watch import CHECKED
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
@@ -47,6 +48,8 @@ class Create(_Kind):
             directory=args["directory"],
             parent=args.get("parent"),
             pid=args.get("pid"),
+            agent=args.get("agent"),
+            rights=Rights.of(args["rights"]) if args.get("rights") else None,
         )
         return {"session": session}
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sidecar.orchestrator.host import Look, Part, Status
+from sidecar.orchestrator.rights import Rights
 from sidecar.orchestrator.v1 import V1Host
 from sidecar.orchestrator.v2 import V2Host
 
@@ -30,10 +31,26 @@ class Hosts:
             return self._of(parent)
         return self.two if self.two.is_there and not self.one.is_there else self.one
 
-    async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        """See ``Host``."""
+        return await self._of(session).rights(session, agent, link)
+
+    async def create(
+        self,
+        intent: str,
+        *,
+        title: str,
+        directory: str,
+        parent: str | None,
+        pid: int | None,
+        agent: str | None = None,
+        rights: Rights | None = None,
+    ) -> str:
         """See ``Host``."""
         host = self._new(parent)
-        return await host.create(intent, title=title, directory=directory, parent=parent, pid=pid)
+        return await host.create(
+            intent, title=title, directory=directory, parent=parent, pid=pid, agent=agent, rights=rights
+        )
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
         """See ``Host``."""

@@ -29,6 +29,7 @@ from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.gardener import GardenerAgent
 from sidecar.orchestrator.headless import Headless
+from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
 from sidecar.orchestrator.intent_state import Intent, Limits, as_row, differences
 from sidecar.orchestrator.intents import NAME, IntentAgent
@@ -145,6 +146,11 @@ class DurableStream:
         self._runtime: Runtime | None = None
 
     @property
+    def always_isolates(self) -> bool:
+        """Whether the user wants all background work in worktrees, whatever a model says."""
+        return self._config.isolation == "worktree"
+
+    @property
     def agents(self) -> tuple[Agent, ...]:
         """Every agent of the orchestration."""
         return (self.agent, *self.people.agents, *self._gardener)
@@ -236,33 +242,45 @@ class DurableStream:
         if self.data.unfinished():
             await self.tell("sidecar.started", f"started:{self._identity.ulid()}", {})
 
-    async def register_intent(self, given: RegisterArgs, *, pid: int | None = None, by: str = "user") -> Intent:
+    async def register_intent(
+        self, given: RegisterArgs, *, link: Any = None, agent: str | None = None, by: str = "user"
+    ) -> Intent:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.
 
+        The work may do no more than the session ``given.parent``, which asks for it on a ``link`` while it runs an
+        ``agent``. Without a parent, the work may do what OpenCode's configuration says.
+
         Raises:
+            HostError: what the parent may do is not known, so nothing was registered.
             InputRefused, AgentFailed, StreamError: nothing was registered. The code ``key-conflict`` means that the key
                 was already used for different work.
         """
         assert self._runtime is not None
         key = given.key or self._identity.ulid()
         intent = f"int_{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+        found: Intent | None = self.data.intents.get(intent)
+        rights = None
+        if found is None and given.parent is not None:
+            rights = await self.host.rights(given.parent, agent, link)
+        asking = rights.agent if rights is not None else found.agent if found is not None else None
         payload = {
             "intent": intent,
             "prompt": given.prompt,
             "title": given.title or " ".join(given.prompt.split())[:60],
             "directory": given.directory,
             "parent": given.parent,
-            "agent": given.agent,
+            "agent": given.agent or asking,
+            "rights": rights.as_json() if rights is not None else {},
             "models": list(given.models),
             "wall_ms": round(given.minutes * 60_000),
             "max_tokens": given.tokens,
             "max_cost": given.cost,
             "isolation": given.isolation or self._config.isolation,
-            "pid": pid,
+            "pid": link.pid if link is not None else None,
             "above": self._above(given.parent),
             "root": self._root(given.parent),
         }
-        if intent not in self.data.intents:
+        if found is None:
             command = Command(f"register:{intent}", "intent.register", payload, actor=by)
             try:
                 await self._runtime.command(NAME, command)
@@ -270,9 +288,7 @@ class DurableStream:
                 if error.code != "key-conflict":
                     raise
         # If the key was used long ago, its intent is no longer in the state, but it is still in the log.
-        found: Intent | None = self.data.intents.get(intent) or await read_intent(
-            open_reader(self._home.store_path), intent
-        )
+        found = self.data.intents.get(intent) or await read_intent(open_reader(self._home.store_path), intent)
         if found is None:
             raise InputRefused("no-intent", f"the key was already used for {intent}, which is no longer in the log")
         if differs := differences(found, payload):
@@ -347,6 +363,9 @@ class DurableStream:
             if intent.state == "refused":
                 raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
             return as_row(intent)
+        except HostError as error:
+            why = f"what the session {parent} may do is not known, so the work may do nothing: {error}"
+            raise RequestError("rights-unknown", why) from None
         except (InputRefused, AgentFailed) as error:
             raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
 

@@ -18,6 +18,7 @@ from sidecar.orchestrator import lacks
 from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.headless import Headless, HeadlessError
 from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.rights import Rights, Rule, for_work
 from sidecar.orchestrator.v1_ids import message_id, part_ids
 from sidecar.processes import still_runs
 
@@ -72,7 +73,29 @@ class V1Host:
 
     # --- phantoms ---
 
-    async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        """See ``Host``."""
+        link = link or self._hosting(session)
+        if link is None:
+            raise HostError("the OpenCode that hosts this session is not connected")
+        found = await _call(link, "session.get", {"path": {"id": session}})
+        about = found if isinstance(found, dict) else {}
+        name = agent or self.about(session).get("agent") or about.get("agent")
+        if not name:
+            raise HostError("it is not known which agent this session runs", permanent=True)
+        return Rights(name, await _rules_of(link, name, link.directory), _rules(about.get("permission")))
+
+    async def create(
+        self,
+        intent: str,
+        *,
+        title: str,
+        directory: str,
+        parent: str | None,
+        pid: int | None,
+        agent: str | None = None,
+        rights: Rights | None = None,
+    ) -> str:
         """See ``Host``."""
         found = await self.find(intent, directory=directory, parent=parent, pid=pid)
         if found is not None:
@@ -88,6 +111,12 @@ class V1Host:
             provider, _, name = str(self.about(parent).get("model") or "").partition("/")
             if name:
                 body["model"] = {"providerID": provider, "id": name}
+        if rights is not None:
+            own = await _rules_of(link, agent or rights.agent, directory)
+            body["permission"] = [
+                {"permission": rule.what, "pattern": rule.pattern, "action": rule.effect}
+                for rule in for_work(own, rights)
+            ]
         made = await _call(link, "session.create", {"body": body, "query": {"directory": directory}})
         if not isinstance(made, dict) or not isinstance(made.get("id"), str):
             raise HostError("OpenCode created no session")
@@ -370,6 +399,20 @@ def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:
         given = [value for time in times for value in (time or {}).values() if isinstance(value, (int, float))]
         newest = max([newest, *map(int, given)])
     return max(now - newest, 0) if newest else 0
+
+
+async def _rules_of(link: Link, agent: str, directory: str) -> tuple[Rule, ...]:
+    """The rules of an OpenCode agent in a directory."""
+    listed = await _call(link, "app.agents", {"query": {"directory": directory}})
+    for each in listed if isinstance(listed, list) else []:
+        if isinstance(each, dict) and each.get("name") == agent:
+            return _rules(each.get("permission"))
+    raise HostError(f"OpenCode has no agent {agent[:60]!a} in {directory}", permanent=True)
+
+
+def _rules(listed: Any) -> tuple[Rule, ...]:
+    """OpenCode's own list of rules."""
+    return tuple(Rule(each["permission"], each["pattern"], each["action"]) for each in listed or ())
 
 
 async def _call(link: Link, method: str, args: dict[str, Any]) -> Any:
