@@ -37,27 +37,34 @@ class _Kind:
 
 
 class Create(_Kind):
-    """``opencode.create``: creates a phantom session for an intent. Result: ``{"session": id}``."""
+    """``opencode.create``: creates a phantom session for an intent. Result: ``{"session": id}``, or ``absent`` if the
+    intent waits for an OpenCode."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        session = await self._host.create(
-            args["intent"],
-            title=args["title"],
-            directory=args["directory"],
-            parent=args.get("parent"),
-            pid=args.get("pid"),
-            agent=args.get("agent"),
-            rights=Rights.of(args["rights"]) if args.get("rights") else None,
-        )
+        try:
+            session = await self._host.create(
+                args["intent"],
+                title=args["title"],
+                directory=args["directory"],
+                parent=args.get("parent"),
+                pid=args.get("pid"),
+                agent=args.get("agent"),
+                rights=Rights.of(args["rights"]) if args.get("rights") else None,
+            )
+        except HostAbsent:
+            return {"absent": True}
         return {"session": session}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""
         args = effect.args
         about = {name: args.get(name) for name in ("parent", "pid")}
-        found = await self._host.find(args["intent"], directory=args["directory"], **about)
+        try:
+            found = await self._host.find(args["intent"], directory=args["directory"], **about)
+        except HostAbsent:
+            return NotDone()
         return NotDone() if found is None else Done({"session": found})
 
 

@@ -107,8 +107,15 @@ class Hosts:
         """Handle a new link of an OpenCode. Returns the sessions on which that OpenCode may now be asked to act."""
         if registration := link.identity.service:
             return self.two.waiting_for(registration)
-        await self.one.know(link)
         return self.one.waiting_for(link)
+
+    async def environment(self, link: Any) -> str:
+        """The name of the environment of an OpenCode 1 that linked."""
+        return "" if link.identity.service else await self.one.know(link)
+
+    def environment_of(self, session: str | None, pid: int | None) -> str:
+        """See ``V1Host``. All work in OpenCode 2 has the environment of its service."""
+        return "" if session is not None and self.two.hosts(session) else self.one.environment_of(session, pid)
 
     def knows(self, link: Any, session: str) -> bool:
         """Whether it is known which OpenCode the session belongs to. A tool call of the session came through ``link``.

@@ -139,6 +139,10 @@ class Intent:
     its cost before it is known whether it is."""
     pid: int | None = None
     """The OpenCode process that asked for the work; the phantom gets the environment of this process."""
+    environment: str = ""
+    """The name of the environment in which OpenCode 1 must do the work; empty if any may do it."""
+    waits: str = ""
+    """``environment`` while no OpenCode with the intent's environment is known, so that the intent cannot start."""
     rights: dict[str, Any] = field(default_factory=dict)
     """What the session that asked for the work may do (see ``rights.py``), until the intent has a session of its own;
     empty if a person asked."""
@@ -337,6 +341,10 @@ class State:
             intent.rights = {}
             self.sessions[payload["session"]] = intent.id
             self.children.pop(payload["session"], None)
+        elif type_ == "intent.unhosted":
+            intent.waits = "environment"
+        elif type_ == "intent.hosted":
+            intent.waits = ""
         elif type_ == "intent.isolated":
             intent.worktree = dict(payload["worktree"])
             intent.isolation = "worktree" if intent.worktree else "shared"
@@ -425,6 +433,7 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         max_cost=float(payload.get("max_cost") or 0),
         pid=payload.get("pid"),
         rights=dict(payload.get("rights") or {}),
+        environment=str(payload.get("environment") or ""),
         root=payload.get("root") or payload.get("parent") or payload["intent"],
         depth=int(payload.get("depth") or 1),
         starter=payload.get("starter"),

@@ -126,7 +126,7 @@ class DurableStream:
         self.links: Any = list
         self._home, self._config, self._identity, self._state = home, config, identity, state
         self.headless: Headless | Borrowed = (
-            Borrowed(lambda: self.links())
+            Borrowed(lambda: self.links(), home.read_token)
             if config.host == "shim"
             else Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable, has_plugin)
         )
@@ -137,6 +137,7 @@ class DurableStream:
             self.headless,
             lambda session: session in self.data.sessions,
             identity.now_ms,
+            self._environment,
         )
         self.host = Hosts(one, V2Host(registrations, state, identity.now_ms))
         self.worktrees = Worktrees(home.path / "worktrees")
@@ -227,12 +228,15 @@ class DurableStream:
     async def observe(self, link: Any) -> None:
         """Handle a new link of an OpenCode: deliver what is waiting for its sessions, and check whether work in these
         sessions has stopped."""
+        environment = await self.host.environment(link)
         sessions = await self.host.observe(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
         at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
         wanted = sorted((waiting | at_work) & set(sessions))
-        if wanted:
-            await self.tell("host.ready", f"host:{self._identity.ulid()}", {"sessions": wanted})
+        hosted = any(i.waits and i.environment == environment for i in self.data.unfinished())
+        if wanted or hosted:
+            about = {"sessions": wanted, "environments": [environment] if hosted else []}
+            await self.tell("host.ready", f"host:{self._identity.ulid()}", about)
 
     async def resume(self) -> None:
         """Continue the work that earlier processes left unfinished: check every session that was at work.
@@ -262,6 +266,9 @@ class DurableStream:
         rights = None
         if found is None and given.parent is not None:
             rights = await self.host.rights(given.parent, agent, link)
+        environment = found.environment if found is not None else ""
+        if found is None:
+            environment = self.host.environment_of(given.parent, link.pid if link is not None else None)
         asking = rights.agent if rights is not None else found.agent if found is not None else None
         payload = {
             "intent": intent,
@@ -277,6 +284,7 @@ class DurableStream:
             "max_cost": given.cost,
             "isolation": given.isolation or self._config.isolation,
             "pid": link.pid if link is not None else None,
+            "environment": environment,
             "above": self._above(given.parent),
             "root": self._root(given.parent),
         }
@@ -295,6 +303,11 @@ class DurableStream:
             other = f"this key already started {found.id}, which is different work (it differs in {', '.join(differs)})"
             raise InputRefused("key-conflict", f"{other}; use a new key")
         return found
+
+    def _environment(self, work: str) -> str:
+        """The environment of an intent, or of a phantom's session."""
+        intent = self.data.intents.get(self.data.sessions.get(work, work))
+        return intent.environment if intent is not None else ""
 
     def _above(self, session: str | None) -> list[str]:
         """A session and its ancestors, nearest first. The ancestors matter because a child session of a phantom may

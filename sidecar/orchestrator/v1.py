@@ -8,6 +8,7 @@ show messages that another process added. A phantom is hosted by the sidecar's o
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
@@ -66,8 +67,10 @@ class V1Host:
         headless: Headless | Borrowed,
         is_phantom: Callable[[str], bool],
         now_ms: Callable[[], int],
+        environment: Callable[[str], str] = lambda _: "",
     ) -> None:
-        self._now_ms = now_ms
+        """``environment`` names the environment of an intent, or of a phantom's session."""
+        self._now_ms, self._environment = now_ms, environment
         self._links, self._delivers, self._state, self._headless = links, delivers, state, headless
         self._is_phantom = is_phantom
 
@@ -100,7 +103,7 @@ class V1Host:
         found = await self.find(intent, directory=directory, parent=parent, pid=pid)
         if found is not None:
             return found
-        link = await self._phantoms(directory, pid)
+        link = await self._phantoms(directory, intent)
         body: dict[str, Any] = {
             "title": title,
             "metadata": {"intent": intent},
@@ -129,7 +132,7 @@ class V1Host:
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
         """See ``Host``."""
-        link = await self._phantoms(directory, pid)
+        link = await self._phantoms(directory, intent)
         listed = await _call(link, "session.list", {"query": {"directory": directory}})
         for each in listed if isinstance(listed, list) else []:
             if isinstance(each, dict) and (each.get("metadata") or {}).get("intent") == intent:
@@ -148,7 +151,7 @@ class V1Host:
         pid: int | None = None,
     ) -> bool:
         """See ``Host``."""
-        link = await self._of(session, directory, pid)
+        link = await self._of(session, directory)
         history = await self._history(link, session)
         held = _keys(history)
         wanted = [part for part in parts if part.key not in held]
@@ -186,7 +189,7 @@ class V1Host:
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""
-        return key in _keys(await self._history(await self._of(session, directory, pid), session))
+        return key in _keys(await self._history(await self._of(session, directory), session))
 
     async def _history(self, link: Link, session: str) -> list[dict[str, Any]]:
         """A session's newest messages, oldest first."""
@@ -198,7 +201,7 @@ class V1Host:
         link = self._hosting(session)
         if link is None and self._is_phantom(session) and self._headless.pid is not None:
             # The headless OpenCode is running, but needs a moment to connect to a new sidecar, so wait for its link.
-            link = await self._phantoms(directory, None)
+            link = await self._phantoms(directory, session)
         if link is not None:
             await _call(link, "session.abort", {"path": {"id": session}})
         elif self._is_cut_off(session):
@@ -213,7 +216,7 @@ class V1Host:
         return look
 
     async def _look(self, session: str, *, directory: str) -> Look:
-        link = await self._of(session, directory, None)
+        link = await self._of(session, directory)
         statuses = await _call(link, "session.status", {})
         status = statuses.get(session) if isinstance(statuses, dict) else None
         try:
@@ -304,9 +307,25 @@ class V1Host:
                 about["model"] = f"{model['provider']}/{model['model']}"
         return about
 
-    async def know(self, link: Link) -> None:
-        """Remember the program and the environment of an OpenCode that linked."""
-        await asyncio.to_thread(self._headless.know, link.pid)
+    async def know(self, link: Link) -> str:
+        """Remember the program and the environment of an OpenCode that linked. Returns the name of the environment."""
+        return await asyncio.to_thread(self._headless.know, link.pid)
+
+    def environment_of(self, session: str | None, pid: int | None) -> str:
+        """The environment for work for which a session asks, or a process; empty for work for which nobody does.
+
+        Raises:
+            HostError: the environment is not known.
+        """
+        if pid is None and session is None:
+            return ""
+        if session is not None and self._is_phantom(session):
+            return self._environment(session)
+        link = self._hosting(session) if session is not None and pid is None else None
+        found = self._headless.environment_of(link.pid if link is not None else pid)
+        if not found and sys.platform == "linux":
+            raise HostError("the environment of the OpenCode that asks is not known")
+        return found
 
     def waiting_for(self, link: Link) -> list[str]:
         """The sessions on which a process that has just linked may now be asked to act."""
@@ -314,8 +333,9 @@ class V1Host:
 
     def _would_host(self, session: str, link: Link) -> bool:
         hosting = self._hosting(session)
-        if hosting is None and self._is_phantom(session) and isinstance(self._headless, Borrowed):
-            return True  # any OpenCode of the user may continue the session
+        if hosting is None and self._is_phantom(session):
+            # An OpenCode with the same environment may continue the session, or let a headless one do so.
+            return self._environment(session) in ("", self._headless.environment_of(link.pid))
         return hosting is link
 
     # --- who hosts what ---
@@ -341,7 +361,7 @@ class V1Host:
                 return link
         if self._is_phantom(session):
             return None
-        near = [link for link in links if link.directory == known.directory and link.pid != self._headless.pid]
+        near = [link for link in links if link.directory == known.directory and link.pid not in self._headless.pids]
         return near[-1] if near and not _still_runs(turn) else None
 
     def _is_cut_off(self, session: str) -> bool:
@@ -354,18 +374,19 @@ class V1Host:
         turn = (known.turn or known.last_turn) if known is not None else None
         return _still_runs(turn) if turn is not None else self._headless.pid is not None
 
-    async def _of(self, session: str, directory: str, pid: int | None) -> Link:
+    async def _of(self, session: str, directory: str) -> Link:
         link = self._hosting(session)
         if link is not None:
             return link
         if self._is_phantom(session) or session not in self._state.sessions:
-            return await self._phantoms(directory, pid)
+            return await self._phantoms(directory, session)
         raise HostError("the OpenCode that hosts this session is not connected")
 
-    async def _phantoms(self, directory: str, pid: int | None) -> Link:
-        """The link to the OpenCode that hosts phantoms, for a directory; a headless one is started if needed."""
+    async def _phantoms(self, directory: str, work: str) -> Link:
+        """The link to the OpenCode that hosts an intent, or a phantom's session, for a directory; a headless one is
+        started if needed."""
         try:
-            link: Link = await self._headless.link(directory, pid)
+            link: Link = await self._headless.link(directory, self._environment(work))
         except HeadlessError as error:
             raise HostError(str(error)) from None
         return link

@@ -62,6 +62,9 @@ class Host:
         self.created.append(about)
         return f"ses_{intent}"
 
+    def environment_of(self, session: str | None, pid: int | None) -> str:
+        return "env_1"
+
     def knows(self, link: Any, session: str) -> bool:
         return True
 
