@@ -46,7 +46,11 @@ class Borrowed:
         """See ``Headless``. Always false, because the user starts OpenCode, in whatever environment."""
         return False
 
-    async def stop(self, but: Collection[str] = ()) -> None:
+    def idle(self, wanted: Collection[str]) -> frozenset[str]:
+        """See ``Headless``. Empty, because the sidecar runs no process."""
+        return frozenset()
+
+    async def stop(self, only: Collection[str] | None = None) -> None:
         """See ``Headless``. Does nothing, because the user started the process."""
 
     async def link(self, directory: str, environment: str) -> Any:

@@ -122,9 +122,13 @@ class Headless:
         environment = next((each.environment for each in known if each is not None), os.environ)
         return not self._has_plugin(Path(directory), environment)
 
-    async def stop(self, but: Collection[str] = ()) -> None:
-        """End the processes, except those of some environments."""
-        ending = [info for info in self._running() if self._of[info["pid"]] not in but]
+    def idle(self, wanted: Collection[str]) -> frozenset[str]:
+        """The environments whose process is running and of which no work is ``wanted``."""
+        return frozenset(self._of[info["pid"]] for info in self._running()).difference(wanted)
+
+    async def stop(self, only: Collection[str] | None = None) -> None:
+        """End the processes, or only those of some environments."""
+        ending = [info for info in self._running() if only is None or self._of[info["pid"]] in only]
         for info in ending:
             try:
                 os.kill(info["pid"], signal.SIGTERM)

@@ -188,7 +188,7 @@ class DurableStream:
 
     async def _keep_time(self) -> None:
         """Send a tick when a deadline has passed, and stop the headless OpenCode when nothing needs it."""
-        idle_since: float | None = None
+        idle_since: dict[str, float] = {}
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_SECONDS)
@@ -201,13 +201,12 @@ class DurableStream:
                 await self.people.keep_time()
             except (RequestError, StreamError) as error:
                 log.error("a tick was not handled: %s", error)
-            if self.owes() or self.headless.pid is None:
-                idle_since = None
-            elif idle_since is None:
-                idle_since = loop.time()
-            elif loop.time() - idle_since > IDLE_STOP_SECONDS:
-                await self.headless.stop()
-                idle_since = None
+            wanted = {each.environment for each in self.data.unfinished()}
+            idle = self.headless.idle(wanted) if not self.people.owes() and "" not in wanted else frozenset()
+            idle_since = {name: idle_since.get(name, loop.time()) for name in idle}
+            late = {name for name, since in idle_since.items() if loop.time() - since > IDLE_STOP_SECONDS}
+            if late:
+                await self.headless.stop(late)
 
     async def _draw_card(self) -> None:
         asks = self.people.checkpoints.data.checkpoints.values()

@@ -76,6 +76,27 @@ def did(durable: DurableStream, parent: str, directory: Path, ask: Callable[[], 
     return {title: RAN in text for title, text in said.items()}
 
 
+def test_what_the_environment_of_an_opencode_forbids_it_forbids_its_background_work(
+    one: RealOpenCode, opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    first = one.create_session("from an OpenCode whose environment forbids nothing")
+    told = json.dumps({"command": "echo password:[$OPENCODE_SERVER_PASSWORD]", "description": "tell"})
+    work = f"{shell('bash')} CALL:bash {told}"
+    one.prompt(first, f"{spawns(work, isolation='shared')}THEN: SAY:started")
+    wait_until(lambda: [i["result"] for i in intents(durable, first) if i["ended"]], "the end of its work")
+    said = intents(durable, first)[0]["result"]
+    assert RAN in said and "password:[]" in said, "and no password of the server that runs it"
+    forbids = {"OPENCODE_PERMISSION": json.dumps(DENY["permission"])}
+    with with_plugin(opencode_binary, model, durable, config=AGENT, environment=forbids) as client:
+        parent = client.create_session("parent")
+
+        def ask() -> str:
+            return json.dumps(client.prompt(parent, script("bash")))
+
+        found = did(durable, parent, client.project, ask, "bash")
+        assert found == dict.fromkeys(found, False)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_what_opencode_1_refuses_a_session_it_refuses_its_background_work(
     one: RealOpenCode, durable: DurableStream, way: str
