@@ -92,7 +92,7 @@ class SidecarRequests:
         durable, headless = self._sidecar.durable, None
         linked = {link["pid"] for link in self._sidecar.status()["links"]}
         if durable is not None and durable.headless.pid is not None:
-            linked.discard(durable.headless.pid)
+            linked -= durable.headless.pids
             if durable.owes():
                 headless = durable.headless.pid
             else:

@@ -32,6 +32,7 @@ def create(intent: Intent, directory: str) -> Output:
         "parent": intent.parent,
         "agent": intent.agent,
         "pid": intent.pid,
+        "rights": intent.rights,
     }
     return effect(CREATE, intent.id, args)
 

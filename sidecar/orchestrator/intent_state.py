@@ -139,6 +139,13 @@ class Intent:
     its cost before it is known whether it is."""
     pid: int | None = None
     """The OpenCode process that asked for the work; the phantom gets the environment of this process."""
+    environment: str = ""
+    """The name of the environment in which OpenCode 1 must do the work; empty if any may do it."""
+    waits: str = ""
+    """``environment`` while no OpenCode with the intent's environment is known, so that the intent cannot start."""
+    rights: dict[str, Any] = field(default_factory=dict)
+    """What the session that asked for the work may do (see ``rights.py``), until the intent has a session of its own;
+    empty if a person asked."""
     prompting: bool = False
     """True while a prompt is on its way to the intent's session. Meanwhile, an idle session does not mean that the
     model has answered."""
@@ -333,8 +340,13 @@ class State:
             spent.cost += payload.get("cost", 0.0)
         if type_ == "intent.started":
             intent.session, intent.started, intent.prompting = payload["session"], payload["ts"], True
+            intent.rights = {}
             self.sessions[payload["session"]] = intent.id
             self.children.pop(payload["session"], None)
+        elif type_ == "intent.unhosted":
+            intent.waits = "environment"
+        elif type_ == "intent.hosted":
+            intent.waits = ""
         elif type_ == "intent.isolated":
             intent.worktree = dict(payload["worktree"])
             intent.isolation = "worktree" if intent.worktree else "shared"
@@ -423,6 +435,8 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         max_tokens=int(payload.get("max_tokens") or 0),
         max_cost=float(payload.get("max_cost") or 0),
         pid=payload.get("pid"),
+        rights=dict(payload.get("rights") or {}),
+        environment=str(payload.get("environment") or ""),
         root=payload.get("root") or payload.get("parent") or payload["intent"],
         depth=int(payload.get("depth") or 1),
         starter=payload.get("starter"),
@@ -472,4 +486,6 @@ def spent_by(state: State, root: str) -> dict[str, Any]:
 
 def as_row(intent: Intent) -> dict[str, Any]:
     """An intent in the form that ``intents --json`` prints."""
-    return {**asdict(intent), "place": intent.place}
+    about = asdict(intent)
+    del about["rights"]
+    return {**about, "place": intent.place}

@@ -120,10 +120,11 @@ class ToolCalls:
             minutes=args.minutes or DEFAULT_MINUTES,
             tokens=args.tokens or 0,
             cost=args.cost or 0.0,
-            isolation=args.isolation,
+            isolation="worktree" if self._durable.always_isolates else args.isolation,
             key=key,
         )
-        intent = await self._durable.register_intent(given, pid=link.pid, by=str(context.get("agent") or "model"))
+        agent = str(context.get("agent") or "")
+        intent = await self._durable.register_intent(given, link=link, agent=agent or None, by=agent or "model")
         if intent.state == "refused":
             return f"Not started ({intent.code}): {intent.reason}. Do the work yourself, or tell the user."
         return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."
