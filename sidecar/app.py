@@ -279,6 +279,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         ingest,
         lambda: services.registrations,
         is_installed,
+        agents_may_answer=config.link.agents_may_answer,
     )
     worker = sidecar.worker = Worker(
         home,
@@ -293,7 +294,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime)
     sidecar.durable, sidecar.tools = durable, ToolCalls(durable, state, identities.agents)
-    register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean)
+    register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean, outside.now_ms)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)
     server = sidecar.server = LinkServer(

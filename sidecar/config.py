@@ -25,6 +25,7 @@ from pydantic_settings import (
 from sidecar.config_faults import CORRECT_VARIABLE, correct_file, explain
 from sidecar.gardener_config import GardenerConfig
 from sidecar.notify_config import NotifyConfig
+from sidecar.private_files import others_may_write
 from streams.log.directory import Backend
 
 MIB = 1024 * 1024
@@ -90,6 +91,9 @@ class LinkConfig(_Section):
 
     hold_seconds: Annotated[float, Field(ge=0, le=60)] = 2.0
     """How long a hook waits for its counterpart or its parent before the hook is written without it."""
+
+    agents_may_answer: bool = False
+    """Whether a process that an OpenCode started, such as a model's shell, may answer checkpoints."""
 
 
 class RedactConfig(_Section):
@@ -418,6 +422,8 @@ def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if why := others_may_write(path, path.parent):
+        raise ConfigError(f"{path}: {why}", "it decides which programs run")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

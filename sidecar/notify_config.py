@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class NotifyConfig(BaseModel):
@@ -49,3 +49,9 @@ class NotifyConfig(BaseModel):
         Field(pattern=r"^(https?://[^\s?#]+)?$", max_length=500, examples=["https://answers.example.org"]),
     ] = ""
     """Where your phone reaches the page, such as the address of a tunnel; empty: at the address and port above."""
+
+    @model_validator(mode="after")
+    def _has_an_address(self) -> Self:
+        if self.answer_port and not self.answer_url and self.answer_host.strip("0:.") == "":
+            raise ValueError("`answer_host` is every address of this machine, so links need `answer_url`")
+        return self

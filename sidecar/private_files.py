@@ -121,6 +121,28 @@ def open_file(path: Path) -> int:
     raise PermissionError(errno.EPERM, "it is not a regular file that you own", str(path))
 
 
+def others_may_write(path: Path, home: Path) -> str:
+    """Why somebody else could change a file that runs code or decides what runs; empty if nobody could.
+
+    The file is where links lead to. Outside of ``home``, which is private, its directory counts, too. A missing file
+    and a group of the user's own (with the user's number) are accepted.
+    """
+    real = path.resolve()
+    places = [real] if real.is_relative_to(home.resolve()) else [real, real.parent]
+    for place in places:
+        try:
+            found = place.stat()
+        except OSError:
+            continue  # whoever opens the file says what is wrong
+        if found.st_uid not in (os.geteuid(), 0):
+            return f"{place} is owned by user {found.st_uid}, not by you; change its owner"
+        is_sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        group = 0 if found.st_gid == found.st_uid else 0o020
+        if found.st_mode & (0o002 | group) and not is_sticky:
+            return f"other users can write {place}; run `chmod go-w {place}`"
+    return ""
+
+
 def _refuse_foreign(path: Path, found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
         hint = "replace the link with its target, or choose another home with `--home`"

@@ -92,7 +92,7 @@ class SidecarRequests:
         durable, headless = self._sidecar.durable, None
         linked = {link["pid"] for link in self._sidecar.status()["links"]}
         if durable is not None and durable.headless.pid is not None:
-            linked.discard(durable.headless.pid)
+            linked -= durable.headless.pids
             if durable.owes():
                 headless = durable.headless.pid
             else:
@@ -145,8 +145,10 @@ class LogRequests:
 class ImportRequests:
     """The requests that import sessions from elsewhere."""
 
-    def __init__(self, ingest: Ingest, services: Services, clean: Callable[[Any], Any]) -> None:
-        self._ingest, self._services, self._clean = ingest, services, clean
+    def __init__(
+        self, ingest: Ingest, services: Services, clean: Callable[[Any], Any], now_ms: Callable[[], int]
+    ) -> None:
+        self._ingest, self._services, self._clean, self._now_ms = ingest, services, clean, now_ms
 
     def register(self, requests: Requests) -> None:
         """Add these requests to the table."""
@@ -170,7 +172,7 @@ class ImportRequests:
     async def file(self, args: ImportArgs) -> dict[str, int]:
         """Record the content of an export."""
         try:
-            imported = await import_export(Path(args.path), self._ingest.add, self._clean)
+            imported = await import_export(Path(args.path), self._ingest.add, self._clean, self._now_ms())
         except ExportError as error:
             raise RequestError(error.code, error.reason) from None
         return imported._asdict()
@@ -215,12 +217,13 @@ def register_requests(
     metrics: SidecarMetrics,
     ingest: Ingest,
     clean: Callable[[Any], Any],
+    now_ms: Callable[[], int],
 ) -> None:
     """Add all requests of this module to the sidecar's table."""
     groups = (
         SidecarRequests(sidecar, metrics),
         LogRequests(upkeep, spools, nats),
-        ImportRequests(ingest, services, clean),
+        ImportRequests(ingest, services, clean, now_ms),
         NatsRequests(nats),
     )
     for group in groups:

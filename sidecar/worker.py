@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from pydantic import Field
 from bridge.opencode.link.link import RequestError
 from sidecar.config import WorkerConfig
 from sidecar.home import Home
+from sidecar.private_files import others_may_write
 from sidecar.registry import Args, NoArgs, Requests
 from sidecar.runtime.agent import Agent
 from sidecar.runtime.deciding import AgentFailed, InputRefused
@@ -88,6 +90,7 @@ class Worker:
         loaded: dict[str, UserAgent] = {}
         for spec in config.agents:
             try:
+                _check_file(spec, home)
                 (agent,) = load_agents([spec], home.path)
                 if agent.name in taken or agent.name in loaded:
                     raise LoadError(
@@ -103,6 +106,7 @@ class Worker:
         kinds: dict[str, EffectKind] = {}
         for kind, spec in config.effects.items():
             try:
+                _check_file(spec, home)
                 kinds[kind] = UserEffect(spec, load_object(spec, home.path))
             except LoadError as error:
                 self._complain(spec, error)
@@ -113,6 +117,7 @@ class Worker:
         if spec is None:
             return DEFAULT_POLICY
         try:
+            _check_file(spec, home)
             found = load_object(spec, home.path)
             policy = found() if isinstance(found, type) else found
             for method in _POLICY:
@@ -200,3 +205,14 @@ class Worker:
 def _no_letter(letter: str) -> RequestError:
     text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` lists the open dead letters"
     return RequestError("no-dead-letter", text)
+
+
+def _check_file(spec: str, home: Home) -> None:
+    """Refuse to run a file that somebody else could have written.
+
+    Raises:
+        LoadError: others may write the file or its directory.
+    """
+    where = spec.rpartition(":")[0]
+    if where.endswith(".py") and (why := others_may_write(home.path / Path(where).expanduser(), home.path)):
+        raise LoadError(spec, why)

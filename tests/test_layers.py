@@ -147,6 +147,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 BOTTOM = frozenset(
     {
         "__init__",
+        "caller",
         "components",
         "config",
         "config_faults",

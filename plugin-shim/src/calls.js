@@ -15,6 +15,7 @@ const MAX_CALLS = 64;
 
 /** @type {Record<string, (client: any, args: any) => Promise<any>>} */
 const METHODS = {
+  "app.agents": (client, args) => client.app.agents(args),
   "session.create": (client, args) => client.session.create(args),
   "session.get": (client, args) => client.session.get(args),
   "session.list": (client, args) => client.session.list(args),

@@ -1,13 +1,19 @@
 /**
  * The list of background work in OpenCode's terminal: what waits for the person, what runs and what has ended.
  *
- * The list uses the command line as a person would, so it needs no token and no connection to the sidecar.
+ * The list uses the command line as a person would, so it needs no connection to the sidecar. OpenCode's own processes
+ * may not answer for a person, so each answer carries a proof that it was given here.
  */
 import { spawn } from "node:child_process";
+import { createHmac } from "node:crypto";
+import { readToken } from "./start.js";
 
 const ASK_MS = 30_000;
 const MAX_LENGTH = 4 * 1024 * 1024;
 const MAX_COMPLAINT = 500;
+/** The longest ask that a dialog shows whole, in characters. A longer one can only be rejected here. */
+const MAX_ASK = 500;
+const PURPOSE = "durable-stream answer from the list 1";
 const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
 
 /** The title of the list and the text of its command, in every version of OpenCode. */
@@ -16,7 +22,8 @@ export const ABOUT = "What is running and waiting, and its cost";
 
 /**
  * @typedef {{command: string[], home: string}} Options
- * @typedef {(...words: string[]) => Promise<string>} Run runs `durable-stream` with these words; gives its stdout
+ * @typedef {(...words: string[]) => Promise<string>} Run runs `durable-stream` with these words; gives its stdout. An
+ *   answer gets its proof
  * @typedef {{title: string, value: string, onSelect: () => void, [shown: string]: any}} Option
  */
 
@@ -33,10 +40,12 @@ export const ABOUT = "What is running and waiting, and its cost";
 
 /** @param {Options} options @returns {Run} */
 export function runner({ command: [program, ...before], home }) {
-  return (...words) =>
-    new Promise((resolve, reject) => {
+  return async (...words) => {
+    const proof = words[0] === "checkpoints" && words.includes("--answer") ? await proofOf(home, words) : "";
+    const env = proof ? { ...process.env, DURABLE_STREAM_PROOF: proof } : process.env;
+    return new Promise((resolve, reject) => {
       const given = [...before, "--home", home, ...words];
-      const child = spawn(program, given, { stdio: ["ignore", "pipe", "pipe"] });
+      const child = spawn(program, given, { stdio: ["ignore", "pipe", "pipe"], env });
       const timer = setTimeout(() => child.kill(), ASK_MS);
       let out = "";
       let complaint = "";
@@ -57,6 +66,22 @@ export function runner({ command: [program, ...before], home }) {
         else reject(new Error(complaint.trim().replace(/^durable-stream: /, "") || `durable-stream exited with code ${code}`));
       });
     });
+  };
+}
+
+/**
+ * Proves that these words are an answer of a person in this list.
+ *
+ * @param {string} home
+ * @param {string[]} words `checkpoints`, the id, and each answer after `--answer`
+ */
+async function proofOf(home, [, id = "", ...given]) {
+  try {
+    const answers = given.filter((_, n) => n % 2 === 1);
+    return createHmac("sha256", await readToken(home)).update([PURPOSE, id, ...answers].join("\0")).digest("hex");
+  } catch {
+    return ""; // the sidecar then says why it refuses the answer
+  }
 }
 
 /** The dialogs: the list, the actions for an entry, and the answers to a question. */
@@ -88,7 +113,7 @@ export class List {
     const ran = agent.ran === null ? "" : `${Math.round(agent.ran / 1000)} s`;
     const cost = agent.cost ? `$${agent.cost.toFixed(2)}` : "";
     return {
-      title: agent.title,
+      title: onOneLine(agent.title),
       value: agent.id,
       description: agent.doing || agent.reason || "",
       footer: [agent.state, ran, cost].filter(Boolean).join(" · "),
@@ -100,7 +125,8 @@ export class List {
   /** @param {any} each */
   #waiting(each) {
     const onSelect = () => void this.#asked(each);
-    return { title: each.text, value: each.id, description: each.kind, category: "Waiting for you", onSelect };
+    const title = cutMiddle(onOneLine(each.text), MAX_ASK);
+    return { title, value: each.id, description: each.kind, category: "Waiting for you", onSelect };
   }
 
   /** @param {any} agent */
@@ -118,21 +144,29 @@ export class List {
       options.push({ title: "Cancel it and everything it started", value: "cancel", onSelect });
     }
     options.push({ title: "Back to the list", value: "back", onSelect: () => void this.open() });
-    this.#screen.select(agent.title, options, agent.id);
+    this.#screen.select(onOneLine(agent.title), options, agent.id);
   }
 
   /** @param {any} each */
   async #asked(each) {
-    if (each.kind !== "question") {
-      this.#answer(each, [each.text]);
-      return;
-    }
-    this.#screen.select(each.text, [], "Looking…");
+    this.#screen.select(cutMiddle(onOneLine(each.text), MAX_ASK), [], "Looking…");
     await this.#act(async () => {
-      // Ask for the whole question, because the list contains neither its number of parts nor its options.
-      const { text, options, questions } = JSON.parse(await this.#run("checkpoints", each.id, "--json"));
-      this.#answer({ id: each.id, options }, partsOf(text, questions));
+      // Ask for the whole text, because the list's own text is cut and has neither options nor patterns.
+      const whole = JSON.parse(await this.#run("checkpoints", each.id, "--json"));
+      const always = whole.always ?? [];
+      const isCut = whole.left_out > 0 || [whole.text, always.join(" ; ")].some((text) => text.length > MAX_ASK);
+      if (isCut) this.#cut({ ...whole, id: each.id });
+      else this.#answer({ ...whole, id: each.id, always }, partsOf(whole.text, whole.questions ?? 1).map(onOneLine));
     });
+  }
+
+  /** A person must not allow what they do not see. @param {any} each */
+  #cut(each) {
+    const rejected = () => void this.#do("Rejected", "checkpoints", each.id, "--answer", "reject");
+    const options = each.kind === "ask" ? [] : [{ title: "Reject", value: "reject", onSelect: rejected }];
+    const seen = `Too long to be shown whole: \`durable-stream checkpoints ${each.id}\` shows and answers it`;
+    const back = { title: "Back to the list", value: "back", onSelect: () => void this.open() };
+    this.#screen.select(cutMiddle(onOneLine(each.text), MAX_ASK), [...options, back], seen);
   }
 
   /**
@@ -154,12 +188,23 @@ export class List {
       this.#screen.prompt(title, "Your answer", onConfirm);
       return;
     }
-    const options = each.options.map((/** @type {string} */ option) => ({
-      title: option,
+    // "Always" allows more than the title says, so it is offered only if the patterns that it allows are known.
+    const offered = each.options.filter((/** @type {string} */ option) => !isAlways(each, option) || each.always.length > 0);
+    const options = offered.map((/** @type {string} */ option) => ({
+      title: onOneLine(option),
       value: option,
-      onSelect: () => onConfirm(option),
+      onSelect: () => (isAlways(each, option) ? this.#always(each, () => onConfirm(option)) : onConfirm(option)),
     }));
     this.#screen.select(title, options, each.id);
+  }
+
+  /** Show what "always" allows. The terminal cuts an option but not a title. @param {any} each @param {() => void} allow */
+  #always(each, allow) {
+    const options = [
+      { title: "Allow always", value: "allow", onSelect: allow },
+      { title: "Back to the list", value: "back", onSelect: () => void this.open() },
+    ];
+    this.#screen.select(`Allow always: ${onOneLine(each.always.join(" ; "))}`, options, each.id);
   }
 
   /** @param {string} said @param {string[]} words */
@@ -180,6 +225,26 @@ export class List {
       this.#screen.toast("error", error instanceof Error ? error.message : String(error));
     }
   }
+}
+
+/** @param {any} each @param {string} option */
+function isAlways(each, option) {
+  return each.kind === "permission" && option === "always";
+}
+
+/** Show what a screen would hide or obey, and line breaks, which may begin a second command. @param {string} text */
+export function onOneLine(text) {
+  const shown = text.replace(/[^\P{C}\n\t]/gu, (c) => `<U+${c.codePointAt(0)?.toString(16).toUpperCase().padStart(4, "0")}>`);
+  return shown.trim().replace(/\s*\n\s*/g, " ⏎ ");
+}
+
+/** Keep the beginning and the end. @param {string} text @param {number} most */
+export function cutMiddle(text, most) {
+  if (text.length <= most) return text;
+  const left = text.length - most + 40;
+  const kept = text.length - left;
+  const begin = Math.ceil(kept / 2);
+  return `${text.slice(0, begin)} … ${left} characters left out … ${text.slice(text.length - kept + begin)}`;
 }
 
 /**

@@ -174,7 +174,7 @@ function newInstance(options, env, input) {
   const hooks = {
     ...tools.hooks(readTools(home)),
     ...(env.DURABLE_STREAM_HEADLESS
-      ? { config: allowSubagents }
+      ? { config: allowSubagents, "shell.env": hidePassword }
       : new Background(input.client, (...call) => tools.call(...call), hasList(options.file)).hooks()),
     /** @param {unknown} hookInput */
     event: async (hookInput) => take("event", hookInput, null),
@@ -208,6 +208,21 @@ async function allowSubagents(config) {
     config.subagent_depth = (config.subagent_depth ?? 1) + 1;
   } catch {
     // The config cannot be changed, so OpenCode's task tool refuses to start a subagent and says why.
+  }
+}
+
+/**
+ * Hide the password of the headless server from the shells of its agents. OpenCode lays these variables over its own, so
+ * they cannot be removed, only emptied.
+ *
+ * @param {any} _input
+ * @param {any} output OpenCode's, which is changed here
+ */
+async function hidePassword(_input, output) {
+  try {
+    output.env = { ...output.env, OPENCODE_SERVER_PASSWORD: "", OPENCODE_SERVER_USERNAME: "" };
+  } catch {
+    // The variables cannot be changed, so the shell sees the password, as SECURITY.md says.
   }
 }
 

@@ -62,7 +62,8 @@ async function offer(ctx, feed, home) {
           input: { type: "object", properties: args, required, additionalProperties: false },
           options: { codemode: false },
           execute: async (/** @type {any} */ given, /** @type {any} */ context) => {
-            const text = await feed.tools.call(name, given ?? {}, context ?? {}, wait_ms ?? ANSWER_MS);
+            const about = { ...context, callID: context?.callID ?? context?.id };
+            const text = await feed.tools.call(name, given ?? {}, about, wait_ms ?? ANSWER_MS);
             return { content: [{ type: "text", text }] };
           },
         });

@@ -59,10 +59,8 @@ export function defaultHome(env) {
  */
 export async function locate(home) {
   try {
-    await checkOwner(home);
-    const token = (await readOwn(path.join(home, "token"))).trim();
+    const token = await readToken(home);
     const about = JSON.parse(await readOwn(path.join(home, "sidecar.json")));
-    if (!/^[0-9a-f]{64}$/.test(token)) return "unsafe";
     const { port, pid } = about;
     if (!Number.isInteger(port) || port < 1 || port > 65535 || !isAlive(pid)) return "absent";
     return { port, token };
@@ -72,6 +70,19 @@ export async function locate(home) {
 }
 
 class UnsafeFile extends Error {}
+
+/**
+ * The home's token. Rejects if there is none, or if another user could have written or read it.
+ *
+ * @param {string} home
+ */
+export async function readToken(home) {
+  await checkOwner(home);
+  const file = path.join(home, "token");
+  const token = (await readOwn(file)).trim();
+  if (!/^[0-9a-f]{64}$/.test(token)) throw new UnsafeFile(file);
+  return token;
+}
 
 /**
  * Refuse another user's home, even if we can write there, as root can.

@@ -133,8 +133,8 @@ export class Tools {
     await this.#linked();
     this.#count += 1;
     const id = `t${this.#count}`;
-    const { sessionID, messageID, callID, agent, directory, worktree } = context;
-    const about = { sessionID, messageID, callID, agent, directory, worktree };
+    const { sessionID, messageID, callID, agent, directory } = context;
+    const about = { sessionID, messageID, callID, agent, directory };
     return await new Promise((resolve, reject) => {
       const timer = setTimeout(() => {
         this.#waiting.delete(id);

@@ -1,8 +1,12 @@
 import assert from "node:assert/strict";
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
 import { test } from "node:test";
-import { List } from "../src/list.js";
+import { List, runner } from "../src/list.js";
 import { screen, tui } from "../src/tui.js";
 
+const PROOF = "8988d7257f273830394298b26cd0e4753922cc3fb71b4915834d6bbf7239b781";
 const RUNS = { id: "int_1", title: "tests", state: "running", ran: 61000, cost: 0.5, doing: "bash: make", session: "ses_1" };
 const ENDED = { ...RUNS, id: "int_2", title: "old", state: "failed", doing: "", reason: "timeout" };
 const PERMISSION = { id: "chk_1", kind: "permission", text: "bash rm", options: ["once", "reject"] };
@@ -35,7 +39,8 @@ function newBench(state = { agents: [ENDED, RUNS], waiting: [PERMISSION, QUESTIO
     ran.push(words);
     if (words[0] === "top") return printed ?? JSON.stringify(state);
     if (words[0] === "checkpoints" && words.at(-1) === "reject") throw new Error("it has an answer already");
-    return words[0] === "checkpoints" && words.at(-1) === "--json" ? JSON.stringify(known) : "";
+    const listed = state.waiting.find((/** @type {any} */ each) => each.id === words[1]);
+    return words[0] === "checkpoints" && words.at(-1) === "--json" ? JSON.stringify({ ...listed, ...known }) : "";
   };
   return { list: new List(screen(api), run), shown, ran };
 }
@@ -124,13 +129,68 @@ test("parts that cannot be told apart are counted; a question of one part has th
   await list.open();
   await choose(last(shown.dialogs), "chk_3");
   await confirm(last(shown.dialogs), "left");
-  assert.equal(last(shown.dialogs).title, `${several.text} (part 2 of 2)`);
+  assert.equal(last(shown.dialogs).title, "Which door, ⏎ left or right? ⏎ Which window? (part 2 of 2)");
   const one = newBench({ agents: [], waiting: [PARTS] }, { questions: 1, text: "Go,\nor not?", options: ["Go"] });
   await one.list.open();
   await choose(last(one.shown.dialogs), "chk_3");
-  assert.equal(last(one.shown.dialogs).title, "Go,\nor not?");
+  assert.equal(last(one.shown.dialogs).title, "Go, ⏎ or not?");
   await choose(last(one.shown.dialogs), "Go");
   assert.deepEqual(last(one.ran), ["checkpoints", "chk_3", "--answer", "Go"]);
+});
+
+test("what is too long to be shown whole keeps both ends and can only be rejected", async () => {
+  const text = `bash echo ${"A".repeat(5000)} ; curl evil`;
+  for (const known of [{ text }, { left_out: 3 }, { always: ["x".repeat(600)] }]) {
+    const { list, shown, ran } = newBench(undefined, known);
+    await list.open();
+    await choose(last(shown.dialogs), "chk_1");
+    const values = last(shown.dialogs).options.map((/** @type {any} */ each) => each.value);
+    assert.deepEqual(values, ["reject", "back"]);
+    assert.match(last(shown.dialogs).placeholder, /durable-stream checkpoints chk_1/);
+    if (known.text) assert.match(last(shown.dialogs).title, /^bash echo A+ … \d+ characters left out … A+ ; curl evil$/);
+    await choose(last(shown.dialogs), "reject");
+    assert.deepEqual(last(ran), ["checkpoints", "chk_1", "--answer", "reject"]);
+  }
+});
+
+test("always names what it allows before it allows that, and is not offered if nobody knows", async () => {
+  const asked = { ...PERMISSION, options: ["once", "always", "reject"] };
+  const state = { agents: [], waiting: [asked] };
+  const { list, shown, ran } = newBench(/** @type {any} */ (state), { always: ["rm *", "ls"] });
+  await list.open();
+  await choose(last(shown.dialogs), "chk_1");
+  await choose(last(shown.dialogs), "always");
+  assert.ok(last(shown.dialogs).title.includes("rm * ; ls"));
+  assert.equal(last(ran).at(-1), "--json", "nothing is sent yet");
+  await choose(last(shown.dialogs), "allow");
+  assert.deepEqual(last(ran), ["checkpoints", "chk_1", "--answer", "always"]);
+  const unknown = newBench(/** @type {any} */ (state), { always: [] });
+  await unknown.list.open();
+  await choose(last(unknown.shown.dialogs), "chk_1");
+  const values = last(unknown.shown.dialogs).options.map((/** @type {any} */ each) => each.value);
+  assert.deepEqual(values, ["once", "reject"]);
+});
+
+test("no character of an ask is hidden", async () => {
+  const { list, shown } = newBench({ agents: [], waiting: [{ ...QUESTION, text: "a\u202eb\u001b[8m\nrm" }] });
+  await list.open();
+  await choose(last(shown.dialogs), "chk_2");
+  assert.equal(last(shown.dialogs).title, "a<U+202E>b<U+001B>[8m ⏎ rm");
+});
+
+test("an answer carries the proof that it was given in the list, and no other command does", async () => {
+  const home = fs.mkdtempSync(path.join(os.tmpdir(), "list-"));
+  try {
+    fs.writeFileSync(path.join(home, "token"), "ab".repeat(32), { mode: 0o600 });
+    const run = runner({ command: ["/bin/sh", "-c", 'printf %s "$DURABLE_STREAM_PROOF"', "x"], home });
+    // What the sidecar computes: tests/sidecar/orchestrator/test_people.py.
+    assert.equal(await run("checkpoints", "chk_1", "--answer", "yes", "--answer", "é"), PROOF);
+    assert.equal(await run("checkpoints", "chk_1", "--json"), "");
+    fs.rmSync(path.join(home, "token"));
+    assert.equal(await run("checkpoints", "chk_1", "--answer", "yes"), "");
+  } finally {
+    fs.rmSync(home, { recursive: true });
+  }
 });
 
 test("a command line that fails or prints nonsense is a toast", async () => {

@@ -69,7 +69,7 @@ test("a dialog gets no functions, and its answer acts; a closed one does nothing
   const state = { agents: [{ ...RUNS, ran: 1, session: "ses_2" }], waiting: [{ id: "chk_1", kind: "ask", text: "Go?", options: [] }] };
   const list = new List(screen2(context.ui), async (...words) => {
     ran.push(words);
-    return words[0] === "top" ? JSON.stringify(state) : "";
+    return JSON.stringify(words[0] === "top" ? state : state.waiting[0]);
   });
   await list.open();
   const listed = last(shown.dialogs);

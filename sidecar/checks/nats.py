@@ -11,8 +11,10 @@ import os
 import socket
 import stat
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from sidecar.checks.check import Check, Scene, counted
 
@@ -136,7 +138,26 @@ def _external(config: NatsConfig) -> list[Check]:
                 "use a newer server",
             )
         ]
-    return [Check("nats", "ok", f"{options.shown} accepts the connection; version {version}, with JetStream")]
+    works = Check("nats", "ok", f"{options.shown} accepts the connection; version {version}, with JetStream")
+    if (far := _unprotected(config)) is None:
+        return [works]
+    fault = f"{far} is on another machine and nothing asks for TLS, so others on the way may read the log"
+    return [works, _note(fault, "write `tls://`, or set `tls_enabled = true` in [nats]")]
+
+
+def _unprotected(config: NatsConfig) -> str | None:
+    """A server on another machine to which the log may be sent without TLS."""
+    if config.tls_enabled or any(server.startswith("tls://") for server in config.servers):
+        return None
+    hosts = [urlsplit(server).hostname or "" for server in config.servers]
+    return next((host for host in hosts if not _is_loopback(host)), None)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def _asked(options: Any) -> str:

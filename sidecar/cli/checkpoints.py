@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import os
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,7 +41,7 @@ async def checkpoints(
     """
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.checkpoints import as_row
-    from sidecar.orchestrator.reading import read_checkpoints
+    from sidecar.orchestrator.reading import read_checkpoints, whole
     from sidecar.views.select import empty_text, open_reader
     from streams.store import NOTHING
 
@@ -54,14 +55,16 @@ async def checkpoints(
                 "no-checkpoint",
                 "name the checkpoint to answer; `durable-stream checkpoints` lists the open checkpoints",
             )
-        given = {"checkpoint": checkpoint, "answer": answer}
+        given: dict[str, Any] = {"checkpoint": checkpoint, "answer": answer}
+        if proof := os.environ.get("DURABLE_STREAM_PROOF"):  # from the list in OpenCode's terminal
+            given["proof"] = proof
         found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")
         out.object(found) if json else out.text(f"{found['id']} answered: {'; '.join(found['answer'])}")
         return
     reader = open_reader(home.store_path)
     listed = await read_checkpoints(reader)
     if checkpoint is not None:
-        _show(out, _named(listed, checkpoint))
+        _show(out, await whole(reader, _named(listed, checkpoint)))
         return
     shown = [each for each in listed if all_ or each.state in WAITS][-limit if limit else 0 :]
     if json:
@@ -89,14 +92,15 @@ def _named(listed: list[Checkpoint], given: str) -> Checkpoint:
 def _table(out: Output, listed: list[Checkpoint]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Column
-    from sidecar.views.wording import ago, one_line
+    from sidecar.views.asked import on_one_line
+    from sidecar.views.wording import ago
 
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "asked", "session")
     out.table(
-        (*(Column(name) for name in names), Column("what")),
+        (*(Column(name) for name in names), Column("what", middle=True)),
         [
-            (each.id, each.kind, each.state, ago(now - each.opened), each.session[-10:], one_line(each.text))
+            (each.id, each.kind, each.state, ago(now - each.opened), each.session[-10:], on_one_line(each.text))
             for each in listed
         ],
     )
@@ -104,7 +108,8 @@ def _table(out: Output, listed: list[Checkpoint]) -> None:
 
 def _show(out: Output, each: Checkpoint) -> None:
     from sidecar.orchestrator.checkpoints import as_row
-    from sidecar.views.wording import local_time
+    from sidecar.orchestrator.consent import always_text
+    from sidecar.views.wording import local_time, visible
 
     if out.json:
         out.object(as_row(each))
@@ -117,9 +122,19 @@ def _show(out: Output, each: Checkpoint) -> None:
         ("expires", each.expires and local_time(each.expires)),
         ("default", each.default),
         ("options", ", ".join(each.options)),
+        ("always", always_text(each) and f"allows {always_text(each)}"),
         ("answer", "; ".join(each.answer)),
-        ("by", each.by),
+        ("by", " ".join(filter(None, (each.by, _via(each.via))))),
     ):
         if value:
             out.text(f"  {name:<8} {value}")
-    out.text(f"\n{each.text}")
+    if each.left_out:
+        out.text(f"  {each.left_out} characters are left out: their record was pruned")
+    out.text(f"\n{visible(each.text)}")
+
+
+def _via(via: dict[str, Any]) -> str:
+    """``(command-line, process 123, /dev/pts/3)``."""
+    process = f"process {via['pid']}" if via.get("pid") else ""
+    parts = ", ".join(filter(None, (via.get("channel"), process, via.get("tty"))))
+    return f"({parts})" if parts else ""

@@ -38,6 +38,7 @@ async def intents(
     from sidecar.orchestrator.intent_state import as_row, spent_by
     from sidecar.orchestrator.reading import read_intents
     from sidecar.views.select import empty_text, open_reader
+    from sidecar.views.wording import visible
     from streams.store import NOTHING
 
     out = Output(json)
@@ -66,7 +67,7 @@ async def intents(
     reader = open_reader(home.store_path)
     state = await read_intents(reader)
     if intent is not None and diff and not json:
-        out.text(_named(state, intent).changes.get("diff", "").rstrip("\n"))
+        out.text(visible((await _diff(_named(state, intent))).rstrip("\n")))
         return
     if intent is not None:
         named = _named(state, intent)
@@ -102,6 +103,20 @@ async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
     if fault is not None:
         raise fault
     return host_agents(overview)
+
+
+async def _diff(intent: Intent) -> str:
+    """The whole diff of an intent's changes. The log has only its beginning, so git is asked."""
+    from sidecar.orchestrator.worktrees import WorktreeError, whole_diff
+
+    changes = intent.changes
+    if not changes.get("ref"):
+        return ""
+    try:
+        commit = changes.get("commit") or changes["ref"]
+        return await whole_diff(intent.worktree["repository"], intent.worktree["base"], commit)
+    except WorktreeError as error:
+        raise Failure(error.code, f"the changes of {intent.id} cannot be read: {error}") from None
 
 
 def _named(state: State, given: str) -> Intent:
@@ -173,9 +188,9 @@ def _place(intent: Intent) -> str | None:
 def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.orchestrator.intent_state import as_row, spent_by
-    from sidecar.orchestrator.intent_texts import file_text, overlap_text
+    from sidecar.orchestrator.intent_texts import file_text, kept_text, overlap_text
     from sidecar.orchestrator.waits import used as used_by
-    from sidecar.views.wording import amount, local_time, money, rough_span
+    from sidecar.views.wording import amount, local_time, money, rough_span, visible
 
     notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)
     if out.json:
@@ -194,6 +209,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         ("parent", intent.parent),
         ("directory", intent.directory),
         ("works in", _place(intent)),
+        ("left out", ", ".join(intent.worktree.get("left_out", ()))),
         ("registered", local_time(intent.created)),
         ("used", used_by(intent, own_identity().now_ms())),
         *(("waits for", _wait_text(each)) for each in waits),
@@ -211,6 +227,10 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         what = "applied" if intent.applied else "not applied; --diff shows them, --apply applies them to your files"
         out.text(f"\nchanges in its worktree ({what}):")
         for each in intent.changes["files"]:
-            out.text(f"  {file_text(each)}")
+            out.text(f"  {visible(file_text(each))}")
+        if more := intent.changes["count"] - len(intent.changes["files"]):
+            out.text(f"  and {more} more; --diff shows them")
     elif intent.changes.get("error"):
         out.text(f"\nIts changes could not be saved: {intent.changes['error']}. They are in {intent.worktree['root']}.")
+    for line in kept_text(intent.changes):
+        out.text(line)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sidecar.orchestrator.board import Board
 
 REFRESH_SECONDS = 1.0
+WAITING = "Waiting for you"
 WIDE = 120
 """Minimum width at which the screen has room for each agent's session and model."""
 
@@ -142,9 +143,13 @@ def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _waiting(state: dict[str, Any]) -> list[tuple[str, ...]]:
+    from sidecar.views.asked import on_one_line
     from sidecar.views.wording import ago
 
-    return [(each["id"], each["kind"], ago(state["at"] - each["since"]), each["text"]) for each in state["waiting"]]
+    now = state["at"]
+    return [
+        (each["id"], each["kind"], ago(now - each["since"]), on_one_line(each["text"])) for each in state["waiting"]
+    ]
 
 
 def _roots(state: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -188,7 +193,7 @@ AGENTS_WIDE: Table = (
     _agents_wide,
 )
 OTHERS: tuple[Table, ...] = (
-    ("Waiting for you", ("id", "kind", "asked", "what"), _waiting),
+    (WAITING, ("id", "kind", "asked", "what"), _waiting),
     ("At work", ("session", "agent", "turn", "what"), _sessions),
     ("Together", ("started", "worked", "tokens", "cost", "by session"), _roots),
 )
@@ -208,7 +213,7 @@ def _print(out: Output, state: dict[str, Any]) -> None:
             out.text()
             out.text(heading, "bold")
             columns = [Column(name, right=name in ("tokens", "cost")) for name in names[:-1]]
-            out.table((*columns, Column(names[-1])), rows)
+            out.table((*columns, Column(names[-1], middle=heading == WAITING)), rows)
 
 
 def _screen(out: Output, state: dict[str, Any]) -> Group:
@@ -218,7 +223,7 @@ def _screen(out: Output, state: dict[str, Any]) -> Group:
     from rich.text import Text
 
     from sidecar.cli.shared.output import fitted
-    from sidecar.views.wording import local_time
+    from sidecar.views.wording import cut_middle, local_time
 
     width, room = out.console.width, out.console.height - 2
     clock = local_time(state["at"], "%H:%M:%S")
@@ -234,5 +239,6 @@ def _screen(out: Output, state: dict[str, Any]) -> Group:
         for number, row in enumerate(listed):
             cells = [fitted(cell, size) for cell, size in zip(row, widths, strict=False)]
             style = STYLES.get(row[1], "") if number else "dim"
-            lines.append(Text("  ".join([*cells, fitted(row[-1], left)]), style, no_wrap=True))
+            what = cut_middle(row[-1], left)[0] if heading == WAITING else row[-1]
+            lines.append(Text("  ".join([*cells, fitted(what, left)]), style, no_wrap=True))
     return Group(*lines[: room + 1], Text("q ends", "dim"))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import stat
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
 from sidecar.views.catalog import Catalog
@@ -24,6 +26,11 @@ FORMAT: Final = 1
 _MARK: Final = "durable_stream_export"
 _HISTORY: Final = "history"
 _BATCH: Final = 100
+
+MAX_LINE: Final = 64 * 1024 * 1024
+"""Maximum size of a line, in bytes. No record is as large; a file whose line is larger was not written by `export`."""
+
+_DAY_MS: Final = 86_400_000
 
 
 class Imported(NamedTuple):
@@ -56,28 +63,44 @@ def header(stream: str, streams: Sequence[str], records: int, log_id: object, no
     }
 
 
-def read(path: Path) -> Iterator[StreamEvent | None]:
+def read(path: Path, now_ms: int) -> Iterator[StreamEvent | None]:
     """Yield the events of an export in the order of the log, marked as ``history``; ``None`` for a forgotten event.
 
     Raises:
         ExportError: the file is not a complete export of captured streams.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
-        head = _object(file.readline(), 1, "not-an-export", path)
+    with _opened(path) as file:
+        head = _object(file.readline(MAX_LINE + 1), 1, "not-an-export", path)
         if _MARK not in head:
             raise ExportError("not-an-export", f"{path} was not written by `durable-stream export`")
         if head[_MARK] != FORMAT:
             raise ExportError("newer-export", f"{path} has format {head[_MARK]!r:.20}: upgrade durable-stream first")
         count = 0
-        for count, line in enumerate(file, 1):
-            yield _event(_object(line, count + 1, "damaged-export", path), count + 1, path)
+        for count, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
+            event = _event(_object(line, count + 1, "damaged-export", path), count + 1, path)
+            if event is not None and event.ts > now_ms + _DAY_MS:
+                raise ExportError("damaged-export", f"line {count + 1} of {path} has a time in the future")
+            yield event
         if count != head.get("records"):
             counts = f"{count} of {head.get('records')!r:.20} records"
             raise ExportError("damaged-export", f"{path} is cut off after {counts}; copy the file again")
 
 
-def check(path: Path) -> tuple[int, int]:
+def _opened(path: Path) -> BinaryIO:
+    """The open file. Only a regular file is read, because a named pipe or a device may never end.
+
+    Raises:
+        ExportError, OSError: see ``read``.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ExportError("not-an-export", f"{path} is not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def check(path: Path, now_ms: int) -> tuple[int, int]:
     """Read a whole export and fold it as the sidecar would; return how many events it has and how many are forgotten.
 
     Raises the same errors as ``read``. The log itself would accept events that break these folds, but then no sidecar
@@ -85,14 +108,14 @@ def check(path: Path) -> tuple[int, int]:
     """
     events = forgotten = 0
     capture, catalog = CaptureState(), Catalog()
-    for event in read(path):
+    for event in read(path, now_ms):
         if event is None:
             forgotten += 1
             continue
         try:
             capture.apply(event)
             catalog.apply(Record(event, events, events, ""))
-        except (AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, LookupError, RecursionError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__} in event {event.id}, of type {event.type}"
             raise ExportError("damaged-export", f"{path} contains an event that cannot be imported: {reason}") from None
         events += 1
@@ -100,7 +123,7 @@ def check(path: Path) -> tuple[int, int]:
 
 
 async def import_export(
-    path: Path, add: Callable[[list[StreamEvent]], Awaitable[int]], clean: Callable[[Any], Any]
+    path: Path, add: Callable[[list[StreamEvent]], Awaitable[int]], clean: Callable[[Any], Any], now_ms: int
 ) -> Imported:
     """Record the events of an export; the whole file is checked first. Records that the log already has stay unchanged.
 
@@ -111,8 +134,8 @@ async def import_export(
         ExportError, OSError: see ``read``.
         StreamError: the log cannot be written.
     """
-    events, forgotten = await asyncio.to_thread(check, path)
-    source, added = read(path), 0
+    events, forgotten = await asyncio.to_thread(check, path, now_ms)
+    source, added = read(path, now_ms), 0
     while batch := await asyncio.to_thread(lambda: list(islice(source, _BATCH))):
         cleaned = [_cleaned(event, clean) for event in batch if event is not None]
         added += await add(cleaned) if cleaned else 0
@@ -124,9 +147,11 @@ def _cleaned(event: StreamEvent, clean: Callable[[Any], Any]) -> StreamEvent:
 
 
 def _object(line: bytes, number: int, code: str, path: Path) -> dict[str, Any]:
+    if len(line) > MAX_LINE:
+        raise ExportError(code, f"line {number} of {path} is longer than {MAX_LINE // (1024 * 1024)} MiB")
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ExportError(code, f"line {number} of {path} is not a JSON object")
@@ -141,6 +166,8 @@ def _event(record: dict[str, Any], number: int, path: Path) -> StreamEvent | Non
         event = StreamEvent.parse(fields)
     except InvalidEvent as error:
         raise ExportError("damaged-export", f"line {number} of {path}: {error}") from None
+    except RecursionError:
+        raise ExportError("damaged-export", f"line {number} of {path} is nested too deeply") from None
     # An agent's records are its state. In another log, the agent would continue that work or do it twice.
     if "role" in event.metadata or event.stream_id.startswith("agent/"):
         raise ExportError(

@@ -39,6 +39,7 @@ from bridge.opencode.link.link import (
     RequestReceived,
     SidecarLink,
 )
+from sidecar.caller import PEER, Peer
 from sidecar.link.connection import SocketWire
 from sidecar.link.links import INTERNAL_ERROR, AckMemory, Counters, Handler, ShimConnection
 from sidecar.link.scraping import CONTENT_TYPE, PATH, bearer_of, is_allowed
@@ -288,6 +289,7 @@ class LinkServer:
             _allow(socket, self._max_frame_bytes)
             if identified.shim is None:
                 self.counters.controls_opened += 1
+                PEER.set(Peer(socket.remote_address[1], self.port, identified.pid))
                 await self._serve_control(wire)
             else:
                 self.counters.shims_opened += 1

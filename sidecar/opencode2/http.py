@@ -18,6 +18,9 @@ from sidecar.opencode2.registration import Registration, check_listener
 ANSWER_SECONDS: Final = 30.0
 """How long the service may take to begin or to continue an answer."""
 
+WHOLE_SECONDS: Final = 120.0
+"""How long a whole answer may take, however steadily it arrives."""
+
 SILENCE_SECONDS: Final = 45.0
 """How long an event stream may be silent. The service sends a comment every 15 s."""
 
@@ -64,10 +67,14 @@ class ServiceClient:
     async def _answer(self, method: str, path: str, sent: bytes = b"") -> Any:
         async with self._open(path, method, sent) as body:
             content = bytearray()
-            async for piece in _limited(body, ANSWER_SECONDS):
-                content += piece
-                if len(content) > MAX_BYTES:
-                    raise ServiceGone("the answer is too large")
+            try:
+                async with asyncio.timeout(WHOLE_SECONDS):
+                    async for piece in _limited(body, ANSWER_SECONDS):
+                        content += piece
+                        if len(content) > MAX_BYTES:
+                            raise ServiceGone("the answer is too large")
+            except TimeoutError:
+                raise ServiceGone("slow") from None
         if not content:
             return None
         try:

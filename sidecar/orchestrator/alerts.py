@@ -18,13 +18,16 @@ Source: seed 004, 3 ("phone home"); FEATURES D19, F1, U17, U18.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from sidecar.orchestrator.lifecycle import after
 from sidecar.orchestrator.own_agent import OwnAgent
 from sidecar.runtime.agent import Output
+from sidecar.views.asked import on_one_line
+from sidecar.views.wording import cut_middle, visible
 from streams.event import StreamEvent
 
 NAME: Final = "alerts"
@@ -35,10 +38,14 @@ KEPT_ENDED: Final = 200
 """How many ended alerts stay in the state; the log has them all."""
 
 MAX_TEXT: Final = 500
+MAX_TITLE: Final = 100
 
 GATHER_MS: Final = 30_000
 """The minimum time between two messages on a channel. A message includes every alert that is due before the next
-message. A question is never held back, because somebody is waiting for the answer."""
+message. The first questions are not held back, because somebody is waiting for the answers."""
+
+MOST_ALONE: Final = 3
+"""How many questions within ``GATHER_MS`` get a message each. The next ones share a message."""
 
 MOST_JOINED: Final = 20
 """Maximum number of alerts in one message."""
@@ -83,6 +90,8 @@ class Alert:
     closed: int | None = None
     leader: str = ""
     """The alert whose message includes this one, during a stage."""
+    is_held: bool = False
+    """Whether the next stage waits, so that its message can include other alerts."""
 
     @property
     def is_question(self) -> bool:
@@ -97,6 +106,8 @@ class State:
     alerts: dict[str, Alert] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     """By channel, the time when the last message on it was sent, not counting questions."""
+    asked: dict[str, list[int]] = field(default_factory=dict)
+    """By channel, the times of its last ``MOST_ALONE`` messages with questions."""
 
 
 class AlertAgent(OwnAgent[State]):
@@ -164,7 +175,7 @@ class AlertAgent(OwnAgent[State]):
             case "checkpoint.opened":
                 title = "OpenCode asks" if given["kind"] == "ask" else f"OpenCode waits: {given['kind']}"
                 identifier = given["checkpoint"]
-                text = f"{given['text']} ({identifier})"
+                text = _question(given["text"], identifier, given.get("left_out", 0))
                 # OpenCode itself shows what the user's own session asks, so send no toast; the other channels follow
                 # after the escalation delay.
                 shown = given.get("intent") is None and given["kind"] != "ask"
@@ -195,8 +206,8 @@ class AlertAgent(OwnAgent[State]):
         raised = {
             "alert": identifier,
             "session": session,
-            "title": title[:100],
-            "text": text[:MAX_TEXT],
+            "title": cut_middle(visible(title), MAX_TITLE)[0],
+            "text": cut_middle(visible(text), MAX_TEXT)[0],
             "about": about,
             "stages": [list(stage) for stage in stages],
             "ts": ts,
@@ -214,44 +225,55 @@ class AlertAgent(OwnAgent[State]):
         if ts - given["created"] < self._min_ms or (parent is None and not self._stages):
             return glance
         identifier, title = given["intent"], "OpenCode: background work"
-        text = f"{given.get('title', '')} {how} ({identifier})"
+        text = on_one_line(f"{given.get('title', '')} {how} ({identifier})")
         raised = self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
         return [*glance, *raised]
 
     def _tick(self, now: int) -> list[Output]:
         outputs: list[Output] = []
         sending: set[str] = set()
+        asked = {channel: list(times) for channel, times in self.data.asked.items()}
         for alert in self.data.alerts.values():
             if alert.due is not None and alert.due <= now and alert.id not in sending and len(outputs) < 60:
-                joined = self._joined(alert, now)
-                sending.update(each.id for each in joined)
-                outputs += self._advance(alert, now, joined)
+                joined = self._joined(alert, now, sending)
+                said = self._advance(alert, now, joined, asked)
+                if said[0].type == "alert.sending":
+                    sending.update(each.id for each in (alert, *joined))
+                    asked |= _asked(asked, alert, now)
+                outputs += said
         return outputs
 
-    def _joined(self, leader: Alert, now: int) -> list[Alert]:
-        """The other alerts that the leader's message includes."""
-        if leader.is_question or leader.stages[0] == ["toast"]:
+    def _joined(self, leader: Alert, now: int, sending: Collection[str]) -> list[Alert]:
+        """The other alerts that the leader's message includes; those in ``sending`` have a message already."""
+        if leader.stages[0] == ["toast"] or (leader.is_question and not leader.is_held):
             return []
         return [
             each
             for each in self.data.alerts.values()
-            if each.id != leader.id and each.due is not None and each.due < now + GATHER_MS
-            if each.stages[:1] == leader.stages[:1] and not each.is_question
+            if each.id != leader.id and each.id not in sending and each.due is not None and each.due < now + GATHER_MS
+            if each.stages[:1] == leader.stages[:1] and each.is_question == leader.is_question
         ][: MOST_JOINED - 1]
 
-    def _advance(self, alert: Alert, now: int, joined: Sequence[Alert] = ()) -> list[Output]:
-        """Begin the next stage of an alert, which must have one."""
+    def _advance(
+        self,
+        alert: Alert,
+        now: int,
+        joined: Sequence[Alert] = (),
+        asked: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> list[Output]:
+        """Begin the next stage of an alert, which must have one. ``asked`` is ``State.asked``, up to now."""
         stage = alert.stages[0]
         if stage == ["toast"]:
             args = {"session": alert.session, "title": alert.title, "text": alert.text}
             effect = Output("effect.requested", args, effect=TOAST, node=alert.id)
             return [Output("alert.toasting", {"alert": alert.id}), effect]
-        later = self._quiet_until(now) or self._gathering(alert, now)
+        later = self._quiet_until(now) or self._gathering(alert, now, asked)
         if later is not None:
             return [Output("alert.held", {"alert": alert.id, "due": later})]
         said = _message([alert, *joined])
         if alert.is_question:
-            said["checkpoint"] = alert.about  # the answer link is made while sending, so the log never contains it
+            # The answer links are made while sending, so the log never contains them.
+            said["checkpoints"] = [each.about for each in (alert, *joined)]
         effects = [
             Output("effect.requested", {"channel": channel, **said}, effect=SEND, node=f"{alert.id} {channel}")
             for channel in stage
@@ -259,11 +281,14 @@ class AlertAgent(OwnAgent[State]):
         about = {"channels": stage, "ts": now, "leader": alert.id}
         return [*(Output("alert.sending", {"alert": each.id, **about}) for each in (alert, *joined)), *effects]
 
-    def _gathering(self, alert: Alert, now: int) -> int | None:
+    def _gathering(self, alert: Alert, now: int, asked: Mapping[str, Sequence[int]]) -> int | None:
         """The earliest time for the message if another message was sent just before; ``None`` if the message may be
         sent now."""
+        if alert.is_question:
+            full = [times[0] for channel in alert.stages[0] if len(times := asked.get(channel, ())) >= MOST_ALONE]
+            return max(full) + GATHER_MS if full and now < max(full) + GATHER_MS else None
         last = max((self.data.sent.get(channel, 0) for channel in alert.stages[0]), default=0)
-        return last + GATHER_MS if not alert.is_question and now < last + GATHER_MS else None
+        return last + GATHER_MS if now < last + GATHER_MS else None
 
     def _effect_ended(self, event: StreamEvent) -> list[Output]:
         given = event.payload
@@ -316,7 +341,7 @@ class AlertAgent(OwnAgent[State]):
         if alert is None:
             return
         if event.type == "alert.held":
-            alert.due = given["due"]
+            alert.due, alert.is_held = given["due"], True
         elif event.type in ("alert.sent_to", "alert.failed_to"):
             alert.channels[given["channel"]] = event.type[6:-3]
         state = after(ALERT, alert.state, event.type)
@@ -326,10 +351,12 @@ class AlertAgent(OwnAgent[State]):
         if event.type == "alert.toasting":
             alert.due = None
         elif event.type == "alert.sending":
-            alert.due, alert.leader = None, given["leader"]
+            alert.due, alert.leader, alert.is_held = None, given["leader"], False
             alert.channels |= dict.fromkeys(given["channels"], "sending")
             if not alert.is_question:
                 self.data.sent |= dict.fromkeys(given["channels"], given["ts"])
+            elif alert.leader == alert.id:
+                self.data.asked |= _asked(self.data.asked, alert, given["ts"])
         elif event.type in ("alert.toasted", "alert.reached", "alert.failed"):
             alert.stages, alert.due = alert.stages[1:], given["due"]
             if event.type == "alert.toasted":
@@ -348,8 +375,22 @@ def _message(alerts: Sequence[Alert]) -> dict[str, Any]:
     """The title and the text of one message about all of these alerts."""
     if len(alerts) == 1:
         return {"title": alerts[0].title, "text": alerts[0].text}
-    lines = [each.text if len(each.text) <= MAX_LINE else f"{each.text[: MAX_LINE - 1]}…" for each in alerts]
+    lines = [cut_middle(on_one_line(each.text), MAX_LINE)[0] for each in alerts]
     return {"title": f"OpenCode: {len(alerts)} messages", "text": "\n".join(lines)}
+
+
+def _question(text: str, identifier: str, left_out: int) -> str:
+    """A question in a message. The id stays whole, and a text that is cut says where it can be read whole."""
+    shown, left = cut_middle(visible(text), MAX_TEXT - 150)
+    where = f"\n`durable-stream checkpoints {identifier}` shows all of it." if left or left_out else ""
+    return f"{shown} ({identifier}){where}"
+
+
+def _asked(asked: Mapping[str, Sequence[int]], alert: Alert, now: int) -> dict[str, list[int]]:
+    """``State.asked`` of an alert's channels after a message with its question."""
+    if not alert.is_question:
+        return {}
+    return {channel: [*asked.get(channel, ()), now][-MOST_ALONE:] for channel in alert.stages[0]}
 
 
 def _glance(given: dict[str, Any], how: str) -> list[Output]:
@@ -358,7 +399,7 @@ def _glance(given: dict[str, Any], how: str) -> list[Output]:
     """
     if given.get("child") or not isinstance(given.get("parent"), str) or not given.get("title"):
         return []
-    text = f"{given['title']}: {how}"[:MAX_TEXT]
+    text = cut_middle(on_one_line(f"{given['title']}: {how}"), MAX_TEXT)[0]
     args = {"session": given["parent"], "title": "OpenCode: background work", "text": text}
     return [Output("effect.requested", args, effect=TOAST, node=f"{given['intent']} {how.partition(':')[0]}")]
 

@@ -19,6 +19,8 @@ from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qs
 
 from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint
+from sidecar.orchestrator.consent import always_text, may_answer
+from sidecar.views.wording import visible
 
 LIVES_MS: Final = 24 * 3_600_000
 """How long a link works, unless its checkpoint ends earlier."""
@@ -92,26 +94,37 @@ def form_page(known: Checkpoint, problem: str = "") -> str:
     about = {"permission": "OpenCode asks for permission", "question": "OpenCode asks"}.get(
         known.kind, "The agent asks"
     )
-    head = f"<h1>{about}</h1><pre>{escape(known.text)}</pre>"
-    if problem:
-        head += f"<p class=bad>{escape(problem)}</p>"
+    told = f"<p class=bad>{escape(problem)}</p>" if problem else ""
     if known.state in CLOSED:
-        said = escape("; ".join(known.answer))
-        return _page(
-            f"{head}<p>It is {escape(known.state)}{f': <b>{said}</b>' if said else ''}. There is nothing to do.</p>"
-        )
-    return _page(head + _forms(known))
+        # The link stays in the phone's history, so from now on it shows neither the question nor the answer.
+        return _page(f"<h1>{about}</h1>{told}<p>It is {escape(known.state)}. There is nothing to do.</p>")
+    head = f"<h1>{about}</h1><pre>{escape(visible(known.text))}</pre>{told}"
+    if may_answer(known, ["once"]):
+        return _page(head + _forms(known))
+    seen = (
+        f"{known.left_out} characters are left out, so nothing can be allowed here. To read it whole and to answer it, "
+        f"run `durable-stream checkpoints {known.id}`."
+    )
+    return _page(f"{head}<p class=bad>{escape(seen)}</p>{_reject(known)}")
+
+
+def _reject(known: Checkpoint) -> str:
+    if known.kind == "permission":
+        return _form('<input name=message placeholder="A message for the model (optional)">', "reject", "Reject")
+    return _form("", "reject", "Dismiss the question") if known.kind == "question" else ""
 
 
 def _forms(known: Checkpoint) -> str:
     if known.kind == "permission":
-        rejected = _form('<input name=message placeholder="A message for the model (optional)">', "reject", "Reject")
-        return _form("", "once", "Allow once") + _form("", "always", "Allow always") + rejected
+        # "Always" allows more than what is shown above, so it is offered only with the patterns that it allows.
+        covers = f"Allow always: {visible(always_text(known))}"
+        always = _form("", "always", covers) if known.always else ""
+        return _form("", "once", "Allow once") + always + _reject(known)
     chosen = "".join(_form("", option, option) for option in known.options)
     number = known.questions if known.kind == "question" else 1
     fields = "<input name=answer required placeholder='Your answer'>" * number
     own = f"<form method=post>{fields}<button>Send</button></form>"
-    return chosen + own + (_form("", "reject", "Dismiss the question") if known.kind == "question" else "")
+    return chosen + own + _reject(known)
 
 
 def _form(fields: str, value: str, label: str) -> str:

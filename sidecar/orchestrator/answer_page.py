@@ -24,10 +24,11 @@ log = logging.getLogger("sidecar.orchestrator")
 MAX_HEAD: Final = 16 * 1024
 MAX_FORM: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 32
+"""How many connections may be open. One more closes the oldest, so that silent ones shut nobody out."""
 SECONDS: Final = 10.0
 """How long a browser may take to send its request."""
 
-_STATUS: Final = {"already-answered": 409, "unfit-answer": 400, "no-checkpoint": 410}
+_STATUS: Final = {"already-answered": 409, "unfit-answer": 400, "no-checkpoint": 410, "cut-text": 403}
 _NOTHING: Final = "There is nothing here."
 _GONE: Final = "This link is no longer valid. `durable-stream checkpoints` lists the questions still waiting."
 _DONE: Final = "Your answer has arrived. You can close this page."
@@ -66,7 +67,8 @@ class AnswerPage:
         self.host, self.port, self._url = config.answer_host, config.answer_port, config.answer_url
         self._token, self._now_ms, self._find, self._answer = token, now_ms, find, answer
         self._key: bytes | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter | None] = {}
+        """The open connections, oldest first; ``None`` in place of the writer once the request has arrived."""
         self.fault = ""
         """Why there is no answer page; empty while there is one."""
 
@@ -106,17 +108,24 @@ class AnswerPage:
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._serving) >= MAX_CONNECTIONS:
-            writer.close()
-            return
+            silent = next(((task, each) for task, each in self._serving.items() if each is not None), None)
+            if silent is None:
+                writer.close()
+                return
+            del self._serving[silent[0]]
+            silent[1].transport.abort()
         task = asyncio.create_task(self._serve(reader, writer))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        self._serving[task] = writer
+        task.add_done_callback(lambda ended: self._serving.pop(ended, None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             try:
                 async with asyncio.timeout(SECONDS):
                     request = await _read(reader)
+                task = asyncio.current_task()
+                if task in self._serving:
+                    self._serving[task] = None
             except _Refused as refused:
                 status, page = refused.args[0], answer_link.text_page(_NOTHING)
             else:

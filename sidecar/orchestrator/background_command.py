@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from sidecar.orchestrator.checkpoints import Checkpoint
+from sidecar.orchestrator.consent import always_text
 from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.lifecycle import ENDED
-from sidecar.views.wording import money, one_line, rough_span
+from sidecar.views.asked import on_one_line
+from sidecar.views.wording import cut_middle, money, one_line, rough_span
 
 COMMAND: Final = "background"
 """The name of the call that the plugin makes for the command. The call has the form of a tool call, but the tool is
@@ -19,6 +21,8 @@ offered to no model."""
 RECENT_MS: Final = 3_600_000
 MOST: Final = 20
 MAX_LINE: Final = 160
+MAX_ASK: Final = 500
+"""Maximum length of an ask that is shown whole, in characters. A longer ask can only be rejected here."""
 
 USAGE: Final = (
     "/background cancel INT_… stops background work. /background answer CHK_… ANSWER answers a checkpoint (a "
@@ -55,10 +59,16 @@ def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: in
     ]
     if waiting:
         lines += ["", "Waiting for you:"]
-        lines += [one_line(f"{each.id} · {each.kind} · {each.text}")[:MAX_LINE] for each in waiting[-MOST:]]
+        lines += [_waiting(each) for each in waiting[-MOST:]]
     if shown or waiting:
         lines += ["", USAGE]
     return "\n".join(lines)
+
+
+def _waiting(each: Checkpoint) -> str:
+    text, _ = cut_middle(each.text, MAX_ASK)
+    always = f" · always allows {always_text(each)}" if each.always else ""
+    return on_one_line(f"{each.id} · {each.kind} · {text}{always}")
 
 
 def _line(intent: Intent, now_ms: int) -> str:

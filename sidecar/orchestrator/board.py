@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sidecar.orchestrator import checkpoints
-from sidecar.orchestrator.checkpoints import PERMISSION, CheckpointAgent
+from sidecar.orchestrator.checkpoints import CheckpointAgent
+from sidecar.orchestrator.consent import PERMISSION
 from sidecar.orchestrator.intent_state import Intent, spent_by
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED

@@ -10,10 +10,11 @@ Source: DESIGN 11.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 from bridge.opencode.link.link import CallError
+from sidecar.orchestrator.environments import Environments
 from sidecar.orchestrator.host import HostAbsent, HostError
 
 LINK_SECONDS: Final = 30.0
@@ -27,33 +28,44 @@ class Borrowed:
     pid: int | None = None
     """Always ``None``, because the sidecar runs no process."""
 
-    def __init__(self, links: Callable[[], Iterable[Any]]) -> None:
-        self._links = links
+    pids: frozenset[int] = frozenset()
 
-    def know(self, pid: int) -> None:
-        """See ``Headless``. Does nothing, because no process is started, so no environment is needed."""
+    def __init__(self, links: Callable[[], Iterable[Any]], key: Callable[[], str] = str) -> None:
+        self._links = links
+        self._environments = Environments(key)
+
+    def know(self, pid: int) -> str:
+        """See ``Headless``."""
+        return self._environments.know(pid)
+
+    def environment_of(self, pid: int | None) -> str:
+        """See ``Headless``."""
+        return self._environments.of(pid)
 
     def never_links(self, directory: str) -> bool:
         """See ``Headless``. Always false, because the user starts OpenCode, in whatever environment."""
         return False
 
-    async def stop(self) -> None:
+    def idle(self, wanted: Collection[str]) -> frozenset[str]:
+        """See ``Headless``. Empty, because the sidecar runs no process."""
+        return frozenset()
+
+    async def stop(self, only: Collection[str] | None = None) -> None:
         """See ``Headless``. Does nothing, because the user started the process."""
 
-    async def link(self, directory: str, pid: int | None) -> Any:
-        """The link to an OpenCode for a directory: the link of process ``pid`` if possible, else the newest link for
-        the directory, else the newest link for any directory.
+    async def link(self, directory: str, environment: str) -> Any:
+        """The link to an OpenCode with an environment, for a directory: the newest link for the directory, else the
+        newest link for any directory. An empty ``environment`` means any.
 
         Raises:
-            HostAbsent: no OpenCode 1 is open.
+            HostAbsent: no OpenCode 1 with the environment is open.
             HostError: OpenCode did not load the plugin for the directory.
         """
-        opened = self._open()
+        opened = [k for k in self._open() if environment in ("", self.environment_of(k.pid))]
         if not opened:
-            raise HostAbsent("no OpenCode is open, and the setting `host` in [phantom] is `shim`")
-        asked = [link for link in opened if link.pid == pid]
+            raise HostAbsent("no OpenCode that could do this work is open, and `host` in [phantom] is `shim`")
         near = [link for link in opened if link.directory == directory]
-        chosen = (asked or near or opened)[-1]
+        chosen = (near or opened)[-1]
         if (found := self._linked(chosen.pid, directory)) is not None:
             return found
         # OpenCode loads the plugin for a directory when it gets a request for that directory.

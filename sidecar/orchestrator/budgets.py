@@ -51,7 +51,7 @@ def refusal(state: State, limits: Limits, intent: Intent) -> dict[str, str] | No
 
 def has_room(state: State, limits: Limits, intent: Intent) -> bool:
     """Whether a queued intent may start now."""
-    return not full(state, limits, intent)
+    return not intent.waits and not full(state, limits, intent)
 
 
 def full(state: State, limits: Limits, intent: Intent) -> str:

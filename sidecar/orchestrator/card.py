@@ -15,7 +15,7 @@ from typing import Final
 
 from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint
 from sidecar.orchestrator.intent_state import Intent
-from sidecar.views.wording import one_line
+from sidecar.views.wording import one_line, visible
 from streams.files import write_durably
 
 log = logging.getLogger("sidecar.orchestrator")
@@ -34,7 +34,7 @@ def card_text(
     agents = [
         {
             "id": intent.id,
-            "title": one_line(intent.title),
+            "title": one_line(visible(intent.title)),
             "state": intent.state,
             "since": intent.started,
             "cost": round(intent.cost, 2),

@@ -7,7 +7,6 @@ the log and ``sidecar.log``, a channel is named by its scheme and a digest of it
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, tzinfo
 from hashlib import sha256
+from html import escape
 from typing import Any, Final
 
 from sidecar.extras import extra_command
@@ -101,13 +101,16 @@ def quiet_until(hours: str, now_ms: int, zone: tzinfo | None = None) -> int | No
 
 def _to_desktop(title: str, text: str) -> None:
     if sys.platform == "darwin":
-        script = f"display notification {json.dumps(text)} with title {json.dumps(title)}"
-        command, name = ["/usr/bin/osascript", "-e", script], "osascript"
+        # The texts are arguments of the script, never a part of it.
+        lines = ("on run given", "display notification (item 2 of given) with title (item 1 of given)", "end run")
+        script = [word for line in lines for word in ("-e", line)]
+        command, name = ["/usr/bin/osascript", *script, "--", title, text], "osascript"
     else:
         found = shutil.which("notify-send")
         if found is None:
             raise ChannelError("`notify-send` is missing; install the package libnotify-bin or libnotify")
-        command, name = [found, "--app-name=durable-stream", "--", title, text], "notify-send"
+        # The body is markup for many desktops, so a model's text must not become a link.
+        command, name = [found, "--app-name=durable-stream", "--", title, escape(text, quote=False)], "notify-send"
     try:
         done = subprocess.run(  # noqa: S603
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False

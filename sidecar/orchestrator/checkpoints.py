@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
+from sidecar.orchestrator.consent import answer_of, asked
 from sidecar.orchestrator.lifecycle import after
+from sidecar.orchestrator.messages import message, quoted
 from sidecar.orchestrator.own_agent import OwnAgent
-from sidecar.orchestrator.tool_results import WHOLE, keeps_result, loses_result
+from sidecar.orchestrator.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
@@ -29,9 +31,6 @@ ANSWER: Final = "opencode.answer"
 
 KEPT_CLOSED: Final = 200
 """How many closed checkpoints stay in the state; the log has them all."""
-
-MAX_TEXT: Final = 4000
-"""Maximum length of a question that the state keeps, in characters."""
 
 CHECKPOINT: Final[dict[str, dict[str, str]]] = {
     "open": {
@@ -56,9 +55,6 @@ If a sidecar dies after OpenCode has accepted an answer, the next sidecar sends 
 it. The captured events then show that the answer had arrived.
 """
 
-PERMISSION: Final = ("once", "always", "reject")
-"""The answers to a permission."""
-
 CLOSED: Final = frozenset({"answered", "expired", "withdrawn"})
 
 
@@ -76,6 +72,10 @@ class Checkpoint:
     """OpenCode's id of the request; empty for an ``ask``."""
     questions: int = 1
     options: list[str] = field(default_factory=list)
+    always: list[str] = field(default_factory=list)
+    """What else the answer ``always`` would allow: OpenCode's patterns."""
+    left_out: int = 0
+    """How many characters were cut out of ``text`` and ``always``. Whoever sees only these cannot allow anything."""
     tell: str | None = None
     """The user's session whose screen shows that something is waiting."""
     intent: str | None = None
@@ -83,6 +83,11 @@ class Checkpoint:
     default: str = ""
     answer: list[str] = field(default_factory=list)
     by: str = ""
+    """Who answered: ``user`` (in OpenCode or in a terminal), ``link``, ``process`` (a process without a terminal) or
+    ``agent`` (a process that an OpenCode started)."""
+    via: dict[str, Any] = field(default_factory=dict)
+    """How the answer came: ``channel`` (``opencode``, ``list``, ``command-line`` or ``link``), and the ``pid`` and
+    terminal (``tty``) of a command."""
     key: str = ""
     """The key of the answer that won, if that answer came through the sidecar."""
     why: str = ""
@@ -90,8 +95,13 @@ class Checkpoint:
     closed: int | None = None
     waiting: bool = False
     """Whether a tool call is waiting for the answer. If not, the answer is sent to the session as a message."""
+    turn: str = ""
+    """The user message that the turn of the waiting call answers; empty if unknown."""
+    since: int = 0
+    """Since when that call has been waiting."""
     returned: str = ""
-    """The tool call that returned the answer. OpenCode may have died before it saved the result of this call."""
+    """The tool call of ``session`` that returned the answer. Only the result of this call in the history of
+    ``session`` proves that the answer was told. OpenCode may have died before it saved that result."""
     told: bool = False
     """Whether the session's history has the answer from that call."""
 
@@ -168,15 +178,19 @@ class CheckpointAgent(OwnAgent[State]):
         return []
 
     def _ask(self, given: dict[str, Any], ts: int) -> list[Output]:
-        """Handle a call of the tool ``checkpoint_ask``. If the session's question already has a checkpoint, the call
-        joins that checkpoint.
+        """Handle a call that waits for an answer. If the session's question already has a checkpoint, the call joins
+        that checkpoint. A call of another session is no reason to keep the answer from the session that asked.
         """
         known = self.data.checkpoints.get(given["checkpoint"])
         if known is not None:
-            return [Output("checkpoint.waiting", {"checkpoint": known.id})]
+            waiting = {"checkpoint": known.id, "turn": given.get("turn") or "", "ts": ts}
+            return [Output("checkpoint.waiting", waiting)] if _is_asker(known, given) else []
+        if "text" not in given:  # the call waits for a checkpoint that has been forgotten since
+            return []
         intent, tell = self.data.phantoms.get(given["session"], (None, given["session"]))
         opened = {**given, "kind": "ask", "intent": intent, "tell": tell, "ts": ts}
-        return [Output("checkpoint.opened", opened), Output("checkpoint.waiting", {"checkpoint": given["checkpoint"]})]
+        waiting = {"checkpoint": given["checkpoint"], "turn": given.get("turn") or "", "ts": ts}
+        return [Output("checkpoint.opened", opened), Output("checkpoint.waiting", waiting)]
 
     def _answer(self, given: dict[str, Any], ts: int) -> list[Output]:
         outputs: list[Output] = []
@@ -187,8 +201,9 @@ class CheckpointAgent(OwnAgent[State]):
             outputs.append(Output("checkpoint.opened", payload))
             known = _checkpoint(payload)
         if known.state != "open":
-            return [Output("checkpoint.late", {"checkpoint": known.id, "by": given["by"], "state": known.state})]
-        about = {"checkpoint": known.id, "answer": given["answer"], "by": given["by"], "key": given["key"]}
+            who = {"by": given["by"], "via": given.get("via") or {}}
+            return [Output("checkpoint.late", {"checkpoint": known.id, **who, "state": known.state})]
+        about = {"checkpoint": known.id, **{name: given.get(name) for name in ("answer", "by", "via", "key")}}
         if known.kind == "ask":
             return [
                 *outputs,
@@ -202,10 +217,11 @@ class CheckpointAgent(OwnAgent[State]):
         outputs = []
         for identifier in given["checkpoints"]:
             known = self.data.checkpoints.get(identifier)
-            if known is None or not known.waiting:
+            if known is None or not known.waiting or not _is_asker(known, given):
                 continue
             if told and given.get("call"):
-                outputs.append(Output("checkpoint.returned", {"checkpoint": known.id, "call": given["call"]}))
+                about = {"checkpoint": known.id, "session": known.session, "call": given["call"]}
+                outputs.append(Output("checkpoint.returned", about))
                 continue
             outputs.append(Output("checkpoint.told" if told else "checkpoint.left", {"checkpoint": known.id}))
             # The answer arrived just as the call stopped waiting for it, so send the answer as a message.
@@ -230,7 +246,7 @@ class CheckpointAgent(OwnAgent[State]):
         status = result.get("status") if event.type == "effect.completed" and isinstance(result, dict) else "failed"
         about = {"checkpoint": known.id, "ts": event.ts}
         if status == "answered":
-            return [Output("checkpoint.answered", {**about, "answer": known.answer, "by": known.by, "key": known.key})]
+            return [Output("checkpoint.answered", {**about, "answer": known.answer, **_who(known)})]
         if status == "gone":
             return [Output("checkpoint.withdrawn", {**about, "why": "it was answered elsewhere, or its turn ended"})]
         why = str(event.payload.get("error") or status)
@@ -254,8 +270,8 @@ class CheckpointAgent(OwnAgent[State]):
         # OpenCode reports that our own answer has arrived. We know who gave that answer, but OpenCode does not.
         rejected = answer[:1] == known.answer[:1] == ["reject"]
         ours = known.state in ("answering", "withdrawn") and (answer == known.answer or rejected)
-        by = {"by": known.by, "key": known.key} if ours else {"by": "user", "key": ""}
-        return [Output("checkpoint.answered", {"checkpoint": identifier, "answer": answer, "ts": ts, **by})]
+        who = _who(known) if ours else {"by": "user", "via": {"channel": "opencode"}, "key": ""}
+        return [Output("checkpoint.answered", {"checkpoint": identifier, "answer": answer, "ts": ts, **who})]
 
     def _over(self, given: dict[str, Any], ts: int, *, whole: bool = False) -> list[Output]:
         """Handle the end of a turn or of a session, with which OpenCode's asks end, too."""
@@ -265,6 +281,8 @@ class CheckpointAgent(OwnAgent[State]):
             for c in mine
             if c.state not in CLOSED and (whole or c.kind != "ask")
         ]
+        # What a call of a later turn waits for, or returned, is not over: this end was only handled late.
+        mine = [c for c in mine if whole or not is_earlier(given, ts, c.turn, c.since)]
         # If a call is still waiting when its turn ends, the turn was stopped, and the call no longer accepts an answer.
         outputs = withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
         for known in mine:
@@ -346,6 +364,8 @@ class CheckpointAgent(OwnAgent[State]):
     def _apply(self, type_: str, given: dict[str, Any], known: Checkpoint) -> None:
         if type_ in ("checkpoint.waiting", "checkpoint.left", "checkpoint.returned", "checkpoint.told"):
             known.waiting = type_ == "checkpoint.waiting"
+            if known.waiting:
+                known.turn, known.since = str(given.get("turn") or ""), given.get("ts") or 0
             known.returned = given.get("call", "") if type_ == "checkpoint.returned" else ""
             known.told = known.told or type_ == "checkpoint.told"
             return
@@ -354,10 +374,10 @@ class CheckpointAgent(OwnAgent[State]):
             return
         known.state, known.why = state, str(given.get("why") or "")
         if type_ == "checkpoint.unanswered":
-            known.answer, known.by, known.key = [], "", ""
+            known.answer, known.by, known.via, known.key = [], "", {}, ""
         elif type_ != "checkpoint.withdrawn":
             known.answer = list(given.get("answer") or ())
-            known.by, known.key = given.get("by", ""), given.get("key", "")
+            known.by, known.via, known.key = given.get("by", ""), given.get("via") or {}, given.get("key", "")
         known.closed = given.get("ts") if state in CLOSED else None
 
     def _tidy(self) -> None:
@@ -371,51 +391,13 @@ def checkpoint_id(session: str, request: str) -> str:
     return f"chk_{sha256(f'{session}:{request}'.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
-def asked(given: dict[str, Any]) -> dict[str, Any]:
-    """What a captured ``workflow.checkpoint`` asks, in the form that ``checkpoint.opened`` keeps."""
-    questions = [each for each in _list(given.get("questions")) if isinstance(each, dict)]
-    metadata = given.get("metadata") if isinstance(given.get("metadata"), dict) else {}
-    assert isinstance(metadata, dict)
-    if questions:
-        labels = [_labels(each) for each in questions]
-        # One list cannot hold the options of several questions, so each question's text names its own options.
-        lines = [str(each.get("question", "")) for each in questions]
-        if len(questions) > 1:
-            lines = [f"{line} ({', '.join(own)})" if own else line for line, own in zip(lines, labels, strict=True)]
-        kind, text, options = "question", "\n".join(lines), labels[0] if len(questions) == 1 else []
-    else:
-        what = metadata.get("command") or " ; ".join(map(str, _list(given.get("patterns"))))
-        kind, text = str(given.get("kind") or "permission"), f"{given.get('permission', '')} {what}".strip()
-        options = list(PERMISSION)
-    return {
-        "kind": kind,
-        "session": str(given.get("session")),
-        "request": str(given.get("request")),
-        "text": text[:MAX_TEXT],
-        "options": options,
-        "questions": max(len(questions), 1),
-    }
-
-
-def _labels(question: dict[str, Any]) -> list[str]:
-    return [str(each.get("label")) for each in _list(question.get("options")) if isinstance(each, dict)]
-
-
-def answer_of(given: dict[str, Any]) -> list[str]:
-    """The answer in a captured ``workflow.checkpoint``."""
-    if given.get("state") == "rejected":
-        return ["reject"]
-    if given.get("answers") is not None:
-        return [", ".join(map(str, one)) if isinstance(one, list) else str(one) for one in _list(given["answers"])]
-    return [str(given.get("reply", ""))]
-
-
 def answer_text(answer: list[str], expired: bool) -> str:
     """The text that tells the model about an answer; with ``expired``, the answer is the default."""
+    said = "\n".join(map(quoted, answer))
     if answer and not expired:
-        return f"The user answered: {'; '.join(answer)}"
+        return f"The user answered:\n{said}"
     if answer:
-        return f"Nobody answered in time, so the default applies: {'; '.join(answer)}"
+        return f"Nobody answered in time, so the default applies:\n{said}"
     return "Nobody answered in time. Decide yourself, or leave it."
 
 
@@ -434,6 +416,8 @@ def _checkpoint(given: dict[str, Any]) -> Checkpoint:
         request=given.get("request", ""),
         questions=given.get("questions", 1),
         options=list(given.get("options") or ()),
+        always=list(given.get("always") or ()),
+        left_out=given.get("left_out", 0),
         tell=given.get("tell"),
         intent=given.get("intent"),
         expires=given.get("expires"),
@@ -441,16 +425,21 @@ def _checkpoint(given: dict[str, Any]) -> Checkpoint:
     )
 
 
+def _who(known: Checkpoint) -> dict[str, Any]:
+    return {"by": known.by, "via": known.via, "key": known.key}
+
+
 def _notify(known: Checkpoint, session: str, answer: list[str], expired: bool = False) -> Output:
     came = answer_text(answer, expired or known.state == "expired")
-    text = f'<checkpoint id="{known.id}">\nYou asked: {known.text}\n{came}\n</checkpoint>'
+    text = message("checkpoint", {"id": known.id}, ["You asked:", quoted(known.text), came])
     payload = {"notice": f"ntc_{known.id[4:]}", "session": session, "text": text, "intent": None, "wake": True}
     return Output("notify", payload, to="intents")
 
 
+def _is_asker(known: Checkpoint, given: dict[str, Any]) -> bool:
+    """Whether a command is about the session that asked; the sidecar's own commands name no session."""
+    return bool(given.get("session", known.session) == known.session)
+
+
 def _effect(node: str, args: dict[str, Any]) -> Output:
     return Output("effect.requested", args, effect=ANSWER, node=node)
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -14,6 +14,7 @@ from typing import Any, Final
 from sidecar.orchestrator.host import Host, HostAbsent, Part
 from sidecar.orchestrator.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.orchestrator.notices import WAKE
+from sidecar.orchestrator.rights import Rights
 from sidecar.orchestrator.watch import CHECKED
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
@@ -36,25 +37,34 @@ class _Kind:
 
 
 class Create(_Kind):
-    """``opencode.create``: creates a phantom session for an intent. Result: ``{"session": id}``."""
+    """``opencode.create``: creates a phantom session for an intent. Result: ``{"session": id}``, or ``absent`` if the
+    intent waits for an OpenCode."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        session = await self._host.create(
-            args["intent"],
-            title=args["title"],
-            directory=args["directory"],
-            parent=args.get("parent"),
-            pid=args.get("pid"),
-        )
+        try:
+            session = await self._host.create(
+                args["intent"],
+                title=args["title"],
+                directory=args["directory"],
+                parent=args.get("parent"),
+                pid=args.get("pid"),
+                agent=args.get("agent"),
+                rights=Rights.of(args["rights"]) if args.get("rights") else None,
+            )
+        except HostAbsent:
+            return {"absent": True}
         return {"session": session}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""
         args = effect.args
         about = {name: args.get(name) for name in ("parent", "pid")}
-        found = await self._host.find(args["intent"], directory=args["directory"], **about)
+        try:
+            found = await self._host.find(args["intent"], directory=args["directory"], **about)
+        except HostAbsent:
+            return NotDone()
         return NotDone() if found is None else Done({"session": found})
 
 

@@ -1,9 +1,10 @@
 """The sidecar's own headless OpenCode 1, in which phantoms run: ``opencode serve`` on loopback, behind a password.
 
-This OpenCode is started when it is first needed, and it outlives the sidecar: its plugin links back, and the next
-sidecar finds it through ``headless.json``. The headless OpenCode gets the environment of the OpenCode that asked for
-the work, or else of the OpenCode that linked last. If neither environment can be read, as on macOS, the headless
-OpenCode gets the environment of the sidecar. It is stopped after two minutes without work.
+There is one for each environment (see ``environments.py``), because OpenCode takes rules and secrets from there. It is
+started when it is first needed, and it outlives the sidecar: its plugin links back, and the next sidecar finds it
+through ``headless.json``. It gets the environment of the OpenCode that asked for the work. Work never runs in another
+environment. If environments cannot be read, as on macOS, it gets the environment of the sidecar. It is stopped after
+two minutes without work.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import quote
 
 from sidecar.home import Home
+from sidecar.orchestrator.environments import Environments
+from sidecar.orchestrator.host import HostAbsent
 from sidecar.processes import still_runs
 from streams.files import write_durably
 
@@ -31,8 +34,6 @@ log = logging.getLogger("sidecar.orchestrator")
 
 START_SECONDS: Final = 60.0
 LINK_SECONDS: Final = 30.0
-KEPT_PROCESSES: Final = 8
-"""How many OpenCode processes are remembered."""
 _POLL_SECONDS: Final = 0.05
 _REQUEST_SECONDS: Final = 2.0
 
@@ -41,18 +42,10 @@ class HeadlessError(Exception):
     """The headless OpenCode cannot be started or reached; the text says why."""
 
 
-class OpenCodeProcess(NamedTuple):
-    """An OpenCode process: its program (``None`` if it cannot be read) and its environment (empty if it cannot be
-    read)."""
-
-    executable: Path | None
-    environment: dict[str, str]
-
-
 class Headless:
-    """The headless OpenCode: one process, which serves all directories. ``links`` returns the open links;
-    ``executable`` names the program to use. ``has_plugin`` says whether an OpenCode loads the plugin if it starts in a
-    given directory with a given environment.
+    """The headless OpenCodes: one process an environment, which serves all directories. ``links`` returns the open
+    links; ``executable`` names the program to use. ``has_plugin`` says whether an OpenCode loads the plugin if it
+    starts in a given directory with a given environment.
     """
 
     def __init__(
@@ -67,62 +60,106 @@ class Headless:
         self._home, self._links, self._nonce, self._now_ms = home, links, nonce, now_ms
         self._executable, self._has_plugin = executable, has_plugin
         self._file = home.path / "headless.json"
-        self._info: dict[str, Any] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._servers: list[dict[str, Any]] | None = None
+        self._of: dict[int, str] = {}
+        """The environments of the servers, by pid."""
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._starting = asyncio.Lock()
-        self._known: dict[int, OpenCodeProcess] = {}
+        self.environments = Environments(home.read_token)
 
     @property
     def pid(self) -> int | None:
-        """The id of the OpenCode process, if that process is running."""
-        info = self._running()
-        return info["pid"] if info is not None else None
+        """The id of the newest of the processes that are running."""
+        return next((info["pid"] for info in reversed(self._running())), None)
 
-    async def link(self, directory: str, pid: int | None) -> Any:
-        """The link to the headless OpenCode for a directory; starts that OpenCode if needed. ``pid`` is the OpenCode
-        that asked for the work.
+    @property
+    def pids(self) -> frozenset[int]:
+        """The ids of the processes that are running."""
+        return frozenset(info["pid"] for info in self._running())
+
+    async def link(self, directory: str, environment: str) -> Any:
+        """The link to the headless OpenCode of an environment, for a directory; starts that OpenCode if needed.
 
         Raises:
+            HostAbsent: nothing is known of the environment until an OpenCode that has it is open.
             HeadlessError: the headless OpenCode did not start, or did not link back.
         """
+        environment = environment or self.usual(directory)
         async with self._starting:
-            info = self._running()
+            info = next((each for each in self._running() if self._of[each["pid"]] == environment), None)
             if info is None:
-                info = await self._start(pid)
+                info = await self._start(environment)
         found = self._linked(info["pid"], directory)
         if found is None:
             await asyncio.to_thread(_ask, info, f"/session?directory={quote(directory, safe='')}&limit=1", directory)
             found = await self._until_linked(info["pid"], directory)
         return found
 
+    def usual(self, directory: str) -> str:
+        """The environment for work that no OpenCode asked for: that of the OpenCode that is open in the directory, or
+        else the only known one. Empty if none is known, which means the environment of the sidecar.
+
+        Raises:
+            HeadlessError: there are several, and none is that of the directory.
+        """
+        names = self.environments.names
+        for link in reversed(list(self._links())):
+            if link.is_open and link.directory == directory and (near := self.environment_of(link.pid)):
+                return near
+        if len(names) > 1:
+            raise HeadlessError("OpenCode is used in several environments, and is not open in this directory")
+        return names[0] if names else ""
+
+    def environment_of(self, pid: int | None) -> str:
+        """The environment of a process that linked; empty if it is not known."""
+        return self._of.get(pid or 0) or self.environments.of(pid)
+
     def never_links(self, directory: str) -> bool:
         """Whether no OpenCode is linked and an OpenCode that starts for a directory would not load the plugin."""
         if any(link.is_open for link in self._links()):
             return False
-        return not self._has_plugin(Path(directory), self._asking(None).environment or os.environ)
+        known = [self.environments.get(name) for name in self.environments.names[-1:]]
+        environment = next((each.environment for each in known if each is not None), os.environ)
+        return not self._has_plugin(Path(directory), environment)
 
-    async def stop(self) -> None:
-        """End the process, if it is running."""
-        info = self._running()
-        self._info = None
-        if info is not None:
+    def idle(self, wanted: Collection[str]) -> frozenset[str]:
+        """The environments whose process is running and of which no work is ``wanted``."""
+        return frozenset(self._of[info["pid"]] for info in self._running()).difference(wanted)
+
+    async def stop(self, only: Collection[str] | None = None) -> None:
+        """End the processes, or only those of some environments."""
+        ending = [info for info in self._running() if only is None or self._of[info["pid"]] in only]
+        for info in ending:
             try:
                 os.kill(info["pid"], signal.SIGTERM)
             except ProcessLookupError:
                 log.info("the headless OpenCode is no longer running")
-        self._file.unlink(missing_ok=True)
+        self._servers = [info for info in self._running() if info not in ending]
+        if self._servers:
+            await asyncio.to_thread(self._write)
+        else:
+            self._file.unlink(missing_ok=True)
 
-    def _running(self) -> dict[str, Any] | None:
-        if self._info is None:
-            try:
-                self._info = json.loads(self._file.read_text())
-            except (OSError, ValueError):
-                return None
-        if self._process is not None:
-            self._process.poll()  # without ``poll``, a dead child process would stay a zombie
-        if not still_runs(self._info["pid"], self._info["started_ms"]):
-            self._info = None
-        return self._info
+    def _write(self) -> None:
+        write_durably(self._file, json.dumps({"servers": self._servers}).encode())
+
+    def _running(self) -> list[dict[str, Any]]:
+        """The servers that run, oldest first."""
+        if self._servers is None:
+            self._servers = self._read()
+        for process in self._processes:
+            process.poll()  # without ``poll``, a dead child process would stay a zombie
+        self._servers = [info for info in self._servers if still_runs(info["pid"], info["started_ms"])]
+        pids = [info["pid"] for info in self._servers]
+        # Another sidecar may have started some of them.
+        self._of = {pid: self._of[pid] if pid in self._of else self.environments.know(pid) for pid in pids}
+        return self._servers
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            return list(json.loads(self._file.read_text())["servers"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
 
     def _linked(self, pid: int, directory: str) -> Any:
         return next((k for k in self._links() if k.is_open and k.pid == pid and k.directory == directory), None)
@@ -137,29 +174,33 @@ class Headless:
             await asyncio.sleep(_POLL_SECONDS)
         return found
 
-    async def _start(self, pid: int | None) -> dict[str, Any]:
-        asking = await asyncio.to_thread(self._asking, pid)
-        executable = self._executable or next(filter(_runs, (asking.executable, self._last())), None) or _on_path()
+    async def _start(self, environment: str) -> dict[str, Any]:
+        asking = self.environments.get(environment)
+        if environment and asking is None:
+            raise HostAbsent("no OpenCode is open with the environment of the one that asked for this work")
+        found = (asking.executable if asking is not None else None, *self._last())
+        executable = self._executable or next(filter(_runs, found), None) or _on_path()
         if executable is None:
             raise HeadlessError("no `opencode` was found; set `executable` in [phantom] in config.toml")
         port, password = _free_port(), self._nonce()
-        environment = {
-            **(asking.environment or os.environ),
+        variables = {
+            **(asking.environment if asking is not None else os.environ),
             "OPENCODE_SERVER_PASSWORD": password,
             "DURABLE_STREAM_HOME": str(self._home.path),
             "DURABLE_STREAM_HEADLESS": "1",
         }
-        environment.pop("OPENCODE_SERVER_USERNAME", None)
-        process = self._process = await asyncio.to_thread(
+        variables.pop("OPENCODE_SERVER_USERNAME", None)
+        process = await asyncio.to_thread(
             subprocess.Popen,
             [str(executable), "serve", "--hostname", "127.0.0.1", "--port", str(port)],
-            env=environment,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
         )
+        self._processes.append(process)
         info = {
             "pid": process.pid,
             "started_ms": self._now_ms(),
@@ -167,43 +208,26 @@ class Headless:
             "password": password,
             "executable": str(executable),
         }
-        await asyncio.to_thread(write_durably, self._file, json.dumps(info).encode())
-        self._info = info
+        self._servers = [*self._running(), info]
+        self._of[process.pid] = environment
+        await asyncio.to_thread(self._write)
         log.info("started a headless OpenCode, pid %d", process.pid)
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while not await asyncio.to_thread(_answers, info):
             if process.poll() is not None:
-                self._info = None
                 raise HeadlessError(f"the headless OpenCode ended with code {process.returncode}")
             if asyncio.get_running_loop().time() > deadline:
                 raise HeadlessError("the headless OpenCode did not answer")
             await asyncio.sleep(_POLL_SECONDS)
         return info
 
-    def know(self, pid: int) -> None:
-        """Remember an OpenCode 1 that linked, because its process may have ended when its background work begins. The
-        environment is kept only in memory.
-        """
-        found = _opencode_process(pid)
-        if found.environment and "DURABLE_STREAM_HEADLESS" not in found.environment:
-            self._known.pop(pid, None)
-            self._known[pid] = found
-            while len(self._known) > KEPT_PROCESSES:
-                del self._known[next(iter(self._known))]
+    def know(self, pid: int) -> str:
+        """See ``Environments``."""
+        return self._of[pid] if pid in self._of else self.environments.know(pid)
 
-    def _asking(self, pid: int | None) -> OpenCodeProcess:
-        """The OpenCode that asked, or else the one that linked last."""
-        if pid in self._known:
-            return self._known[pid]
-        found = _opencode_process(pid) if pid else OpenCodeProcess(None, {})
-        return found if found.environment else next(reversed(self._known.values()), found)
-
-    def _last(self) -> Path | None:
-        """The program of the last headless OpenCode, which another sidecar may have started."""
-        try:
-            return Path(json.loads(self._file.read_text())["executable"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+    def _last(self) -> list[Path]:
+        """The programs of the last headless OpenCodes, which another sidecar may have started; the newest first."""
+        return [Path(str(info.get("executable"))) for info in reversed(self._read())]
 
 
 def _answers(info: dict[str, Any]) -> bool:
@@ -232,18 +256,6 @@ def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
         connection.close()
     if status != 200:
         raise HeadlessError(f"the headless OpenCode answered with HTTP status {status}")
-
-
-def _opencode_process(pid: int) -> OpenCodeProcess:
-    """Read the program and environment of a process. Only Linux provides them."""
-    try:
-        executable = Path(f"/proc/{pid}/exe").readlink()
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return OpenCodeProcess(None, {})
-    pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry)
-    environment = {name: value for name, equals, value in pairs if equals}
-    return OpenCodeProcess(executable if executable.name.startswith("opencode") else None, environment)
 
 
 def _runs(executable: Path | None) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from sidecar.orchestrator.rights import Rights
+
 Status = Literal["idle", "busy", "absent"]
 """``absent``: no process that may act on the session can be reached now."""
 
@@ -61,9 +63,31 @@ class Host(Protocol):
         """What this version of OpenCode cannot do, in the words of ``lacks.py``; shown by ``doctor``."""
         ...
 
-    async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        """What a session may do while it runs an agent, or else the agent of its last turn. ``link`` is the link on
+        which a tool call of the session came.
+
+        Raises:
+            HostError: the OpenCode that hosts the session cannot be asked, or does not know the agent.
+        """
+        ...
+
+    async def create(
+        self,
+        intent: str,
+        *,
+        title: str,
+        directory: str,
+        parent: str | None,
+        pid: int | None,
+        agent: str | None = None,
+        rights: Rights | None = None,
+    ) -> str:
         """Create the phantom session that carries the intent's id, unless this session already exists. Return the
         session's id.
+
+        The session may do what ``agent`` may do in ``directory``, and no more than ``rights`` allow. Without
+        ``rights``, a person asked for the work, and OpenCode's configuration decides.
         """
         ...
 

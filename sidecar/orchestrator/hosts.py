@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sidecar.orchestrator.host import Look, Part, Status
+from sidecar.orchestrator.rights import Rights
 from sidecar.orchestrator.v1 import V1Host
 from sidecar.orchestrator.v2 import V2Host
 
@@ -30,10 +31,26 @@ class Hosts:
             return self._of(parent)
         return self.two if self.two.is_there and not self.one.is_there else self.one
 
-    async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        """See ``Host``."""
+        return await self._of(session).rights(session, agent, link)
+
+    async def create(
+        self,
+        intent: str,
+        *,
+        title: str,
+        directory: str,
+        parent: str | None,
+        pid: int | None,
+        agent: str | None = None,
+        rights: Rights | None = None,
+    ) -> str:
         """See ``Host``."""
         host = self._new(parent)
-        return await host.create(intent, title=title, directory=directory, parent=parent, pid=pid)
+        return await host.create(
+            intent, title=title, directory=directory, parent=parent, pid=pid, agent=agent, rights=rights
+        )
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
         """See ``Host``."""
@@ -90,8 +107,15 @@ class Hosts:
         """Handle a new link of an OpenCode. Returns the sessions on which that OpenCode may now be asked to act."""
         if registration := link.identity.service:
             return self.two.waiting_for(registration)
-        await self.one.know(link)
         return self.one.waiting_for(link)
+
+    async def environment(self, link: Any) -> str:
+        """The name of the environment of an OpenCode 1 that linked."""
+        return "" if link.identity.service else await self.one.know(link)
+
+    def environment_of(self, session: str | None, pid: int | None) -> str:
+        """See ``V1Host``. All work in OpenCode 2 has the environment of its service."""
+        return "" if session is not None and self.two.hosts(session) else self.one.environment_of(session, pid)
 
     def knows(self, link: Any, session: str) -> bool:
         """Whether it is known which OpenCode the session belongs to. A tool call of the session came through ``link``.

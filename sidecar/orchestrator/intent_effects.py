@@ -32,6 +32,7 @@ def create(intent: Intent, directory: str) -> Output:
         "parent": intent.parent,
         "agent": intent.agent,
         "pid": intent.pid,
+        "rights": intent.rights,
     }
     return effect(CREATE, intent.id, args)
 
@@ -59,10 +60,11 @@ def abort(intent: Intent, *, is_late: bool = False) -> Output:
     return effect(ABORT, intent.id, args | ({"late": True} if is_late else {}))
 
 
-def collect(intent: str, worktree: dict[str, str], *, session: str | None, stop: bool) -> Output:
+def collect(intent: str, worktree: dict[str, Any], *, session: str | None, stop: bool) -> Output:
     """The effect that saves the changes in a worktree and removes the worktree; with ``stop``, it first stops the
     session."""
     about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
+    about["folder"] = worktree.get("folder")
     return effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
 
 

@@ -139,6 +139,13 @@ class Intent:
     its cost before it is known whether it is."""
     pid: int | None = None
     """The OpenCode process that asked for the work; the phantom gets the environment of this process."""
+    environment: str = ""
+    """The name of the environment in which OpenCode 1 must do the work; empty if any may do it."""
+    waits: str = ""
+    """``environment`` while no OpenCode with the intent's environment is known, so that the intent cannot start."""
+    rights: dict[str, Any] = field(default_factory=dict)
+    """What the session that asked for the work may do (see ``rights.py``), until the intent has a session of its own;
+    empty if a person asked."""
     prompting: bool = False
     """True while a prompt is on its way to the intent's session. Meanwhile, an idle session does not mean that the
     model has answered."""
@@ -149,14 +156,12 @@ class Intent:
     isolation: str = "shared"
     """``worktree``: the intent edits its own git worktree; ``shared``: the intent edits ``directory``; ``auto``: a
     worktree if there is a git repository and the agent may write files, otherwise shared."""
-    worktree: dict[str, str] = field(default_factory=dict)
-    """The intent's worktree: the session's ``directory``, the worktree's ``root``, and ``base``, the commit from which
-    the worktree began.
-    """
+    worktree: dict[str, Any] = field(default_factory=dict)
+    """The intent's worktree; see ``worktrees.Worktree``."""
     ending: dict[str, Any] = field(default_factory=dict)
     """How the intent will end once its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
-    """What the intent changed in its worktree: ``ref``, ``files``, ``count``, ``diff``; or ``error``."""
+    """What the intent changed in its worktree; see ``Worktrees.collect``. Or ``error``: why it could not be saved."""
     wake: bool = True
     """Whether the parent's model should answer the message with the result."""
     applied: int | None = None
@@ -209,6 +214,10 @@ class Notice:
     """The time, in ms UTC, when the notice is sent again after a failure."""
     call: str = ""
     """The tool call that returned the notice's content."""
+    turn: str = ""
+    """The user message that the turn of that call answers; empty if unknown."""
+    returned: int = 0
+    """When that call returned, in ms UTC."""
     wake: bool = True
     """Whether the model should answer the notice."""
 
@@ -331,8 +340,13 @@ class State:
             spent.cost += payload.get("cost", 0.0)
         if type_ == "intent.started":
             intent.session, intent.started, intent.prompting = payload["session"], payload["ts"], True
+            intent.rights = {}
             self.sessions[payload["session"]] = intent.id
             self.children.pop(payload["session"], None)
+        elif type_ == "intent.unhosted":
+            intent.waits = "environment"
+        elif type_ == "intent.hosted":
+            intent.waits = ""
         elif type_ == "intent.isolated":
             intent.worktree = dict(payload["worktree"])
             intent.isolation = "worktree" if intent.worktree else "shared"
@@ -384,7 +398,8 @@ class State:
             notice.due = payload.get("due")
             notice.failures = notice.failures + 1 if notice.due is not None else 0
         elif type_ == "notice.returned":
-            notice.call = payload["call"]
+            notice.call, notice.turn = payload["call"], str(payload.get("turn") or "")
+            notice.returned = payload.get("ts") or 0
         elif type_ == "notice.sent":
             notice.sent = payload["ts"]
 
@@ -420,6 +435,8 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         max_tokens=int(payload.get("max_tokens") or 0),
         max_cost=float(payload.get("max_cost") or 0),
         pid=payload.get("pid"),
+        rights=dict(payload.get("rights") or {}),
+        environment=str(payload.get("environment") or ""),
         root=payload.get("root") or payload.get("parent") or payload["intent"],
         depth=int(payload.get("depth") or 1),
         starter=payload.get("starter"),
@@ -469,4 +486,6 @@ def spent_by(state: State, root: str) -> dict[str, Any]:
 
 def as_row(intent: Intent) -> dict[str, Any]:
     """An intent in the form that ``intents --json`` prints."""
-    return {**asdict(intent), "place": intent.place}
+    about = asdict(intent)
+    del about["rights"]
+    return {**about, "place": intent.place}

@@ -6,20 +6,31 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sidecar.orchestrator.intent_state import Intent
+from sidecar.orchestrator.messages import inline, message, quoted
 
 SHOWN_DIFF: Final = 4000
 """A longer diff is left out of the message; the model can read it with git."""
 
 SHOWN_FILES: Final = 20
 
+KINDS: Final = {"120000": "link", "160000": "repository"}
+"""By git's mode, what is no ordinary file."""
+MAX_REASON: Final = 1000
+
+QUOTES: Final = "It said this; the lines with > are the agent's words, not the user's:"
+
 
 def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
     """The message for an intent that ended in this state; ``about`` has the other fields of the intent's last event."""
     reason, result = str(about.get("reason", "")), str(about.get("result") or intent.result)
-    head = f'<background-agent id="{intent.id}" state="{state}" title="{intent.title}">'
-    body = (result or "(it gave no answer)") if state == "completed" else f"{reason}\n{result}".strip()
-    changed = changes_text(intent, about.get("changes") or {})
-    return "\n".join([head, body, *changed, *overlap_text(intent), "</background-agent>"])
+    lines = [] if state == "completed" else [f"Reason: {inline(reason, MAX_REASON) or 'unknown'}"]
+    if result:
+        lines += [QUOTES, quoted(result)]
+    elif state == "completed":
+        lines.append("It gave no answer.")
+    lines += changes_text(intent, about.get("changes") or {})
+    lines += [inline(line) for line in overlap_text(intent)]
+    return message("background-agent", {"id": intent.id, "state": state, "title": intent.title}, lines)
 
 
 def overlap_text(intent: Intent) -> list[str]:
@@ -31,23 +42,52 @@ def overlap_text(intent: Intent) -> list[str]:
 def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
     """Lines about what an intent changed in its worktree; empty if it had no worktree or changed nothing."""
     if error := changes.get("error"):
-        return [f"Its changes could not be saved ({error}); they are in {intent.worktree.get('root')}."]
+        root = inline(str(intent.worktree.get("root")))
+        return [f"Its changes could not be saved ({inline(str(error))}); they are in {root}."]
     if not changes.get("ref"):
-        return []
+        return kept_text(changes)
     base, ref = intent.worktree.get("base", ""), changes["ref"]
-    files = [f"  {file_text(each)}" for each in changes["files"][:SHOWN_FILES]]
+    files = [f"> {inline(file_text(each))}" for each in changes["files"][:SHOWN_FILES]]
     if changes["count"] > SHOWN_FILES:
-        files.append(f"  and {changes['count'] - SHOWN_FILES} more")
+        files.append(f"and {changes['count'] - SHOWN_FILES} more")
     lines = ["It changed these files in its own worktree, not here:", *files]
-    if len(changes["diff"]) <= SHOWN_DIFF:
-        lines.append(changes["diff"].rstrip("\n"))
+    if len(changes["diff"]) <= SHOWN_DIFF and not changes.get("is_cut"):
+        lines += ["The changes:", quoted(changes["diff"].rstrip("\n"))]
     else:
         lines.append(f"`git diff {base[:12]} {ref}` shows the changes.")
-    return [*lines, f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them."]
+    return [
+        *lines,
+        f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them.",
+        *kept_text(changes),
+    ]
+
+
+def kept_text(changes: Mapping[str, Any]) -> list[str]:
+    """Lines about what is only in a worktree that was kept; empty if the worktree was removed."""
+    if not changes.get("kept"):
+        return []
+    some = changes["unsaved"]
+    more = changes["unsaved_count"] - len(some)
+    lines = [f"Its worktree was kept, because some of what is in it is not saved: {inline(changes['kept'])}"]
+    lines += [f"> {inline(each['file'])} ({inline(each['why'])})" for each in some]
+    return [*lines, f"  and {more} more"] if more else lines
+
+
+def with_kinds(files: list[dict[str, Any]], raw: list[str]) -> list[dict[str, Any]]:
+    """The changed files, with ``kind`` where one is or was no ordinary file. ``raw`` is what ``git diff-tree --raw -z``
+    prints, split at each NUL.
+    """
+    kinds = {}
+    for about, name in zip(raw[::2], raw[1::2], strict=False):
+        old, new, *_ = about.lstrip(":").split()
+        kinds[name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")] = KINDS.get(new) or KINDS.get(old)
+    return [each | ({"kind": kind} if (kind := kinds.get(each["file"])) else {}) for each in files]
 
 
 def file_text(changed: Mapping[str, Any]) -> str:
-    """One changed file, as ``src/a.py +3 -1``."""
+    """One changed file, as ``src/a.py +3 -1``. A symbolic link and a nested repository are named as what they are."""
+    if kind := changed.get("kind"):
+        return f"{changed['file']} ({kind})"
     if changed.get("added") is None:
         return f"{changed['file']} (binary)"
     return f"{changed['file']} +{changed['added']} -{changed['removed']}"

@@ -179,6 +179,8 @@ class IntentAgent(OwnAgent[State]):
 
     def _start(self, intent: Intent) -> list[Output]:
         starting = Output("intent.starting", {"intent": intent.id})
+        if intent.worktree:
+            return [starting, asked.create(intent, intent.place)]
         if intent.isolation == "worktree" or (intent.isolation == "auto" and intent.agent not in self._limits.readers):
             return [starting, asked.isolate(intent)]
         return [starting, asked.create(intent, intent.directory)]
@@ -233,6 +235,9 @@ class IntentAgent(OwnAgent[State]):
         for intent in watch.checkable(self.data):
             if intent.session in sessions:
                 outputs += watch.check(intent, event.ts)
+        for intent in self.data.unfinished():
+            if intent.waits and intent.environment in event.payload.get("environments", ()):
+                outputs.append(Output("intent.hosted", {"intent": intent.id, "ts": event.ts}))
         return outputs
 
     def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
@@ -289,6 +294,8 @@ class IntentAgent(OwnAgent[State]):
             return self._isolated(intent, error, None if failed else result, event.ts)
         if kind == CHECK:
             return [] if failed or not isinstance(result, dict) else self._looked(intent, result, event.ts)
+        if kind == CREATE and isinstance(result, dict) and result.get("absent"):
+            return [Output("intent.unhosted", {"intent": intent.id, "ts": event.ts})]
         if kind == CREATE:
             if failed or not isinstance(result, dict):
                 return self._end(intent, "intent.failed", event.ts, reason=f"no session: {error}", code="no-session")
@@ -450,6 +457,7 @@ class IntentAgent(OwnAgent[State]):
 
 _CHANGES: Final = {
     "intent.created",
+    "intent.hosted",
     "intent.spent",
     "intent.cancelling",
     "intent.completed",

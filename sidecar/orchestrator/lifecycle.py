@@ -12,11 +12,13 @@ from typing import Final
 INTENT: Final[dict[str, dict[str, str]]] = {
     "queued": {
         "intent.starting": "starting",
+        "intent.finishing": "finishing",
         "intent.cancelled": "cancelled",
         "intent.failed": "failed",
     },
     "starting": {
         "intent.started": "running",
+        "intent.unhosted": "queued",
         "intent.finishing": "finishing",
         "intent.cancelled": "cancelled",
         "intent.failed": "failed",
@@ -50,7 +52,8 @@ INTENT: Final[dict[str, dict[str, str]]] = {
     "cancelled": {},
     "refused": {},
 }
-"""The transitions of an intent. ``queued``: waiting for a free place. ``resuming``: OpenCode ended, and the same
+"""The transitions of an intent. ``queued``: waiting for a free place, or for an OpenCode with
+the environment of the one that asked. ``resuming``: OpenCode ended, and the same
 session is being prompted again. ``finishing``: the changes in the worktree are being saved. ``refused``: a limit
 forbade the intent."""
 

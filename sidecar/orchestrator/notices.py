@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sidecar.orchestrator.intent_state import Notice, State
-from sidecar.orchestrator.tool_results import WHOLE, keeps_result, loses_result
+from sidecar.orchestrator.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
@@ -102,7 +102,8 @@ def returned(state: State, event: StreamEvent) -> list[Output]:
     notice = state.notices.get(given["notice"])
     if notice is None or notice.session != given["session"] or notice.state not in ("queued", "sending"):
         return []
-    return [Output("notice.returned", {"notice": notice.id, "call": given["call"]})]
+    about = {"call": given["call"], "turn": given.get("turn") or "", "ts": event.ts}
+    return [Output("notice.returned", {"notice": notice.id, **about})]
 
 
 def kept(state: State, event: StreamEvent) -> list[Output]:
@@ -123,7 +124,8 @@ def over(state: State, event: StreamEvent) -> list[Output]:
     if outcome == "continued":
         return []
     type_, about = ("notice.observed", {}) if outcome in WHOLE else ("notice.held", {"why": outcome, "again": True})
-    return [Output(type_, {"notice": n.id, **about}) for n in _returned(state, session)]
+    mine = [n for n in _returned(state, session) if not is_earlier(event.payload, event.ts, n.turn, n.returned)]
+    return [Output(type_, {"notice": n.id, **about}) for n in mine]
 
 
 def _returned(state: State, session: str) -> list[Notice]:

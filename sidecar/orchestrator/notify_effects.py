@@ -14,6 +14,7 @@ from sidecar.orchestrator.alerts import SEND, TOAST
 from sidecar.orchestrator.channels import Channels
 from sidecar.orchestrator.checkpoints import ANSWER
 from sidecar.orchestrator.host import Host
+from sidecar.orchestrator.messages import for_person
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled, Unknown
 
@@ -88,8 +89,12 @@ class Send:
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        link = self._link(args["checkpoint"]) if "checkpoint" in args else None
-        text = f"{args['text']}\n\nAnswer: {link}" if link else args["text"]
+        given = args.get("checkpoints") or [args.get("checkpoint")]
+        links = {each: link for each in given if each and (link := self._link(each))}
+        one = next(iter(links.values())) if len(given) == 1 and links else None
+        text = for_person(args["text"], link=one)
+        if len(given) > 1 and links:
+            text = "\n".join([text, "", *(f"Answer {each}: {link}" for each, link in links.items())])
         await self._channels.send(args["channel"], args["title"], text)
         return {"channel": args["channel"]}
 

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from hashlib import sha256
 from typing import Any, Final
@@ -18,8 +19,10 @@ from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import alerts, checkpoints, signals
 from sidecar.orchestrator.alerts import AlertAgent
 from sidecar.orchestrator.answer_page import AnswerPage
+from sidecar.orchestrator.answerers import LINK, Answerers, Who
 from sidecar.orchestrator.channels import ChannelError, Channels, quiet_until
 from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint, CheckpointAgent, answer_text, as_row, checkpoint_id
+from sidecar.orchestrator.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.orchestrator.notify_effects import Answering, notify_kinds
 from sidecar.orchestrator.reading import read_checkpoints
 from sidecar.orchestrator.signals import SignalAgent
@@ -31,12 +34,16 @@ from sidecar.runtime.effects.runner import EffectKind
 from sidecar.runtime.engine import Handled
 from sidecar.runtime.inputs import Command
 from sidecar.runtime.runtime import Runtime
+from sidecar.views.wording import cut_middle, visible
 from streams.identity import Identity
 
 ANSWER_SECONDS: Final = 25.0
 """How many seconds an answer may take to reach OpenCode, including all attempts."""
 
 TOAST_SECONDS: Final = 5.0
+
+MOST_ASKS: Final = 5
+"""How many questions of one session may wait for an answer at a time."""
 
 MOST_TOASTS: Final = 20
 """How many of the newest toasts are kept for terminals that read them."""
@@ -53,6 +60,12 @@ class AnswerArgs(Args):
         max_length=50,
         description="for a permission `once`, `always` or `reject` (only `reject` may be followed by a message); "
         "otherwise an answer for each question, or `reject`",
+    )
+    proof: str = Field(
+        default="",
+        max_length=64,
+        description="shows that a person gave the answer in the list of OpenCode's terminal: HMAC-SHA256 of the id and "
+        "the answers, keyed with the home's token",
     )
 
 
@@ -72,8 +85,17 @@ class People:
     """The part of the orchestration that talks to people. Call ``start`` with the runtime, and then ``keep_time``
     often."""
 
-    def __init__(self, home: Home, config: NotifyConfig, identity: Identity, host: Answering) -> None:
+    def __init__(
+        self,
+        home: Home,
+        config: NotifyConfig,
+        identity: Identity,
+        host: Answering,
+        linked: Callable[[], Iterable[int]] = tuple,
+        agents_may_answer: bool = False,
+    ) -> None:
         self._home, self._identity = home, identity
+        self.answerers = Answerers(linked, agents_may_answer, home.read_token)
         self.channels = Channels(config)
         self.checkpoints = CheckpointAgent(everywhere=bool(self.channels.names))
         self.signals = SignalAgent()
@@ -90,6 +112,8 @@ class People:
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
         """The checkpoints for which a call in this process is waiting, and how many calls are waiting for each."""
+        self._asking: dict[str, str] = {}
+        """The session of each question whose call is waiting."""
 
     @property
     def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
@@ -142,9 +166,9 @@ class People:
             return "No OpenCode says that it shows this; it is being sent to the user's other channels."
         return "Nobody is known to have seen it: no OpenCode says that it shows it. `durable-stream notices` lists it."
 
-    async def ask(self, session: str, args: AskArgs, call: str = "", seconds: float = 600.0) -> str:
+    async def ask(self, session: str, args: AskArgs, call: str = "", turn: str = "", seconds: float = 600.0) -> str:
         """The tool ``checkpoint_ask``: ask, and wait for the answer for a while. ``call`` is OpenCode's id of the tool
-        call."""
+        call, and ``turn`` the user message that its turn answers."""
         identifier, number = "", 0
         known: Checkpoint | None = None
         while not identifier or (known is not None and known.told):
@@ -152,40 +176,82 @@ class People:
             # gets a new checkpoint.
             identifier, number = checkpoint_id(session, f"{args.question}#{number}"), number + 1
             known = self.checkpoints.data.checkpoints.get(identifier)
+        self._refuse_crowd(session, identifier)
+        text, left_out = cut_middle(visible(args.question), MAX_TEXT)
         payload = {
             "checkpoint": identifier,
             "session": session,
-            "text": args.question,
-            "options": list(args.options),
+            "turn": turn,
+            "text": text,
+            "left_out": left_out,
+            "options": [visible(option) for option in args.options],
             "default": args.default,
             "expires": self._identity.now_ms() + round(args.minutes * 60_000),
         }
-        return await self._await_answer(identifier, payload, call, seconds)
+        self._asking[identifier] = session
+        try:
+            return await self._await_answer(identifier, payload, call, seconds)
+        finally:
+            if not self._waited[identifier]:
+                self._asking.pop(identifier, None)
 
-    async def wait_for_checkpoint(self, given: str, call: str, seconds: float) -> str:
-        """The tool ``wait_for`` with the id of a checkpoint."""
-        found = [c.id for c in self.checkpoints.data.checkpoints.values() if c.id.startswith(given)]
-        if len(found) != 1:
-            several = "more than one" if found else "no"
-            raise RequestError("no-checkpoint", f"{several} checkpoint has an id that begins with {given[:40]!a}")
-        return await self._await_answer(found[0], {"checkpoint": found[0]}, call, seconds)
+    def _refuse_crowd(self, session: str, identifier: str) -> None:
+        """Refuse a question of a session that waits for too many answers, or a model could bury a person in them."""
+        known = self.checkpoints.data.checkpoints.values()
+        open_ = {c.id for c in known if c.kind == "ask" and c.session == session and c.state == "open"}
+        # A question that was asked at the same time may not be in the agent's state yet.
+        ids = self.checkpoints.data.checkpoints
+        open_ |= {each for each, of in self._asking.items() if of == session and each not in ids}
+        if identifier not in open_ and len(open_) >= MOST_ASKS:
+            raise RequestError(
+                "too-many-asks",
+                f"{MOST_ASKS} questions of this session wait for an answer already; ask again when the user has "
+                "answered one, or end your turn",
+            )
 
-    async def wait_for_signal(self, name: str, session: str, seconds: float) -> str:
-        """The tool ``wait_for`` with the name of a signal. A signal that came before the call counts, too."""
+    async def wait_for_checkpoint(self, known: Checkpoint, session: str, call: str, turn: str, seconds: float) -> str:
+        """The tool ``wait_for`` with the id of a checkpoint, called by ``session``.
+
+        If another session asked, the call only looks: the answer still goes to the session that asked.
+        """
+        if session == known.session:
+            payload = {"checkpoint": known.id, "session": session, "turn": turn}
+            return await self._await_answer(known.id, payload, call, seconds)
+
+        def now() -> Checkpoint:
+            return self.checkpoints.data.checkpoints.get(known.id, known)
+
+        if not await until(lambda: now().state in CLOSED, seconds):
+            return f"Nobody has answered yet. Call wait_for with {known.id} to wait longer."
+        return _how_it_ended(now())
+
+    async def wait_for_signal(self, name: str, session: str, root: str, seconds: float) -> str:
+        """The tool ``wait_for`` with the name of a signal. A signal that came before the call counts, too.
+
+        ``root`` is the session at the top of the caller's tree.
+
+        Raises:
+            RequestError: no signal can have this name, or the tree waits for too many signals already.
+        """
+        if re.fullmatch(signals.SIGNAL, name) is None:
+            raise RequestError("bad-signal", f"{name[:40]!a} is neither an id nor the name of a signal")
         if await until(lambda: name in self.signals.data.signals, seconds):
             signal = self.signals.data.signals[name]
             age = max(self._identity.now_ms() - signal.raised, 0) // 1000
-            return f"Signal {name} came {age} s ago. Payload: {signals.as_json(signal.payload)}"[: signals.MAX_PAYLOAD]
+            return f"Signal {name} came {age} s ago. Payload:\n{signals.as_json(signal.payload)}"
         later = f"Signal {name} has not come yet. Call wait_for again to wait longer"
         if session in self.checkpoints.data.phantoms:
             return f"{later}, and do not end before."
-        awaited = {"name": name, "session": session}
+        awaited = {"name": name, "session": session, "root": root}
         await self._command(signals.NAME, f"await:{self._identity.ulid()}", "signal.await", awaited)
+        if session not in self.signals.data.awaited.get(name, ()) and name not in self.signals.data.signals:
+            many = f"this session and its background work already wait for {signals.MOST_AWAITED} others"
+            raise RequestError("too-many-signals", f"{later}; it will come as no message, because {many}")
         return f"{later}, or end your turn: the signal will come as a message."
 
-    async def read(self, args: ReadArgs, directory: str) -> str:
-        """The tool ``stream_read``."""
-        return await read_lines(open_reader(self._home.store_path), directory, args.stream, args.last)
+    async def read(self, args: ReadArgs, session: str) -> str:
+        """The tool ``stream_read``, called by ``session``."""
+        return await read_lines(open_reader(self._home.store_path), session, args.stream, args.last)
 
     async def _await_answer(self, identifier: str, payload: dict[str, Any], call: str, seconds: float) -> str:
         with self._waiting(identifier):
@@ -200,11 +266,10 @@ class People:
             await until(is_over, seconds)
             known = self.checkpoints.data.checkpoints[identifier]
             if known.state in CLOSED and known.waiting:
-                told = {"checkpoints": [identifier], "call": call}
+                told = {"checkpoints": [identifier], "session": known.session, "call": call}
                 await self._command(checkpoints.NAME, f"told:{self._identity.ulid()}", "checkpoint.told", told)
-                if known.state == "withdrawn":
-                    return "It was withdrawn before anybody answered."
-                return answer_text(known.answer, known.state == "expired")
+            if known.state in CLOSED and (known.waiting or known.returned or known.told):
+                return _how_it_ended(known)
         later = f"Nobody has answered yet. Call wait_for with {identifier} to wait longer."
         if known.intent is not None:
             return f"{later} Do not end before: you get the answer from that call."
@@ -247,14 +312,17 @@ class People:
         return self.checkpoints.data.checkpoints.get(checkpoint)
 
     async def _by_link(self, checkpoint: str, answer: list[str]) -> None:
-        await self.answer(AnswerArgs(checkpoint=checkpoint, answer=answer), by="link")
+        await self.answer(AnswerArgs(checkpoint=checkpoint, answer=answer), LINK, most=MAX_TEXT)
 
-    async def answer(self, args: AnswerArgs, *, by: str = "user") -> dict[str, Any]:
+    async def answer(self, args: AnswerArgs, who: Who | None = None, *, most: int | None = None) -> dict[str, Any]:
         """Answer a checkpoint as a person; returns when OpenCode has accepted the answer.
 
+        Without ``who``, the answer comes from the command line. ``most`` is how many characters of the text the person
+        was shown, if not all.
+
         Raises:
-            RequestError: there is no such checkpoint, it already has an answer, the answer is not acceptable, or
-                OpenCode cannot be reached.
+            RequestError: there is no such checkpoint, it already has an answer, the answer is not acceptable or not
+                allowed, or OpenCode cannot be reached.
         """
         listed = await read_checkpoints(open_reader(self._home.store_path))
         found = [c for c in listed if c.id.startswith(args.checkpoint) or c.request == args.checkpoint]
@@ -266,9 +334,18 @@ class People:
         if known.state in CLOSED:
             raise _late(known)
         _check_answer(known, args.answer)
+        if most is not None and not may_answer(known, args.answer, most):
+            raise RequestError(
+                "cut-text",
+                f"{known.id} is too long to be shown whole here, so here it can only be rejected; "
+                f"`durable-stream checkpoints {known.id}` shows it, and --answer answers it",
+            )
+        if who is None:
+            who = await self.answerers.of_command(known.id, args.answer, args.proof)
         key = self._identity.ulid()
         ask = {**as_row(known), "checkpoint": known.id, "ts": known.opened}
-        payload = {"checkpoint": known.id, "answer": list(args.answer), "by": by, "key": key, "ask": ask}
+        payload = {"checkpoint": known.id, "answer": list(args.answer), "by": who.by, "via": who.via}
+        payload |= {"key": key, "ask": ask}
         handled = await self._command(checkpoints.NAME, f"answer:{key}", "checkpoint.answer", payload)
         known = self.checkpoints.data.checkpoints[known.id]
         if any(record.event.type == "checkpoint.late" for record in handled.records):
@@ -313,6 +390,12 @@ class People:
             raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
 
 
+def _how_it_ended(known: Checkpoint) -> str:
+    if known.state == "withdrawn":
+        return "It was withdrawn before anybody answered."
+    return answer_text(known.answer, known.state == "expired")
+
+
 def _late(known: Checkpoint) -> RequestError:
     how = f"{known.state} ({known.why})" if known.why else known.state
     if known.state == "answered":
@@ -323,7 +406,7 @@ def _late(known: Checkpoint) -> RequestError:
 def _check_answer(known: Checkpoint, answer: list[str]) -> None:
     """Reject an answer that OpenCode would not understand."""
     if known.kind == "permission":
-        if answer[0] not in checkpoints.PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
+        if answer[0] not in PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
             raise RequestError(
                 "unfit-answer",
                 "answer a permission request with `once`, `always` or `reject`; only `reject` may be followed by a "

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from sidecar.orchestrator import alerts, checkpoints
-from sidecar.orchestrator.checkpoints import Checkpoint, CheckpointAgent, asked, checkpoint_id
+from sidecar.orchestrator.checkpoints import Checkpoint, CheckpointAgent, checkpoint_id
+from sidecar.orchestrator.consent import asked
 from sidecar.orchestrator.intent_state import Intent, State
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.runtime.inputs import APPLIED, agent_stream
+from sidecar.views.asked import CHECKPOINT
 from sidecar.views.select import catalog_of
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
+from streams.query import Filter
 from streams.store import StreamReader
 
 
@@ -47,10 +51,25 @@ async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
         record = await reader.find_event(ask.event) if identifier not in found else None
         if record is not None:
             about = asked(record.event.payload)
-            names = ("kind", "session", "text", "request", "questions", "options")
+            names = ("kind", "session", "text", "request", "questions", "options", "always", "left_out")
             given = {name: about[name] for name in names}
             found[identifier] = Checkpoint(id=identifier, opened=ask.since_ms, tell=ask.session, **given)
     return sorted(found.values(), key=lambda each: each.opened)
+
+
+async def whole(reader: LogReader, known: Checkpoint) -> Checkpoint:
+    """The same checkpoint with its whole text and all patterns, as the log has them."""
+    if not known.left_out:
+        return known
+    found: dict[str, Any] = {}
+    async for record in reader.query(Filter(types=(CHECKPOINT,))):
+        given = record.event.payload
+        if (given.get("session"), given.get("request")) == (known.session, known.request):
+            found = given if given.get("state") == "asked" else found
+    if not found:
+        return known  # its record was pruned
+    about = asked(found, whole=True)
+    return replace(known, **{name: about[name] for name in ("text", "always", "left_out")})
 
 
 async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:

@@ -28,7 +28,9 @@ from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
 from sidecar.orchestrator.gardener import GardenerAgent
+from sidecar.orchestrator.gate import Caller
 from sidecar.orchestrator.headless import Headless
+from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
 from sidecar.orchestrator.intent_state import Intent, Limits, as_row, differences
 from sidecar.orchestrator.intents import NAME, IntentAgent
@@ -120,12 +122,14 @@ class DurableStream:
         ingest: Any,
         registrations: Callable[[], Iterable[Path]] = tuple,
         has_plugin: Callable[[Path, Mapping[str, str]], bool] = lambda _directory, _environ: True,
+        *,
+        agents_may_answer: bool = False,
     ) -> None:
         self.agent = IntentAgent(Limits.of(config))
         self.links: Any = list
         self._home, self._config, self._identity, self._state = home, config, identity, state
         self.headless: Headless | Borrowed = (
-            Borrowed(lambda: self.links())
+            Borrowed(lambda: self.links(), home.read_token)
             if config.host == "shim"
             else Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable, has_plugin)
         )
@@ -136,13 +140,21 @@ class DurableStream:
             self.headless,
             lambda session: session in self.data.sessions,
             identity.now_ms,
+            self._environment,
         )
         self.host = Hosts(one, V2Host(registrations, state, identity.now_ms))
         self.worktrees = Worktrees(home.path / "worktrees")
         self._gardener = (GardenerAgent(gardener),) if gardener.enabled else ()
-        self.people = People(home, notify, identity, self.host)
+        self.people = People(
+            home, notify, identity, self.host, lambda: [link.pid for link in self.links()], agents_may_answer
+        )
         self._card = CardFile(home.path)
         self._runtime: Runtime | None = None
+
+    @property
+    def always_isolates(self) -> bool:
+        """Whether the user wants all background work in worktrees, whatever a model says."""
+        return self._config.isolation == "worktree"
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -181,7 +193,7 @@ class DurableStream:
 
     async def _keep_time(self) -> None:
         """Send a tick when a deadline has passed, and stop the headless OpenCode when nothing needs it."""
-        idle_since: float | None = None
+        idle_since: dict[str, float] = {}
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_SECONDS)
@@ -194,13 +206,12 @@ class DurableStream:
                 await self.people.keep_time()
             except (RequestError, StreamError) as error:
                 log.error("a tick was not handled: %s", error)
-            if self.owes() or self.headless.pid is None:
-                idle_since = None
-            elif idle_since is None:
-                idle_since = loop.time()
-            elif loop.time() - idle_since > IDLE_STOP_SECONDS:
-                await self.headless.stop()
-                idle_since = None
+            wanted = {each.environment for each in self.data.unfinished()}
+            idle = self.headless.idle(wanted) if not self.people.owes() and "" not in wanted else frozenset()
+            idle_since = {name: idle_since.get(name, loop.time()) for name in idle}
+            late = {name for name, since in idle_since.items() if loop.time() - since > IDLE_STOP_SECONDS}
+            if late:
+                await self.headless.stop(late)
 
     async def _draw_card(self) -> None:
         asks = self.people.checkpoints.data.checkpoints.values()
@@ -221,12 +232,15 @@ class DurableStream:
     async def observe(self, link: Any) -> None:
         """Handle a new link of an OpenCode: deliver what is waiting for its sessions, and check whether work in these
         sessions has stopped."""
+        environment = await self.host.environment(link)
         sessions = await self.host.observe(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
         at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
         wanted = sorted((waiting | at_work) & set(sessions))
-        if wanted:
-            await self.tell("host.ready", f"host:{self._identity.ulid()}", {"sessions": wanted})
+        hosted = any(i.waits and i.environment == environment for i in self.data.unfinished())
+        if wanted or hosted:
+            about = {"sessions": wanted, "environments": [environment] if hosted else []}
+            await self.tell("host.ready", f"host:{self._identity.ulid()}", about)
 
     async def resume(self) -> None:
         """Continue the work that earlier processes left unfinished: check every session that was at work.
@@ -236,33 +250,49 @@ class DurableStream:
         if self.data.unfinished():
             await self.tell("sidecar.started", f"started:{self._identity.ulid()}", {})
 
-    async def register_intent(self, given: RegisterArgs, *, pid: int | None = None, by: str = "user") -> Intent:
+    async def register_intent(
+        self, given: RegisterArgs, *, link: Any = None, agent: str | None = None, by: str = "user"
+    ) -> Intent:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.
 
+        The work may do no more than the session ``given.parent``, which asks for it on a ``link`` while it runs an
+        ``agent``. Without a parent, the work may do what OpenCode's configuration says.
+
         Raises:
+            HostError: what the parent may do is not known, so nothing was registered.
             InputRefused, AgentFailed, StreamError: nothing was registered. The code ``key-conflict`` means that the key
                 was already used for different work.
         """
         assert self._runtime is not None
         key = given.key or self._identity.ulid()
         intent = f"int_{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+        found: Intent | None = self.data.intents.get(intent)
+        rights = None
+        if found is None and given.parent is not None:
+            rights = await self.host.rights(given.parent, agent, link)
+        environment = found.environment if found is not None else ""
+        if found is None:
+            environment = self.host.environment_of(given.parent, link.pid if link is not None else None)
+        asking = rights.agent if rights is not None else found.agent if found is not None else None
         payload = {
             "intent": intent,
             "prompt": given.prompt,
             "title": given.title or " ".join(given.prompt.split())[:60],
             "directory": given.directory,
             "parent": given.parent,
-            "agent": given.agent,
+            "agent": given.agent or asking,
+            "rights": rights.as_json() if rights is not None else {},
             "models": list(given.models),
             "wall_ms": round(given.minutes * 60_000),
             "max_tokens": given.tokens,
             "max_cost": given.cost,
             "isolation": given.isolation or self._config.isolation,
-            "pid": pid,
+            "pid": link.pid if link is not None else None,
+            "environment": environment,
             "above": self._above(given.parent),
             "root": self._root(given.parent),
         }
-        if intent not in self.data.intents:
+        if found is None:
             command = Command(f"register:{intent}", "intent.register", payload, actor=by)
             try:
                 await self._runtime.command(NAME, command)
@@ -270,15 +300,18 @@ class DurableStream:
                 if error.code != "key-conflict":
                     raise
         # If the key was used long ago, its intent is no longer in the state, but it is still in the log.
-        found: Intent | None = self.data.intents.get(intent) or await read_intent(
-            open_reader(self._home.store_path), intent
-        )
+        found = self.data.intents.get(intent) or await read_intent(open_reader(self._home.store_path), intent)
         if found is None:
             raise InputRefused("no-intent", f"the key was already used for {intent}, which is no longer in the log")
         if differs := differences(found, payload):
             other = f"this key already started {found.id}, which is different work (it differs in {', '.join(differs)})"
             raise InputRefused("key-conflict", f"{other}; use a new key")
         return found
+
+    def _environment(self, work: str) -> str:
+        """The environment of an intent, or of a phantom's session."""
+        intent = self.data.intents.get(self.data.sessions.get(work, work))
+        return intent.environment if intent is not None else ""
 
     def _above(self, session: str | None) -> list[str]:
         """A session and its ancestors, nearest first. The ancestors matter because a child session of a phantom may
@@ -294,8 +327,12 @@ class DurableStream:
         known = self._state.sessions.get(session) if session is not None else None
         return known.root if known is not None else session
 
+    def of_caller(self, session: str) -> Caller:
+        """What a session may name. This is the only way from an id that a model names to a thing."""
+        return Caller(session, self._state, self.data, self.people.checkpoints.data)
+
     def find(self, given: str) -> Intent:
-        """The intent whose id is, or begins with, ``given``.
+        """The intent whose id is, or begins with, ``given``, as a person names it. For a model, see ``of_caller``.
 
         Raises:
             RequestError: no intent has an id that begins with ``given``, or several have.
@@ -347,6 +384,9 @@ class DurableStream:
             if intent.state == "refused":
                 raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
             return as_row(intent)
+        except HostError as error:
+            why = f"what the session {parent} may do is not known, so the work may do nothing: {error}"
+            raise RequestError("rights-unknown", why) from None
         except (InputRefused, AgentFailed) as error:
             raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
 
@@ -383,7 +423,9 @@ class DurableStream:
             )
             raise RequestError("no-changes", why)
         try:
-            changed = await self.worktrees.apply(intent.id, intent.directory, intent.worktree["base"])
+            changed = await self.worktrees.apply(
+                intent.id, intent.directory, intent.worktree, intent.changes.get("commit", "")
+            )
         except WorktreeError as error:
             raise RequestError(error.code, str(error)) from None
         command = Command(f"applied:{intent.id}", "intent.apply", {"intent": intent.id})

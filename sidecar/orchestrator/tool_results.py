@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from streams.event import StreamEvent
 
@@ -11,6 +12,14 @@ WHOLE: Final = ("completed", "failed", "stopped")
 
 _BEFORE_KEPT: Final = "tool.execute.after"
 """The hook that OpenCode 1 calls after a tool and before it saves the result."""
+
+
+def is_earlier(ended: Mapping[str, Any], ts: int, turn: str, since: int) -> bool:
+    """Whether a ``turn.ended`` from ``ts`` is about a turn before ``turn``, in which a call was made at ``since``.
+
+    ``turn`` is named by its user message. An agent may handle the end of a turn only after a call of the next turn.
+    """
+    return bool(turn) and ended.get("message") not in (None, turn) and ts <= since
 
 
 def loses_result(step: StreamEvent) -> bool:

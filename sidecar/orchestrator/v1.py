@@ -8,6 +8,7 @@ show messages that another process added. A phantom is hosted by the sidecar's o
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
@@ -18,6 +19,7 @@ from sidecar.orchestrator import lacks
 from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.headless import Headless, HeadlessError
 from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.rights import Rights, Rule, for_work
 from sidecar.orchestrator.v1_ids import message_id, part_ids
 from sidecar.processes import still_runs
 
@@ -65,19 +67,43 @@ class V1Host:
         headless: Headless | Borrowed,
         is_phantom: Callable[[str], bool],
         now_ms: Callable[[], int],
+        environment: Callable[[str], str] = lambda _: "",
     ) -> None:
-        self._now_ms = now_ms
+        """``environment`` names the environment of an intent, or of a phantom's session."""
+        self._now_ms, self._environment = now_ms, environment
         self._links, self._delivers, self._state, self._headless = links, delivers, state, headless
         self._is_phantom = is_phantom
 
     # --- phantoms ---
 
-    async def create(self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None) -> str:
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        """See ``Host``."""
+        link = link or self._hosting(session)
+        if link is None:
+            raise HostError("the OpenCode that hosts this session is not connected")
+        found = await _call(link, "session.get", {"path": {"id": session}})
+        about = found if isinstance(found, dict) else {}
+        name = agent or self.about(session).get("agent") or about.get("agent")
+        if not name:
+            raise HostError("it is not known which agent this session runs", permanent=True)
+        return Rights(name, await _rules_of(link, name, link.directory), _rules(about.get("permission")))
+
+    async def create(
+        self,
+        intent: str,
+        *,
+        title: str,
+        directory: str,
+        parent: str | None,
+        pid: int | None,
+        agent: str | None = None,
+        rights: Rights | None = None,
+    ) -> str:
         """See ``Host``."""
         found = await self.find(intent, directory=directory, parent=parent, pid=pid)
         if found is not None:
             return found
-        link = await self._phantoms(directory, pid)
+        link = await self._phantoms(directory, intent)
         body: dict[str, Any] = {
             "title": title,
             "metadata": {"intent": intent},
@@ -88,6 +114,12 @@ class V1Host:
             provider, _, name = str(self.about(parent).get("model") or "").partition("/")
             if name:
                 body["model"] = {"providerID": provider, "id": name}
+        if rights is not None:
+            own = await _rules_of(link, agent or rights.agent, directory)
+            body["permission"] = [
+                {"permission": rule.what, "pattern": rule.pattern, "action": rule.effect}
+                for rule in for_work(own, rights)
+            ]
         made = await _call(link, "session.create", {"body": body, "query": {"directory": directory}})
         if not isinstance(made, dict) or not isinstance(made.get("id"), str):
             raise HostError("OpenCode created no session")
@@ -100,7 +132,7 @@ class V1Host:
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
         """See ``Host``."""
-        link = await self._phantoms(directory, pid)
+        link = await self._phantoms(directory, intent)
         listed = await _call(link, "session.list", {"query": {"directory": directory}})
         for each in listed if isinstance(listed, list) else []:
             if isinstance(each, dict) and (each.get("metadata") or {}).get("intent") == intent:
@@ -119,7 +151,7 @@ class V1Host:
         pid: int | None = None,
     ) -> bool:
         """See ``Host``."""
-        link = await self._of(session, directory, pid)
+        link = await self._of(session, directory)
         history = await self._history(link, session)
         held = _keys(history)
         wanted = [part for part in parts if part.key not in held]
@@ -157,7 +189,7 @@ class V1Host:
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
         """See ``Host``."""
-        return key in _keys(await self._history(await self._of(session, directory, pid), session))
+        return key in _keys(await self._history(await self._of(session, directory), session))
 
     async def _history(self, link: Link, session: str) -> list[dict[str, Any]]:
         """A session's newest messages, oldest first."""
@@ -169,7 +201,7 @@ class V1Host:
         link = self._hosting(session)
         if link is None and self._is_phantom(session) and self._headless.pid is not None:
             # The headless OpenCode is running, but needs a moment to connect to a new sidecar, so wait for its link.
-            link = await self._phantoms(directory, None)
+            link = await self._phantoms(directory, session)
         if link is not None:
             await _call(link, "session.abort", {"path": {"id": session}})
         elif self._is_cut_off(session):
@@ -184,7 +216,7 @@ class V1Host:
         return look
 
     async def _look(self, session: str, *, directory: str) -> Look:
-        link = await self._of(session, directory, None)
+        link = await self._of(session, directory)
         statuses = await _call(link, "session.status", {})
         status = statuses.get(session) if isinstance(statuses, dict) else None
         try:
@@ -275,9 +307,25 @@ class V1Host:
                 about["model"] = f"{model['provider']}/{model['model']}"
         return about
 
-    async def know(self, link: Link) -> None:
-        """Remember the program and the environment of an OpenCode that linked."""
-        await asyncio.to_thread(self._headless.know, link.pid)
+    async def know(self, link: Link) -> str:
+        """Remember the program and the environment of an OpenCode that linked. Returns the name of the environment."""
+        return await asyncio.to_thread(self._headless.know, link.pid)
+
+    def environment_of(self, session: str | None, pid: int | None) -> str:
+        """The environment for work for which a session asks, or a process; empty for work for which nobody does.
+
+        Raises:
+            HostError: the environment is not known.
+        """
+        if pid is None and session is None:
+            return ""
+        if session is not None and self._is_phantom(session):
+            return self._environment(session)
+        link = self._hosting(session) if session is not None and pid is None else None
+        found = self._headless.environment_of(link.pid if link is not None else pid)
+        if not found and sys.platform == "linux":
+            raise HostError("the environment of the OpenCode that asks is not known")
+        return found
 
     def waiting_for(self, link: Link) -> list[str]:
         """The sessions on which a process that has just linked may now be asked to act."""
@@ -285,8 +333,9 @@ class V1Host:
 
     def _would_host(self, session: str, link: Link) -> bool:
         hosting = self._hosting(session)
-        if hosting is None and self._is_phantom(session) and isinstance(self._headless, Borrowed):
-            return True  # any OpenCode of the user may continue the session
+        if hosting is None and self._is_phantom(session):
+            # An OpenCode with the same environment may continue the session, or let a headless one do so.
+            return self._environment(session) in ("", self._headless.environment_of(link.pid))
         return hosting is link
 
     # --- who hosts what ---
@@ -312,7 +361,7 @@ class V1Host:
                 return link
         if self._is_phantom(session):
             return None
-        near = [link for link in links if link.directory == known.directory and link.pid != self._headless.pid]
+        near = [link for link in links if link.directory == known.directory and link.pid not in self._headless.pids]
         return near[-1] if near and not _still_runs(turn) else None
 
     def _is_cut_off(self, session: str) -> bool:
@@ -325,18 +374,19 @@ class V1Host:
         turn = (known.turn or known.last_turn) if known is not None else None
         return _still_runs(turn) if turn is not None else self._headless.pid is not None
 
-    async def _of(self, session: str, directory: str, pid: int | None) -> Link:
+    async def _of(self, session: str, directory: str) -> Link:
         link = self._hosting(session)
         if link is not None:
             return link
         if self._is_phantom(session) or session not in self._state.sessions:
-            return await self._phantoms(directory, pid)
+            return await self._phantoms(directory, session)
         raise HostError("the OpenCode that hosts this session is not connected")
 
-    async def _phantoms(self, directory: str, pid: int | None) -> Link:
-        """The link to the OpenCode that hosts phantoms, for a directory; a headless one is started if needed."""
+    async def _phantoms(self, directory: str, work: str) -> Link:
+        """The link to the OpenCode that hosts an intent, or a phantom's session, for a directory; a headless one is
+        started if needed."""
         try:
-            link: Link = await self._headless.link(directory, pid)
+            link: Link = await self._headless.link(directory, self._environment(work))
         except HeadlessError as error:
             raise HostError(str(error)) from None
         return link
@@ -370,6 +420,20 @@ def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:
         given = [value for time in times for value in (time or {}).values() if isinstance(value, (int, float))]
         newest = max([newest, *map(int, given)])
     return max(now - newest, 0) if newest else 0
+
+
+async def _rules_of(link: Link, agent: str, directory: str) -> tuple[Rule, ...]:
+    """The rules of an OpenCode agent in a directory."""
+    listed = await _call(link, "app.agents", {"query": {"directory": directory}})
+    for each in listed if isinstance(listed, list) else []:
+        if isinstance(each, dict) and each.get("name") == agent:
+            return _rules(each.get("permission"))
+    raise HostError(f"OpenCode has no agent {agent[:60]!a} in {directory}", permanent=True)
+
+
+def _rules(listed: Any) -> tuple[Rule, ...]:
+    """OpenCode's own list of rules."""
+    return tuple(Rule(each["permission"], each["pattern"], each["action"]) for each in listed or ())
 
 
 async def _call(link: Link, method: str, args: dict[str, Any]) -> Any:

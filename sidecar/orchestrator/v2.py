@@ -24,6 +24,7 @@ from sidecar.opencode2.registration import UnsafeService, place_of, read_registr
 from sidecar.orchestrator import lacks
 from sidecar.orchestrator import v2_requests as requests
 from sidecar.orchestrator.host import HostAbsent, HostError, Look, Part, State, Status
+from sidecar.orchestrator.rights import Rights, for_work
 from sidecar.orchestrator.v2_ids import is_phantom, message_id, session_id
 from sidecar.orchestrator.v2_requests import as_list, path_of
 from sidecar.orchestrator.v2_turn import MARK, Turn, is_prompt, quiet_ms, turn_of
@@ -66,8 +67,33 @@ class V2Host:
 
     # --- phantoms ---
 
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        """See ``Host``."""
+        client = await self._client(session)
+        if (info := await requests.info(client, session)) is None:
+            raise HostError("OpenCode 2 does not have this session", permanent=True)
+        name = agent or info.get("agent")
+        if not name:
+            # A session for which nobody chose an agent. Its messages say which agent answered.
+            said = await requests.messages(client, session)
+            name = next((each["agent"] for each in reversed(said) if each.get("agent")), None)
+        if not name:
+            raise HostError("it is not known which agent this session runs", permanent=True)
+        directory = str(mapping(info.get("location")).get("directory"))
+        rules = await requests.rules_of(client, str(name), directory)
+        return Rights(str(name), rules, requests.rules(info.get("permissions")))
+
     async def create(
-        self, intent: str, *, title: str, directory: str, parent: str | None, pid: int | None, model: str | None = None
+        self,
+        intent: str,
+        *,
+        title: str,
+        directory: str,
+        parent: str | None,
+        pid: int | None,
+        agent: str | None = None,
+        rights: Rights | None = None,
+        model: str | None = None,
     ) -> str:
         """See ``Host``. The service answers a second request for the same id with the session that it has."""
         session, client = session_id(intent), await self._client(parent or "")
@@ -75,6 +101,12 @@ class V2Host:
         body: dict[str, Any] = {"id": session, "title": title, "location": {"directory": directory}}
         if chosen := _model(model or about.get("model")):
             body["model"] = chosen
+        if rights is not None:
+            body["agent"] = agent or rights.agent
+            own = await requests.rules_of(client, body["agent"], directory)
+            body["permissions"] = [
+                {"action": rule.what, "resource": rule.pattern, "effect": rule.effect} for rule in for_work(own, rights)
+            ]
         await requests.change(client, "POST", "/api/session", body)
         return session
 

@@ -5,6 +5,7 @@ Later versions may know other requests. They answer an unknown request with 404,
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -12,11 +13,16 @@ from bridge.opencode.capture.shapes import mapping
 from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.opencode2.registration import UnsafeService
 from sidecar.orchestrator.host import HostError
+from sidecar.orchestrator.rights import Rule
 from sidecar.orchestrator.v2_turn import is_prompt
 
 ACTIVE: Final = "/api/session/active"
 PAGE: Final = 200
 """How many messages are read at a time; the service accepts no larger number."""
+
+RULES_LOOKS: Final = 30
+RULES_SECONDS: Final = 0.1
+"""How often, and with what pauses, the rules of an agent are read until they no longer change."""
 
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
@@ -49,6 +55,26 @@ async def info(client: ServiceClient, session: str) -> dict[str, Any] | None:
         await get(client, ACTIVE)  # fails if it is not the session but the whole interface that is not there
         return None
     return mapping(mapping(found).get("data"))
+
+
+async def rules_of(client: ServiceClient, agent: str, directory: str) -> tuple[Rule, ...]:
+    """The rules of an agent in a directory. When the directory is used for the first time, the service loads its agents
+    and their rules after it answers, so read until nothing changes.
+    """
+    path = f"/api/agent/{quote(agent, safe='')}?location[directory]={quote(directory, safe='')}"
+    before: Any = None
+    for look in range(RULES_LOOKS):
+        await asyncio.sleep(RULES_SECONDS if look else 0)
+        found = await find(client, path)
+        if found is not None and found == before:
+            return rules(mapping(mapping(found).get("data")).get("permissions"))
+        before = found
+    raise HostError(f"OpenCode 2 has no agent {agent[:60]!a} in {directory}", permanent=True)
+
+
+def rules(listed: Any) -> tuple[Rule, ...]:
+    """The service's own list of rules."""
+    return tuple(Rule(each["action"], each["resource"], each["effect"]) for each in as_list(listed))
 
 
 async def list_of(client: ServiceClient, session: str, what: str) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from sidecar.orchestrator.checkpoints import Checkpoint
 from sidecar.orchestrator.intent_state import Intent
-from sidecar.views.wording import amount, money, one_line, rough_span
+from sidecar.views.asked import on_one_line
+from sidecar.views.wording import amount, money, rough_span
 
 
 def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[dict[str, str]]:
@@ -17,7 +18,9 @@ def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[
     if intent.state == "queued" and full:
         return [{"for": "place", "id": full, "text": f"a free place ([phantom] {full})"}]
     found = [
-        {"for": "answer", "id": each.id, "text": one_line(each.text)} for each in checkpoints if each.id in intent.asks
+        {"for": "answer", "id": each.id, "text": on_one_line(each.text)}
+        for each in checkpoints
+        if each.id in intent.asks
     ]
     if intent.state == "resuming" and not intent.prompting:
         found.append({"for": "opencode", "id": "", "text": "an OpenCode that can run it"})

@@ -43,8 +43,8 @@ class Isolate:
 
 
 class Collect:
-    """``worktree.collect``: saves the changes. Result: see ``Worktrees.collect``, or ``{"error": text}`` if the
-    worktree was left in place."""
+    """``worktree.collect``: saves the changes. Result: see ``Worktrees.collect``, or ``{"error": text,
+    "code": code}`` if the worktree was left in place."""
 
     effect_class: EffectClass = "idempotent"
 
@@ -57,9 +57,9 @@ class Collect:
         if args["session"] is not None and args["stop"]:
             await self._rest(args["session"], args["work"])
         try:
-            return await self._worktrees.collect(args["intent"], args["repository"], args["base"])
+            return await self._worktrees.collect(args["intent"], args["repository"], args["base"], args.get("folder"))
         except WorktreeError as error:
-            return {"error": str(error)}
+            return {"error": str(error), "code": error.code}
 
     async def _rest(self, session: str, directory: str) -> None:
         """Stop the session, so that it makes no more changes.

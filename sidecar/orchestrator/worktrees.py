@@ -2,25 +2,39 @@
 
 A worktree starts as a copy of the tracked files in the user's directory, including uncommitted changes. It also gets
 OpenCode's own files that git does not track, such as an ``opencode.json`` with permissions, so that background work
-follows the same rules as the user's sessions; these copies never count as changes of the agent. The agent's changes are
-kept as the commit ``refs/durable-stream/<intent>`` in the user's repository, where no branch list shows it.
-Hooks of the repository do not run. Only ``apply`` changes the user's files.
+follows the same rules as the user's sessions; these copies never count as changes of the agent. Nothing in a worktree
+leads out of it. The agent's changes are kept as the commit ``refs/durable-stream/<intent>`` in the user's repository,
+where no branch list shows it. A worktree is removed only if everything in it is saved, or is as it was in the
+beginning. Only ``apply`` changes the user's files.
 
-Source: DESIGN 11 (isolation); FEATURES U25.
+Source: DESIGN 11 (isolation, rights); FEATURES U25.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
-from itertools import accumulate
-from pathlib import Path, PurePath
-from typing import Any, Final, NamedTuple
+import stat
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
+
+from sidecar.orchestrator import applying, lfs, worktree_files
+from sidecar.orchestrator.git import Git, WorktreeError, find, nul, plain
+from sidecar.orchestrator.intent_texts import with_kinds
+
+__all__ = ["MAX_DIFF", "MAX_FILES", "Worktree", "WorktreeError", "Worktrees", "whole_diff"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _ID: Final = re.compile(r"int_[0-9a-f]{4,64}")
-_SECONDS: Final = 120.0
 
 MAX_DIFF: Final = 64 * 1024
 """Maximum length of a diff that the log keeps, in characters; git has the whole diff."""
@@ -28,23 +42,31 @@ MAX_DIFF: Final = 64 * 1024
 MAX_FILES: Final = 200
 """Maximum number of files listed."""
 
-
-CONFIG: Final = ("opencode.json", "opencode.jsonc", ".opencode", "AGENTS.md", "CLAUDE.md")
-"""What OpenCode reads in a session's directory and in each directory above it, up to the repository's root."""
-
 _COPIED: Final = "durable-stream-copied"
-"""The file in the worktree's git directory that lists the copies, each path followed by a NUL."""
+"""The file in git's folder of a worktree that lists the copies as JSON: each name with its digest."""
 
-_OWN: Final = (".gitignore", "package.json", "package-lock.json", "bun.lock", "node_modules")
-"""What OpenCode itself writes into a ``.opencode`` directory."""
+_INDEX: Final = "durable-stream-index"
+"""The index as it was before the agent began. The agent's own index can say that a changed file has not changed."""
+
+_DIFF: Final = (
+    *("diff-tree", "-r", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative"),
+    *("--diff-algorithm=myers", "--ignore-submodules=none"),
+)
+_PATCH: Final = (*_DIFF, "--patch", "--full-index", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/")
+"""A diff in which everything is fixed that a setting could change."""
 
 
-class WorktreeError(Exception):
-    """Git failed; the text says how. ``code`` is stable, for programs."""
+def _as_worktree_error(do: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Say of a file that cannot be read or written what went wrong, as if git had said it."""
 
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
+    @wraps(do)
+    async def doing(*args: P.args, **more: P.kwargs) -> T:
+        try:
+            return await do(*args, **more)
+        except OSError as error:
+            raise WorktreeError("git-failed", f"{error.filename or 'a file'}: {error.strerror}") from None
+
+    return doing
 
 
 class Worktree(NamedTuple):
@@ -56,6 +78,12 @@ class Worktree(NamedTuple):
     base: str
     repository: str
     """The repository's own folder, ``.git``, which outlives every worktree."""
+    folder: str
+    """What git keeps about the worktree, in the repository's folder."""
+    top: str
+    """The user's directory of which the worktree is a copy."""
+    left_out: list[str]
+    """Files of the user's that are not in the worktree, because they lead out of it or are too large."""
 
 
 class Worktrees:
@@ -64,6 +92,7 @@ class Worktrees:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    @_as_worktree_error
     async def add(self, intent: str, directory: str) -> Worktree | None:
         """Create the worktree of an intent. Replaces a worktree whose creation was cut off.
 
@@ -72,52 +101,85 @@ class Worktrees:
         Raises:
             WorktreeError: git refused.
         """
-        root = self._root(intent)
+        root = self.root(intent)
+        place = await find(directory)
+        if place is None:
+            return None
+        git = Git(place.folder, place.top)
         try:
-            top = (await _git(directory, "rev-parse", "--show-toplevel")).rstrip("\n")
-            head = (await _git(directory, "rev-parse", "--verify", "HEAD^{commit}")).strip()
+            head = await git.commit("HEAD")
         except WorktreeError:
             return None
-        await self._remove(top, root)
+        await asyncio.to_thread(_remove, root, place.repository)
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # ``git stash create`` prints nothing if the user has no uncommitted changes.
-        base = (await _git(directory, "stash", "create", f"before {intent}")).strip() or head
-        await _git(directory, "worktree", "add", "--quiet", "--detach", str(root), base)
-        below = (await _git(directory, "rev-parse", "--show-prefix")).rstrip("\n")
-        await _copy_config(Path(top), below, root)
-        repository = await _git(directory, "rev-parse", "--path-format=absolute", "--git-common-dir")
-        return Worktree(str(root / below), str(root), base, repository.rstrip("\n"))
+        base = await _uncommitted(git, head, f"before {intent}")
+        await git.run("worktree", "add", "--quiet", "--detach", "--no-checkout", str(root), base)
+        folder = (root / ".git").read_text("utf-8", "surrogateescape").removeprefix("gitdir: ").removesuffix("\n")
+        # A worktree can have settings of its own (``includeIf``), so the files are written with these known.
+        worktree = Git(folder, str(root))
+        await worktree.run("read-tree", "--reset", "-u", base)
+        left_out = await _cut_links(worktree, Path(place.top))
+        shutil.copy2(Path(folder, "index"), Path(folder, _INDEX))
+        top = Path(place.top)
+        own = await asyncio.to_thread(worktree_files.own_files, top, place.below)
+        # The file may be tracked by the commit and no longer by the user's index, so ask the worktree.
+        known = set(await worktree.names("ls-files", "-z"))
+        wanted = [each for each in own if each not in known]
+        copied, more = await asyncio.to_thread(worktree_files.copy, top, place.below, wanted, root)
+        await asyncio.to_thread(Path(folder, _COPIED).write_text, json.dumps(copied))
+        named = [plain(each) for each in (left_out + more)[: worktree_files.MAX_NAMED]]
+        return Worktree(str(root / place.below), str(root), base, place.repository, folder, place.top, named)
 
-    async def collect(self, intent: str, repository: str, base: str) -> dict[str, Any]:
-        """Save the agent's changes as a commit, and remove the worktree. Idempotent.
+    @_as_worktree_error
+    async def collect(self, intent: str, repository: str, base: str, folder: str | None = None) -> dict[str, Any]:
+        """Save the agent's changes as a commit, and remove the worktree if nothing in it would be lost. Idempotent.
 
-        Returns ``ref`` (empty if nothing changed), ``files`` (at most ``MAX_FILES`` of ``{file, added, removed}``; the
-        counts of a binary file are ``None``), ``count`` and ``diff`` (at most ``MAX_DIFF`` characters).
+        Returns ``ref`` and ``commit`` (empty if nothing changed), ``files`` (at most ``MAX_FILES`` of
+        ``{file, added, removed}``; the counts of a binary file are ``None``), ``count``, and ``diff`` (at most
+        ``MAX_DIFF`` characters; ``is_cut`` if there is more). If the worktree was kept, ``kept`` is its directory, and
+        ``unsaved`` says what is only there: some ``{file, why}``, and their number as ``unsaved_count``.
 
         Raises:
-            WorktreeError: git refused; the worktree is still there.
+            WorktreeError: git refused; the worktree is still there. The code is ``worktree-changed`` if the worktree no
+                longer belongs to the repository.
         """
-        root, ref = self._root(intent), _ref(intent)
-        if await asyncio.to_thread(root.exists):
-            await _git(str(root), "add", "--all")
-            await _leave_out_copies(root)
-            head = (await _git(str(root), "rev-parse", "HEAD")).strip()
-            tree = (await _git(str(root), "write-tree")).strip()
-            kept = head
-            if tree != (await _git(str(root), "rev-parse", f"{head}^{{tree}}")).strip():
-                kept = (await _git(str(root), "commit-tree", tree, "-p", head, "-m", f"Changes of {intent}")).strip()
-            if tree != (await _git(str(root), "rev-parse", f"{base}^{{tree}}")).strip():
-                await _git(repository, "update-ref", ref, kept)
-            await self._remove(repository, root)
-        if not await self._has(repository, ref):
-            return {"ref": "", "files": [], "count": 0, "diff": ""}
-        counted = (await _git(repository, "diff", "--numstat", "-z", "--no-renames", base, ref)).split("\0")
-        files = [_counted(line) for line in counted if line]
-        diff = await _git(repository, "diff", "--no-color", "--no-ext-diff", base, ref)
-        return {"ref": ref, "files": files[:MAX_FILES], "count": len(files), "diff": _plain(diff[:MAX_DIFF])}
+        root, ref = self.root(intent), _ref(intent)
+        git, lost = Git(repository), dict[str, str]()
+        if is_there := await asyncio.to_thread(os.path.lexists, root):
+            folder = folder or f"{repository}/worktrees/{intent}"
+            if not await asyncio.to_thread(_is_ours, root, folder):
+                raise WorktreeError("worktree-changed", f"the file {root}/.git is not the one that git wrote")
+            lost = await _save(Git(folder, str(root)), root, base, ref, f"Changes of {intent}", git)
+        saved = await self._saved(git, base, ref)
+        if is_there and not lost:
+            try:
+                await asyncio.to_thread(_remove, root, repository)
+            except OSError as error:
+                lost = {".": f"it could not be removed ({error.strerror})"}
+        if lost:
+            some = list(lost.items())[: worktree_files.MAX_NAMED]
+            named = [{"file": plain(file), "why": why} for file, why in some]
+            saved |= {"kept": str(root), "unsaved": named, "unsaved_count": len(lost)}
+        return saved
 
-    async def apply(self, intent: str, directory: str, base: str) -> bool:
+    async def _saved(self, git: Git, base: str, ref: str) -> dict[str, Any]:
+        try:
+            commit = await git.commit(ref)
+        except WorktreeError:
+            return {"ref": "", "commit": "", "files": [], "count": 0, "diff": "", "is_cut": False}
+        counted = [_counted(line) for line in await git.names(*_DIFF, "--numstat", "-z", base, commit)]
+        files = with_kinds(counted, await git.names(*_DIFF, "--raw", "-z", base, commit))
+        diff = await git.run(*_PATCH, base, commit)
+        shown = {"diff": plain(diff[:MAX_DIFF]), "is_cut": len(diff) > MAX_DIFF}
+        return {"ref": ref, "commit": commit, "files": files[:MAX_FILES], "count": len(files), **shown}
+
+    @_as_worktree_error
+    async def apply(self, intent: str, directory: str, worktree: Mapping[str, Any], commit: str = "") -> bool:
         """Apply the saved changes to the user's directory, all or none. Returns false if they had already been applied.
+
+        Args:
+            worktree: what ``add`` returned.
+            commit: the commit that ``collect`` returned, and of which the user has seen the changes.
 
         Raises:
             WorktreeError: the code is ``no-changes`` if no changes are saved, or ``apply-conflict`` if the changes
@@ -127,139 +189,177 @@ class Worktrees:
         if not await asyncio.to_thread(Path(directory).is_dir):
             advice = f"in another directory of the repository, `git cherry-pick {ref}` applies the changes"
             raise WorktreeError("git-failed", f"the directory {directory} no longer exists; {advice}")
-        if not await self._has(directory, ref):
-            raise WorktreeError("no-changes", f"no changes are saved as {ref}")
-        top = (await _git(directory, "rev-parse", "--show-toplevel")).rstrip("\n")
-        patch = await _git(directory, "diff", "--binary", "--no-color", "--no-ext-diff", base, ref)
+        top, repository = worktree.get("top"), worktree["repository"]
+        if top is None:  # made by an earlier version
+            place = await find(directory)
+            top = place.top if place is not None else directory
         try:
-            await _git(top, "apply", "--check", "--reverse", "-", given=patch)
+            commit = await Git(repository).commit(commit or ref)
         except WorktreeError:
-            try:
-                await _git(top, "apply", "--whitespace=nowarn", "-", given=patch)
-            except WorktreeError as error:
-                merge = f"commit your own changes, then `git cherry-pick {ref}` merges the two"
-                advice = f"the changes conflict with the current files; {merge}"
-                raise WorktreeError("apply-conflict", f"{advice} ({error})") from None
-            return True
-        return False
+            raise WorktreeError("no-changes", f"no changes are saved as {ref}") from None
+        try:
+            return await applying.apply(Git(repository, top), worktree["base"], commit)
+        except applying.Conflict as conflict:
+            merge = f"commit your own changes, then `git cherry-pick {ref}` merges the two"
+            advice = f"the changes conflict with the current files; {merge}"
+            raise WorktreeError("apply-conflict", f"{advice} ({conflict})") from None
 
-    def _root(self, intent: str) -> Path:
+    def root(self, intent: str) -> Path:
+        """The root directory of an intent's worktree."""
         if not _ID.fullmatch(intent):
             raise WorktreeError("no-intent", f"{intent!r} is not an intent id")
         return self._folder / intent
 
-    async def _has(self, directory: str, ref: str) -> bool:
-        try:
-            await _git(directory, "rev-parse", "--verify", "--quiet", ref)
-        except WorktreeError:
-            return False
-        return True
 
-    async def _remove(self, directory: str, root: Path) -> None:
-        if await asyncio.to_thread(root.exists):
-            await asyncio.to_thread(shutil.rmtree, root)
-        await _git(directory, "worktree", "prune")
-
-
-async def _copy_config(top: Path, below: str, root: Path) -> None:
-    """Copy the untracked ones of ``CONFIG`` from the user's directories into the worktree at ``root``."""
-    levels = ["", *(f"{each}/" for each in accumulate(PurePath(below).parts, "{}/{}".format))]
-    wanted = [f":(literal){level}{name}" for level in levels for name in CONFIG]
-    found = await _git(str(top), "ls-files", "--others", "-z", "--", *wanted, ":(exclude,glob)**/node_modules/**")
-    places = [f"{level}.opencode/" for level in levels]
-    names = [each.rstrip("/") for each in found.split("\0") if each]
-    copied = await asyncio.to_thread(_copied, top, names, places, root)
-    (await _list_of_copies(root)).write_bytes(b"".join(os.fsencode(each) + b"\0" for each in copied))
-
-
-def _copied(top: Path, names: list[str], places: list[str], root: Path) -> list[str]:
-    """Copy these files and return what is not to count as a change of the agent: the copies, and what OpenCode itself
-    will write into the ``.opencode`` directories, ``places``.
-
-    A link to a directory becomes a link to the same directory. A ``node_modules`` becomes a link, because it can be
-    large.
+async def whole_diff(repository: str, base: str, commit: str) -> str:
+    """The whole diff of an intent's changes, as text that ``git apply`` reads.
 
     Raises:
-        WorktreeError: a file cannot be copied. Without it, the agent might do what the user forbids.
+        WorktreeError: the repository or the commit is gone.
     """
-    done = []
-    for name in (*names, *(f"{place}node_modules" for place in places if (top / place).is_dir())):
-        source, target = top / name, root / name
+    return plain(await Git(repository).run(*_PATCH, "--binary", base, commit))
+
+
+async def _uncommitted(git: Git, head: str, message: str) -> str:
+    """A commit with the tracked files as they are on disk; ``head`` if that is what they are."""
+    with TemporaryDirectory() as temporary:
+        index = Path(temporary, "index")
+        scratch = git.with_index(index)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if source.is_dir() and not os.path.lexists(target):
-                target.symlink_to(source.resolve())
-            elif source.is_file():
-                shutil.copy2(source, target)
-            else:
-                continue  # a link to nothing, or a directory that is there already
-        except OSError as error:
-            raise WorktreeError("config-not-copied", f"cannot copy {source} into the worktree: {error}") from None
-        done.append(name)
-    own = [f"{place}{name}" for place in places if (root / place).is_dir() for name in _OWN]
-    return done + [name for name in own if not os.path.lexists(root / name)]
+            shutil.copy2(Path(git.folder, "index"), index)  # with its times, from which git knows what has changed
+        except FileNotFoundError:
+            await scratch.run("read-tree", head)
+        await _store(scratch, await _changed(scratch))
+        return await _commit(scratch, head, message)
 
 
-async def _leave_out_copies(root: Path) -> None:
-    """Take the copies of OpenCode's own files out of the index of a worktree."""
-    listed = await _list_of_copies(root)
-    given = os.fsdecode(listed.read_bytes()) if listed.exists() else ""
-    if given:
-        quiet = ("--cached", "--quiet", "--force", "--ignore-unmatch", "-r")
-        read = ("--pathspec-from-file=-", "--pathspec-file-nul")
-        await _git(str(root), "--literal-pathspecs", "rm", *quiet, *read, given=given)
+async def _commit(git: Git, head: str, message: str) -> str:
+    tree = (await git.run("write-tree")).strip()
+    if tree == await git.tree(head):
+        return head
+    return (await git.run("commit-tree", tree, "-p", head, "-m", message)).strip()
 
 
-async def _list_of_copies(root: Path) -> Path:
-    return Path((await _git(str(root), "rev-parse", "--absolute-git-dir")).rstrip("\n")) / _COPIED
+async def _changed(git: Git) -> list[str]:
+    """The tracked files that differ from the index. Git looks into no submodule, since that would start it there."""
+    return await lfs.changed(git, await git.names("diff-files", "--name-only", "-z", "--ignore-submodules=all"))
+
+
+async def _store(git: Git, names: Iterable[str]) -> None:
+    """Bring these names in the index up to date with the disk."""
+    assert git.files is not None
+    there, gone = await asyncio.to_thread(_sorted, Path(git.files), names)
+    if gone:
+        await git.run("update-index", "--force-remove", "-z", "--stdin", given=nul(gone))
+    if there:
+        await git.run("update-index", "--add", "-z", "--stdin", given=nul(there))
+
+
+def _sorted(root: Path, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    there: list[str] = []
+    gone: list[str] = []
+    for name in dict.fromkeys(names):
+        (there if applying.kind(root, name) in ("file", "link") else gone).append(name)
+    return there, gone
+
+
+async def _cut_links(git: Git, top: Path) -> list[str]:
+    """Take the tracked links that lead out of a worktree away from it. Git is told not to miss them."""
+    assert git.files is not None
+    root = Path(git.files)
+    listed = await git.names("ls-files", "--stage", "-z")
+    links = [each.partition("\t")[2] for each in listed if each.startswith("120000 ")]
+    out = await asyncio.to_thread(worktree_files.cut_links, links, top, root)
+    if out:
+        await git.run("update-index", "--skip-worktree", "-z", "--stdin", given=nul(out))
+    return out
+
+
+async def _save(git: Git, root: Path, base: str, ref: str, message: str, repository: Git) -> dict[str, str]:
+    """Save what is on disk as a commit; returns what could not be saved, and why."""
+    copied = await asyncio.to_thread(_copies, git.folder)
+    with TemporaryDirectory() as temporary:
+        index = Path(temporary, "index")
+        try:
+            shutil.copy2(Path(git.folder, _INDEX), index)
+        except FileNotFoundError:  # made by an earlier version
+            shutil.copy2(Path(git.folder, "index"), index)
+        scratch = git.with_index(index)
+        names = await _changed(scratch)
+        names += await scratch.names("ls-files", "--others", "--exclude-standard", "-z")
+        names += await _added(git, base)
+        names += [each for each in await _modules(scratch) if applying.kind(root, each) != "directory"]
+        # A name that ends with a slash is a repository of its own.
+        await _store(scratch, (n for n in names if not n.endswith("/") and not worktree_files.is_own(n, copied)))
+        try:
+            head = await git.commit("HEAD")
+        except WorktreeError:
+            head = base
+        commit = await _commit(scratch, head, message)
+        if await git.tree(commit) != await git.tree(base):
+            await repository.run("update-ref", ref, commit)
+        modules = await _modules(scratch)
+        saved = set(await scratch.names("ls-files", "-z")) - set(modules)
+        late = dict.fromkeys(await _changed(scratch), "changed while it was saved")
+        return late | await asyncio.to_thread(worktree_files.unsaved, root, saved, modules, copied)
+
+
+async def _modules(git: Git) -> list[str]:
+    """The submodules in the index."""
+    listed = await git.names("ls-files", "--stage", "-z")
+    return [each.partition("\t")[2] for each in listed if each.startswith("160000 ")]
+
+
+async def _added(git: Git, base: str) -> list[str]:
+    """What the agent itself added to its index, which can be files that git ignores."""
+    try:
+        return await git.names("diff-index", "--cached", "--name-only", "--diff-filter=A", "-z", base)
+    except WorktreeError:  # the agent's index is broken, and what is on disk counts
+        return []
+
+
+def _copies(folder: str) -> dict[str, str]:
+    try:
+        text = Path(folder, _COPIED).read_bytes()
+    except FileNotFoundError:
+        return {}
+    try:
+        return dict(json.loads(text))
+    except ValueError:  # written by an earlier version: names, each with a NUL
+        return {os.fsdecode(each): "" for each in text.split(b"\0") if each}
+
+
+def _is_ours(root: Path, folder: str) -> bool:
+    """Whether a worktree's file ``.git`` is the one that git wrote."""
+    link = root / ".git"
+    try:
+        if not stat.S_ISDIR(root.lstat().st_mode) or not stat.S_ISREG(link.lstat().st_mode):
+            return False
+        return link.read_bytes() == b"gitdir: " + os.fsencode(folder) + b"\n" and Path(folder).is_dir()
+    except OSError:
+        return False
+
+
+def _remove(root: Path, repository: str) -> None:
+    """Remove a worktree, and what git keeps about it. Other worktrees are not touched, even if they are not there."""
+    if os.path.lexists(root):
+        shutil.rmtree(root)
+    kept = Path(repository, "worktrees")
+    for each in kept.glob("*/gitdir"):
+        if each.read_text("utf-8", "surrogateescape").rstrip("\n") == f"{root}/.git":
+            shutil.rmtree(each.parent)
+    with suppress(OSError):  # another worktree is still there
+        kept.rmdir()
 
 
 def _ref(intent: str) -> str:
     return f"refs/durable-stream/{intent}"
 
 
-def _plain(text: str) -> str:
-    """Text that JSON can hold. Bytes that are not UTF-8 become replacement characters."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
 def _counted(line: str) -> dict[str, Any]:
     added, removed, file = line.split("\t", 2)
     return {
-        "file": _plain(file),
+        "file": plain(file),
         "added": int(added) if added.isdigit() else None,
         "removed": int(removed) if removed.isdigit() else None,
     }
-
-
-async def _git(directory: str, *arguments: str, given: str | None = None) -> str:
-    """Run git in a directory, without hooks, without prompts, and without environment variables that another git
-    set."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    name = "durable-stream"
-    who = {f"GIT_{role}_{what}": name for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    quiet = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *("git", *quiet, *arguments),
-            cwd=directory,
-            env={**own, **who, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
-            stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-    except OSError as error:
-        raise WorktreeError("git-failed", f"git cannot be run in {directory} ({error.strerror})") from None
-    try:
-        sent = None if given is None else given.encode("utf-8", "surrogateescape")
-        out, said = await asyncio.wait_for(process.communicate(sent), _SECONDS)
-    except TimeoutError:
-        raise WorktreeError("git-failed", f"git {arguments[0]} took more than {_SECONDS:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        text = " ".join(said.decode("utf-8", "replace").split())[:300]
-        raise WorktreeError("git-failed", f"git {arguments[0]}: {text or f'code {process.returncode}'}")
-    return out.decode("utf-8", "surrogateescape")

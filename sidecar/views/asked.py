@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sidecar.views.fields import as_list, as_mapping, as_text, first_text
-from sidecar.views.wording import one_line
+from sidecar.views.wording import one_line, visible
 
 CHECKPOINT = "workflow.checkpoint"
 
@@ -19,12 +19,17 @@ def what_is_asked(payload: dict[str, Any]) -> str:
     The patterns of a command are its parts, so only the command itself shows how these parts are joined.
     """
     if questions := as_list(payload.get("questions")):
-        return one_line("; ".join(as_text(each.get("question")) for each in questions if isinstance(each, dict)))
+        return on_one_line("; ".join(as_text(each.get("question")) for each in questions if isinstance(each, dict)))
     command = as_text(as_mapping(payload.get("metadata")).get("command"))
-    return one_line(command or " ; ".join(map(as_text, as_list(payload.get("patterns")))))
+    return on_one_line(command or " ; ".join(map(as_text, as_list(payload.get("patterns")))))
 
 
 def asked_text(payload: dict[str, Any]) -> str:
     """An ask on one line: ``bash rm -rf build``, or the question. Every command and screen shows this same text."""
     what = what_is_asked(payload)
-    return what if payload.get("questions") else one_line(f"{first_text(payload, 'permission', 'kind')} {what}")
+    return what if payload.get("questions") else on_one_line(f"{first_text(payload, 'permission', 'kind')} {what}")
+
+
+def on_one_line(text: str) -> str:
+    """``text`` on one line, on which nothing is hidden: a line break may begin a second command, so it is shown."""
+    return one_line(" ⏎ ".join(visible(text).strip().split("\n")))

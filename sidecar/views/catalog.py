@@ -14,6 +14,7 @@ import msgspec
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.views.asked import CHECKPOINT, asked_text
 from sidecar.views.fields import as_mapping, as_text, is_forgotten, is_number
+from sidecar.views.wording import cut_middle
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
 
@@ -186,9 +187,9 @@ class Catalog:
     def _checkpoint(self, record: Record, session: SessionView) -> None:
         payload = record.event.payload
         request = as_text(payload.get("request"))
-        if payload.get("state") == "asked":
-            text = asked_text(payload)
-            text = text[:_ASK_LENGTH] + "…" * (len(text) > _ASK_LENGTH)
+        if payload.get("state") == "asked" and not record.event.metadata.get("history"):
+            # Whoever asked in a session that was imported waits for nobody.
+            text, _ = cut_middle(asked_text(payload), _ASK_LENGTH)
             session.asks[request] = OpenAsk(request, session.id, record.event.id, record.event.ts, text)
         else:
             session.asks.pop(request, None)

@@ -16,6 +16,8 @@ from sidecar.views.wording import local_time, one_line, printable
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _SWALLOWS = re.compile(r"( {0,3})<(?=script|pre|style|textarea|!|\?)", re.IGNORECASE)
+_ACTS = re.compile(r"<(?=[A-Za-z/!?])|!(?=\[)")
+"""Where HTML or an image begins, which a viewer may run or fetch. A prompt may have been pasted from anywhere."""
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
@@ -51,6 +53,12 @@ def fenced(text: str, language: str = "") -> list[str]:
     """``text`` as a block of code, with a fence that the text itself cannot close."""
     ticks = _ticks(text, 3)
     return [ticks + language, *printable(text).split("\n"), ticks]
+
+
+def inert(text: str) -> str:
+    """Markdown without HTML and images. A backslash before a character could be undone by another one before it, so
+    the characters are written as entities."""
+    return _ACTS.sub(lambda found: f"&#{ord(found[0])};", text)
 
 
 def contained(text: str) -> list[str]:
@@ -94,7 +102,7 @@ def _item(item: Item, directory: str, reading: Reading, level: int) -> Iterator[
     if isinstance(item, Prompt):
         yield f"{'#' * min(level, 6)} {escaped(item.actor)} · {words.prompt_facts(item)}"
         yield ""
-        yield from _quoted(printable(words.prompt_text(item)).split("\n"))
+        yield from _quoted(inert(printable(words.prompt_text(item))).split("\n"))
     elif isinstance(item, Said) and item.kind == "answer":
         yield from contained(item.text)
     elif isinstance(item, Said):

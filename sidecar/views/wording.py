@@ -7,6 +7,33 @@ from datetime import UTC, datetime
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u2800\u3164\ufe00-\ufe0e\uffa0\U000e0100-\U000e01ef]")
+"""Characters that Python calls printable, but that a screen shows as nothing or as a space."""
+
+
+def visible(text: str) -> str:
+    """``text`` with its line breaks and tabs, and every character that a screen hides or obeys as ``<U+202E>``.
+
+    For what a person is asked to allow: unlike ``printable``, nothing that is there is left out.
+    """
+    if text.isprintable() and text.isascii():
+        return text
+    shown = (c if c in "\n\t" or (c.isprintable() and not _UNSEEN.match(c)) else f"<U+{ord(c):04X}>" for c in text)
+    return "".join(shown)
+
+
+def cut_middle(text: str, most: int) -> tuple[str, int]:
+    """``text`` on at most ``most`` characters, and how many characters were left out.
+
+    The beginning and the end stay, because either may be what matters. The text in between says what is missing.
+    """
+    if len(text) <= most:
+        return text, 0
+    mark = f" … {len(text)} characters left out … "  # the number that is left out has no more digits than this
+    left = len(text) - max(most - len(mark), 2)
+    kept = len(text) - left
+    return f"{text[: kept - kept // 2]} … {left} characters left out … {text[len(text) - kept // 2 :]}", left
+
 
 def printable(text: str) -> str:
     """``text`` with its line breaks, but without escape sequences, control characters and format characters."""

@@ -31,10 +31,12 @@ def with_plugin(
 
 
 @contextmanager
-def two_with_plugin(model: ModelServer, durable: DurableStream, command: Path = EXECUTABLE) -> Iterator[RealOpenCode2]:
+def two_with_plugin(
+    model: ModelServer, durable: DurableStream, command: Path = EXECUTABLE, config: dict[str, Any] | None = None
+) -> Iterator[RealOpenCode2]:
     """A service of OpenCode 2 with the plugin, which starts sidecars with ``command``; all of them end with it."""
     plugins = {PLUGIN: durable.plugin(command=command)}
-    config = {"snapshot": False}
+    config = {"snapshot": False} | (config or {})
     with RealOpenCode2(
         binary_path(VERSION_2), model.port, config=config, plugins=plugins, plugin_scope="global"
     ) as opencode:

@@ -87,7 +87,7 @@ class Demo:
         self.mark(f"kill -9 {sidecar}: the sidecar", "bold red")
         again = durable.wait_running({sidecar})
         self.say("sidecar", f"is back (pid {again}), and the agent never stopped")
-        headless = int(json.loads((durable.home / "headless.json").read_text())["pid"])
+        headless = int(json.loads((durable.home / "headless.json").read_text())["servers"][-1]["pid"])
         os.kill(headless, signal.SIGKILL)
         self.mark(f"kill -9 {headless}: the OpenCode that runs the agent", "bold red")
         resumed = wait_until(lambda: [i for i in durable.lines("intents") if i["resumes"]], "the agent's return")[0]

@@ -55,7 +55,7 @@ LEAN_ENGINE = {
 """The JavaScript engine compiles later than by itself and frees no memory, because most processes of a test live for
 seconds. OpenCode begins with 650 MB, and each prompt adds about 25 MB."""
 
-_INHERITED_NO = ("opencode", "npm_", "xdg_", "durable_stream", "git_")
+_INHERITED_NO = ("opencode", "npm_", "xdg_", "durable_stream", "git_", "pytest_")
 
 _STUB_LOCK = {"lockfileVersion": 3, "packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}
 """With it and an empty node_modules OpenCode takes a config directory for installed and asks no registry."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.real.background import intents, only, refused, spawn, with_plugin
-from tests.real.durable import DurableStream, wait_until
+from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.real_opencode
 
 @pytest.fixture(scope="module")
 def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    config = {"permission": {"bash": "ask"}, "subagent_depth": 2}
+    config = {"permission": {"bash": {"*": "ask", "*durable-stream*": "allow"}}, "subagent_depth": 2}
     with with_plugin(opencode_binary, model, durable, config=config) as opencode:
         yield opencode
 
@@ -131,8 +131,25 @@ def test_what_a_session_of_the_users_asks_is_answered_from_the_command_line(
     durable.cli("checkpoints", asked["id"][:10], "--answer", "once")
     wait_until(lambda: "from afar" in json.dumps(client.messages(session)[1:]), "the end of the command")
     (known,) = (each for each in durable.lines("checkpoints", "--all") if each["id"] == asked["id"])
-    assert (known["state"], known["by"], known["answer"]) == ("answered", "user", ["once"])
+    # The test's command has no terminal, and no OpenCode started it.
+    assert (known["state"], known["by"], known["answer"]) == ("answered", "process", ["once"])
+    assert known["via"]["channel"] == "command-line" and known["via"]["pid"] > 0
     assert refused(durable, "checkpoints", asked["id"], "--answer", "once") == "already-answered"
+
+
+def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode, durable: DurableStream) -> None:
+    asking, answering = client.create_session("asks"), client.create_session("answers")
+    client.prompt_async(asking, 'CALL:bash {"command": "echo allowed at last", "description": "x"}')
+    asked = only(durable, "permission", background=False)
+    said = durable.home.parent / "said"
+    command = f"{EXECUTABLE} --home {durable.home} checkpoints {asked['id']} --answer once > {said} 2>&1"
+    for given in (command, f"setsid --fork {command}"):
+        said.unlink(missing_ok=True)
+        client.prompt(answering, f"CALL:bash {json.dumps({'command': given, 'description': 'x'})}")
+        wait_until(lambda: said.exists() and "[agent-answer]" in said.read_text(), "the refusal")
+    assert [each["id"] for each in waiting(durable)] == [asked["id"]], "it still waits"
+    durable.cli("checkpoints", asked["id"], "--answer", "once")
+    wait_until(lambda: "allowed at last" in json.dumps(client.messages(asking)[1:]), "the end of the command")
 
 
 def test_background_work_waits_for_checkpoint_ask(client: RealOpenCode, durable: DurableStream) -> None:

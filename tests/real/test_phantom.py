@@ -6,6 +6,7 @@ One OpenCode and one home for all tests.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,35 @@ def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(client: RealOpe
         assert said in durable.cli("intents", done["id"], "--apply")
         assert made.read_text() == "two\n"
     assert intents(durable, parent)[0]["applied"]
+
+
+def test_an_agent_without_a_shell_cannot_make_the_sidecar_run_a_program(
+    client: RealOpenCode, durable: DurableStream, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    files = {
+        ".g/HEAD": "ref: refs/heads/y\n",
+        ".g/config": f'[filter "e"]\n\tclean = "touch {ran}; cat"\n',
+        ".g/objects/info/x": "x",
+        ".g/refs/heads/y": "y",
+        ".gitattributes": "* filter=e\n",
+        ".git": "gitdir: .g\n",
+    }
+    writes = " ".join(f"CALL:write {json.dumps({'filePath': k, 'content': v})}" for k, v in files.items())
+    config = client.project / "opencode.json"
+    config.write_text('{"permission": {"bash": "deny", "external_directory": "deny"}}')
+    try:
+        parent = client.create_session("parent")
+        client.prompt(parent, spawn(f'CALL:read {{"filePath": ".git"}}THEN: {writes}THEN: SAY:wrote it'))
+        done = one(durable, "completed", parent)
+    finally:
+        config.unlink()
+    root = Path(done["worktree"]["root"])
+    assert (root / ".git").read_text() == files[".git"], "it could write the file"
+    assert done["changes"]["code"] == "worktree-changed" and not ran.exists()
+    wait_until(lambda: str(root) in json.dumps(client.messages(parent)), "the parent is told where it is")
+    assert str(root) in durable.cli("intents", done["id"])
+    shutil.rmtree(root)
 
 
 def test_a_permission_of_an_untracked_opencode_json_holds_in_the_worktree(

@@ -69,7 +69,7 @@ def test_work_that_is_cancelled_before_its_opencode_links_back_is_stopped(
     client.prompt(client.create_session("parent"), spawn("HOLD:cut-off SAY:late"))
     running = one(durable, "running")
     model.wait_held("cut-off")
-    headless = json.loads((durable.home / "headless.json").read_text())
+    (headless,) = json.loads((durable.home / "headless.json").read_text())["servers"]
     assert statuses(headless, running["place"])
     with suspended(headless["pid"]):
         restarted(durable)

@@ -116,6 +116,10 @@ def test_a_mistake_names_the_file_and_the_place(tmp_path: Path, text: str, said:
             "notify.quiet_hours: must look like 22:00-07:00, not '25:00-07:00'",
         ),
         ("[notify]\nquiet_hours = 22", "notify.quiet_hours: must be a string, not 22"),
+        (
+            '[notify]\nanswer_host = "0.0.0.0"\nanswer_port = 1',
+            "notify: `answer_host` is every address of this machine, so links need `answer_url`",
+        ),
         ('[notify]\nanswer_host = "h"', "notify.answer_host: must look like 127.0.0.1, not 'h'"),
         ('[notify]\nanswer_url = "h:1"', "notify.answer_url: must look like https://answers.example.org, not 'h:1'"),
         ('[nats]\ninbox_prefix = "a.>"', "nats.inbox_prefix: must look like _INBOX, not 'a.>'"),

@@ -14,7 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sidecar.views.wording import one_line, printable
+from sidecar.views.wording import cut_middle, one_line, printable
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem
@@ -41,11 +41,13 @@ _NOT_PLAIN = re.compile("[^ -~]")
 
 
 class Column(NamedTuple):
-    """A column of a table. ``right`` aligns numbers; ``styles`` maps a cell's text to its rich style."""
+    """A column of a table. ``right`` aligns numbers; ``styles`` maps a cell's text to its rich style. With ``middle``,
+    a text of the last column is cut in its middle, because its end matters as much as its beginning."""
 
     name: str
     right: bool = False
     styles: Mapping[str, str] = MappingProxyType({})
+    middle: bool = False
 
 
 class Output:
@@ -194,7 +196,7 @@ class Output:
             column = columns[number]
             table.add_column(column.name, no_wrap=True, justify="right" if column.right else "left")
         for line in lines:
-            line[-1] = truncated(line[-1], room)
+            line[-1] = truncated(cut_middle(line[-1], room)[0] if columns[-1].middle else line[-1], room)
             table.add_row(*(Text(line[n], columns[n].styles.get(line[n], "")) for n in shown))
         self.console.print(table)
 

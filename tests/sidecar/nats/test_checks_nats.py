@@ -11,7 +11,8 @@ import pytest
 
 from bridge.nats.jetstream.client_errors import NOTHING_LISTENS, UNKNOWN_HOST
 from sidecar.checks.check import Check, scene_of
-from sidecar.checks.nats import check_nats
+from sidecar.checks.nats import _unprotected, check_nats
+from sidecar.config import NatsConfig
 from sidecar.home import Home
 from tests.nats_servers import TOKEN, RealServer, program, real_server
 
@@ -103,3 +104,17 @@ def test_an_external_one_without_jetstream_or_too_old(
     with real_server(tmp_path / "bare", "2.10", authorization={}, jetstream=False) as bare:
         found = only(look(home, f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{bare.port}"]\n'))
         assert found.level == "note" and "JetStream" in found.text and found.hint
+
+
+@pytest.mark.parametrize(
+    ("about", "far"),
+    [
+        ({"servers": ("nats://nats.example.org:4222",)}, "nats.example.org"),
+        ({"servers": ("nats://127.0.0.1:4222", "nats://10.0.0.7:4222")}, "10.0.0.7"),
+        ({"servers": ("nats://nats.example.org:4222",), "tls_enabled": True}, None),
+        ({"servers": ("tls://nats.example.org:4222",)}, None),
+        ({"servers": ("nats://localhost:4222", "nats://[::1]:4222")}, None),
+    ],
+)
+def test_a_server_elsewhere_without_tls_is_told(about: dict[str, Any], far: str | None) -> None:
+    assert _unprotected(NatsConfig(mode="external", **about)) == far

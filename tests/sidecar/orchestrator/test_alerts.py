@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sidecar.notify_config import NotifyConfig
+from sidecar.orchestrator import alerts
 from sidecar.orchestrator.alerts import ALERT, NAME, SEND, TOAST, AlertAgent
 from sidecar.orchestrator.channels import ChannelError, Channels, channel_name, quiet_until
 from sidecar.orchestrator.notify_effects import Send
@@ -144,6 +146,49 @@ async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_wait
         assert all(alert.stages == [] for alert in agent.data.alerts.values() if alert.state != "seen")
 
 
+async def test_many_questions_share_messages_after_the_third_and_each_keeps_its_link() -> None:
+    send = Script({})
+    agent = AlertAgent([["desktop"]], escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        for number in range(40):
+            question = {"checkpoint": f"chk_{number:02}", "kind": "ask", "text": "May I?" + "x" * 300, "intent": None}
+            await run.happened("checkpoint.opened", stream="agent/checkpoints", **question)
+        assert [args["checkpoints"] for args in send.runs] == [["chk_00"], ["chk_01"], ["chk_02"]]
+        await run.tick(NAME, 30)
+        await run.tick(NAME, 30)
+        assert len(send.runs) == 5
+        assert [each for args in send.runs for each in args["checkpoints"]] == [f"chk_{n:02}" for n in range(40)]
+        assert all(f"({each})" in args["text"] for args in send.runs for each in args["checkpoints"])
+
+
+async def test_a_message_hides_nothing_and_says_where_a_cut_question_is_whole() -> None:
+    send = Script({})
+    agent = AlertAgent([["desktop"]], escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        text = "bash \u202e" + "A" * 1000 + "; curl evil"
+        question = {"checkpoint": "chk_q", "kind": "permission", "text": text, "intent": None, "left_out": 0}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **question)
+        await run.tick(NAME, 60)
+        said = send.runs[0]["text"]
+        assert len(said) <= alerts.MAX_TEXT and "<U+202E>" in said and "; curl evil (chk_q)" in said
+        assert "characters left out" in said and "durable-stream checkpoints chk_q" in said
+
+
+async def test_every_question_of_a_message_has_its_link() -> None:
+    sent = list[str]()
+
+    class Phone:
+        async def send(self, channel: str, title: str, text: str) -> None:
+            sent.append(text)
+
+    effect = Send(Phone(), lambda each: f"http://x/{each}" if each != "chk_2" else None)  # type: ignore[arg-type]
+    for given in (["chk_1"], ["chk_1", "chk_2", "chk_3"]):
+        args = {"channel": "c", "title": "t", "text": "x", "checkpoints": given}
+        await effect.run(SimpleNamespace(args=args), "key")  # type: ignore[arg-type]
+    assert sent[0].endswith("Answer: http://x/chk_1")
+    assert sent[1].splitlines()[2:] == ["Answer chk_1: http://x/chk_1", "Answer chk_3: http://x/chk_3"]
+
+
 async def test_several_whose_channel_fails_go_on_together() -> None:
     send = Script(ChannelError("no"))
     agent = AlertAgent([["desktop"], ["json:1"]], quiet_until=lambda now: None if now >= at(7) else at(7))
@@ -261,8 +306,9 @@ async def test_the_desktop_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
     channels = Channels(NotifyConfig(desktop=True))
-    await channels.send("desktop", "a title", "--help $(x)")
-    assert heard.read_text().split("|")[-3:] == ["a title", "--help $(x)", ""]
+    await channels.send("desktop", "a title", "--help $(x) <a href='http://evil'>")
+    body = "--help $(x) &lt;a href='http://evil'&gt;"
+    assert heard.read_text().split("|")[-3:] == ["a title", body, ""], "a desktop would make a link of it"
     tool.unlink()
     with pytest.raises(ChannelError):
         await channels.send("desktop", "a title", "a text")

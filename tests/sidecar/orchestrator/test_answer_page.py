@@ -20,7 +20,10 @@ from sidecar.orchestrator import answer_link, answer_page
 from sidecar.orchestrator.answer_link import LIVES_MS, Link
 from sidecar.orchestrator.answer_page import MAX_CONNECTIONS, MAX_FORM, AnswerPage
 from sidecar.orchestrator.checkpoints import Checkpoint
+from sidecar.orchestrator.consent import MAX_TEXT, asked
 from sidecar.orchestrator.people import People
+from sidecar.orchestrator.reading import whole as read_whole
+from sidecar.views.select import open_reader
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.real.opencode import free_port
@@ -83,10 +86,42 @@ def test_the_page_shows_text_as_text_and_offers_each_answer() -> None:
     assert "<script>" not in page and "&lt;script&gt;" in page and "&lt;b&gt;" in page
     assert page.count("<form method=post>") == 3 and 'value="&quot;yes&quot;"' in page
     for value in ("once", "always", "reject"):
-        assert f'value="{value}"' in answer_link.form_page(checkpoint())
+        assert f'value="{value}"' in answer_link.form_page(checkpoint(always=["make *"]))
     assert answer_link.form_page(checkpoint("question", questions=2)).count("<input name=answer") == 2
     closed = answer_link.form_page(checkpoint(state="answered", answer=["once"]))
-    assert "<form" not in closed and "once" in closed
+    assert "<form" not in closed and "answered" in closed
+    assert "once" not in closed and "rm -rf" not in closed, "the link stays in the phone, and shows nothing any more"
+
+
+def test_always_is_offered_only_with_the_patterns_that_it_allows() -> None:
+    page = answer_link.form_page(checkpoint(always=["echo *", "\u202e*"]))
+    assert "echo *" in page and "<U+202E>" in page.replace("&lt;", "<").replace("&gt;", ">")
+    assert 'value="always"' not in answer_link.form_page(checkpoint())
+
+
+def test_a_cut_text_is_marked_and_can_only_be_rejected() -> None:
+    given = {"kind": "permission", "session": "ses_1", "request": "per_1", "permission": "bash", "state": "asked"}
+    command = f"echo {'A' * 5000} ; curl evil"
+    about = asked({**given, "metadata": {"command": command}, "always": ["echo *"]})
+    known = checkpoint(text=about["text"], left_out=about["left_out"], always=about["always"])
+    page = answer_link.form_page(known)
+    assert len(known.text) <= MAX_TEXT and known.text.startswith("bash echo AAA") and known.text.endswith("; curl evil")
+    assert known.left_out > 1000 and f"{known.left_out} characters left out" in page
+    assert 'value="reject"' in page and 'value="once"' not in page and 'value="always"' not in page
+    assert asked({**given, "metadata": {"command": command}}, whole=True)["text"] == f"bash {command}"
+    patterns = asked({**given, "patterns": ["x"], "always": ["a" * 600, "b" * 600]})
+    assert patterns["left_out"] == 600 and 'value="once"' not in answer_link.form_page(
+        checkpoint(left_out=patterns["left_out"], always=patterns["always"])
+    )
+
+
+def test_no_character_of_an_ask_is_hidden() -> None:
+    given = {"kind": "permission", "session": "s", "request": "p", "permission": "bash"}
+    hidden = "\x1b[8m\u202egnp\x00\u200b\u3164\U000e0041\r"
+    text = asked({**given, "metadata": {"command": hidden}})["text"]
+    for shown in ("<U+001B>", "<U+202E>", "<U+0000>", "<U+200B>", "<U+3164>", "<U+E0041>", "<U+000D>"):
+        assert shown in text
+    assert text.isprintable()
 
 
 class Page:
@@ -204,16 +239,36 @@ async def test_what_no_browser_sends(raw: bytes, status: int) -> None:
         assert (await page.get(page.path))[0] == 200, "it serves on"
 
 
-async def test_many_connections_do_not_pile_up() -> None:
+async def test_silent_connections_do_not_pile_up_and_shut_nobody_out() -> None:
     async with running(checkpoint()) as page:
-        open_ = [await asyncio.open_connection("127.0.0.1", page.page.port) for _ in range(MAX_CONNECTIONS)]
-        with suppress(ConnectionError):
-            assert (await page.get(page.path))[0] == 0
-        for reader, writer in open_:
-            writer.write_eof()
-            await reader.read()
-            writer.close()
+        open_ = [await asyncio.open_connection("127.0.0.1", page.page.port) for _ in range(MAX_CONNECTIONS + 3)]
         assert (await page.get(page.path))[0] == 200
+        assert len(page.page._serving) <= MAX_CONNECTIONS
+        with suppress(ConnectionError):
+            assert await open_[0][0].read() == b"", "the oldest made room"
+        for _, writer in open_:
+            writer.close()
+
+
+async def test_a_cut_text_cannot_be_allowed_by_hand_either(tmp_path: Path) -> None:
+    home, host, clock = Home(tmp_path / "home"), Host(), Clock()
+    home.create()
+    store = await Log.open(home.store_path, seeded_identity(1))
+    people = People(home, NotifyConfig(), clock.identity(9), host)  # type: ignore[arg-type]
+    async with bench(store, people.agents, people.kinds, clock) as run:
+        people.attach(run.runtime)
+        await asks(run, patterns=["echo " + "A" * 5000 + "; rm -rf x"])
+        (known,) = await people.waiting()
+        for given in ("once", "always"):
+            with pytest.raises(RequestError) as refused:
+                await people._by_link(known.id, [given])
+            assert refused.value.code == "cut-text"
+        assert host.answers == []
+        (whole,) = [await read_whole(open_reader(home.store_path), each) for each in await people.waiting()]
+        assert whole.text.endswith("; rm -rf x") and len(whole.text) > 5000 and not whole.left_out
+        await people._by_link(known.id, ["reject"])
+        assert host.answers == [("per_1", ["reject"])]
+    await store.close()
 
 
 async def test_a_port_that_is_taken_costs_only_the_links() -> None:

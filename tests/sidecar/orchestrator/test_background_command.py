@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.orchestrator.background_command import MAX_LINE, RECENT_MS, Asked, listing, parse
+from sidecar.orchestrator.background_command import MAX_ASK, RECENT_MS, Asked, listing, parse
 from sidecar.orchestrator.checkpoints import Checkpoint
 from sidecar.orchestrator.intent_state import Intent
 
@@ -34,6 +34,8 @@ def test_what_runs_what_ended_lately_and_what_waits_is_listed() -> None:
     assert shown[0].startswith("int_2 · failed") and "timeout" in shown[0]
     assert shown[1].startswith("int_1 · running · ") and "tests" in shown[1]
     asks = next(line for line in shown if line.startswith("chk_1"))
-    assert len(asks) == MAX_LINE and "\x1b" not in asks
+    assert len(asks) < MAX_ASK + 50 and "\x1b" not in asks and "characters left out" in asks and asks.endswith("xxx")
+    always = Checkpoint(id="chk_2", kind="permission", session="s", text="bash rm", opened=0, always=["rm *"])
+    assert "rm *" in listing([], [always], 0)
     assert "int_2" not in listing([ended, runs], [], RECENT_MS)
     assert len(listing([], [], 0).splitlines()) == 1

@@ -219,6 +219,25 @@ async def test_an_answer_whose_call_failed_goes_to_the_session_although_the_turn
         assert [n.session for n in intents.data.notices.values()] == [PARENT]
 
 
+@pytest.mark.parametrize("ends", ["while it waits", "after it returned"])
+async def test_the_end_of_an_earlier_turn_that_is_handled_late_proves_nothing_about_a_call(ends: str) -> None:
+    async with asking() as (run, agent, intents):
+        about = {"session": PARENT, "text": "Ship?", "expires": None, "turn": "msg_2"}
+        await run.command(NAME, "checkpoint.ask", checkpoint="chk_1", **about)
+        earlier = {"session": PARENT, "outcome": "completed", "message": "msg_1"}
+        if ends == "while it waits":
+            await run.happened("turn.ended", **earlier)
+            assert agent.data.checkpoints["chk_1"].waiting
+        await answer(run, "chk_1", "yes")
+        await run.command(NAME, "checkpoint.told", checkpoints=["chk_1"], session=PARENT, call="call_1")
+        await run.happened("turn.ended", **earlier)
+        assert not agent.data.checkpoints["chk_1"].told
+        run.clock.now_ms += 1
+        await run.happened("turn.ended", session=PARENT, outcome="interrupted", message="msg_2")
+        assert not agent.data.checkpoints["chk_1"].told
+        assert [n.session for n in intents.data.notices.values()] == [PARENT], "it comes as a message"
+
+
 async def test_the_answer_for_background_work_that_ended_goes_to_the_session_above() -> None:
     async with asking() as (run, agent, intents):
         await ask(run, PHANTOM)

@@ -18,6 +18,7 @@ import pytest
 from sidecar.home import Home
 from sidecar.install.plugin import is_installed
 from sidecar.orchestrator.headless import Headless, HeadlessError
+from sidecar.orchestrator.host import HostAbsent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what another process runs")
 
@@ -30,66 +31,88 @@ def opencode(directory: Path) -> Path:
     return Path(shutil.copy(SLEEP, directory / "opencode"))
 
 
-async def started(headless: Headless, home: Path, pid: int | None) -> str:
+async def started(headless: Headless, home: Path, environment: str) -> str:
     """The program that was started."""
     with pytest.raises(HeadlessError, match="ended with code"):
-        await headless.link(str(home), pid)
-    return str(json.loads((home / "headless.json").read_text())["executable"])
+        await headless.link(str(home), environment)
+    return str(json.loads((home / "headless.json").read_text())["servers"][-1]["executable"])
 
 
 @pytest.fixture
 def headless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Headless:
     monkeypatch.setenv("PATH", str(tmp_path))
-    return Headless(Home(tmp_path), lambda: [], lambda: "secret", lambda: 0)
+    return made(tmp_path)
+
+
+def made(home: Path, *more: Any) -> Headless:
+    Home(home).ensure_token(lambda: "5" * 64)
+    return Headless(Home(home), lambda: [], lambda: "secret", lambda: 0, *more)
+
+
+def known(headless: Headless, program: str = SLEEP, **environment: str) -> str:
+    """The environment of an OpenCode that linked, and ended."""
+    with subprocess.Popen([program, "600"], env={"PATH": "/bin", **environment}) as process:
+        while not Path(f"/proc/{process.pid}/environ").read_bytes():
+            continue  # The system sets a new program's environment after Popen has returned.
+        headless.know(process.pid)
+        process.kill()
+    return headless.environment_of(process.pid)
 
 
 async def test_the_program_of_an_opencode_that_ended_is_remembered(headless: Headless, tmp_path: Path) -> None:
     programs = [opencode(tmp_path / name) for name in ("one", "other")]
     with pytest.raises(HeadlessError, match="no `opencode` was found"):
-        await headless.link(str(tmp_path), None)
-    pids = []
-    for program in programs:
-        with subprocess.Popen([str(program), "600"]) as process:
-            while not Path(f"/proc/{process.pid}/environ").read_bytes():
-                continue  # The system sets a new program's environment after Popen has returned.
-            headless.know(process.pid)
-            pids.append(process.pid)
-            process.kill()
-    assert await started(headless, tmp_path, pids[0]) == str(programs[0])
-    assert await started(headless, tmp_path, pids[1]) == str(programs[1])
-    # A person asked, or an OpenCode that this sidecar has never met: the one that linked last.
-    assert await started(headless, tmp_path, None) == str(programs[1])
+        await headless.link(str(tmp_path), "")
+    one, other = (known(headless, str(program), WHOSE=program.parent.name) for program in programs)
+    assert await started(headless, tmp_path, one) == str(programs[0])
+    assert await started(headless, tmp_path, other) == str(programs[1])
     # It was upgraded meanwhile, and the old program is gone.
     programs[0].unlink()
-    assert await started(headless, tmp_path, pids[0]) == str(programs[1])
+    assert await started(headless, tmp_path, one) == str(programs[1])
 
 
 async def test_another_sidecar_knows_the_program_of_the_last_headless_opencode(
     headless: Headless, tmp_path: Path
 ) -> None:
     program = opencode(tmp_path / "one")
-    (tmp_path / "headless.json").write_text(json.dumps({"pid": 1, "started_ms": 0, "executable": str(program)}))
-    assert await started(headless, tmp_path, None) == str(program)
+    server = {"pid": 1, "started_ms": 0, "executable": str(program)}
+    (tmp_path / "headless.json").write_text(json.dumps({"servers": [server]}))
+    assert await started(headless, tmp_path, "") == str(program)
 
 
-async def test_its_environment_is_that_of_the_one_that_asked_else_of_the_last_one_else_the_sidecars(
+async def test_its_environment_is_that_of_the_one_that_asked_and_never_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "opencode"
     script.write_text('#!/bin/sh\nprintf %s "$WHOSE" > "$0.whose"\n')
     script.chmod(0o755)
     monkeypatch.setenv("WHOSE", "the sidecar's")
-    headless = Headless(Home(tmp_path), lambda: [], lambda: "secret", lambda: 0, script)
+    headless = made(tmp_path, script)
 
-    async def whose(pid: int | None) -> str:
+    async def whose(environment: str) -> str:
         with pytest.raises(HeadlessError, match="ended with code"):
-            await headless.link(str(tmp_path), pid)
+            await headless.link(str(tmp_path), environment)
         return (tmp_path / "opencode.whose").read_text()
 
-    assert await whose(None) == "the sidecar's"
-    pids = [known(headless, "one's"), known(headless, "the other's")]
-    assert await whose(pids[0]) == "one's"
-    assert await whose(None) == "the other's"
+    assert await whose("") == "the sidecar's"
+    one = known(headless, WHOSE="one's")
+    assert await whose("") == "one's", "the only one that is known"
+    other = known(headless, WHOSE="the other's")
+    assert await whose(one) == "one's" and await whose(other) == "the other's"
+    with pytest.raises(HeadlessError, match="several environments"):
+        await headless.link(str(tmp_path), "")
+    for name in ("env_of_nobody", made(tmp_path, script).environments.name({"WHOSE": "a third's"})):
+        with pytest.raises(HostAbsent):
+            await headless.link(str(tmp_path), name)
+
+
+def test_an_environment_is_the_same_in_every_terminal_and_after_every_restart(tmp_path: Path) -> None:
+    headless = made(tmp_path)
+    one = known(headless, SECRET="1", TERM="xterm", PWD="/a", TMUX_PANE="%1", SSH_TTY="/dev/pts/1")
+    assert one == known(made(tmp_path), SECRET="1", TERM="linux", PWD="/b")
+    assert one != known(headless, SECRET="2", TERM="xterm", PWD="/a")
+    assert one != known(headless, SECRET="1", OPENCODE_PERMISSION='{"bash":"deny"}')
+    assert "SECRET" not in json.dumps([path.read_text() for path in tmp_path.iterdir() if path.is_file()])
 
 
 async def test_work_never_begins_only_if_nothing_is_linked_and_the_plugin_is_in_none_of_its_places(
@@ -111,13 +134,3 @@ async def test_work_never_begins_only_if_nothing_is_linked_and_the_plugin_is_in_
         assert not headless.never_links(str(project))
         assert headless.never_links(str(tmp_path / "other")) == (config.name == ".opencode")
         plugin.unlink()
-
-
-def known(headless: Headless, whose: str) -> int:
-    """The process of an OpenCode that linked, and ended."""
-    with subprocess.Popen([SLEEP, "600"], env={"WHOSE": whose}) as process:
-        while f"WHOSE={whose}".encode() not in Path(f"/proc/{process.pid}/environ").read_bytes():
-            continue
-        headless.know(process.pid)
-        process.kill()
-    return process.pid

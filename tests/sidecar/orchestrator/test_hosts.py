@@ -23,8 +23,9 @@ class FakeHeadless(Borrowed):
         super().__init__(list)
         self.known: list[int] = []
 
-    def know(self, pid: int) -> None:
+    def know(self, pid: int) -> str:
         self.known.append(pid)
+        return "env_1"
 
 
 def link(service: str) -> Any:
@@ -45,6 +46,7 @@ def hosts(*links: Any) -> tuple[Hosts, FakeHeadless]:
 async def test_of_an_opencode_1_that_links_the_program_is_remembered() -> None:
     linked = link("")
     both, headless = hosts(linked)
+    assert await both.environment(linked) == "env_1"
     assert await both.observe(linked) == ["ses_one"]
     assert headless.known == [7]
 
@@ -52,6 +54,7 @@ async def test_of_an_opencode_1_that_links_the_program_is_remembered() -> None:
 async def test_of_an_opencode_2_that_links_nothing_needs_to_be_remembered() -> None:
     linked = link(SERVICE)
     both, headless = hosts()
+    assert await both.environment(linked) == ""
     assert await both.observe(linked) == ["ses_two"]
     assert headless.known == []
 

@@ -315,3 +315,31 @@ def test_edits_of_the_same_file_are_a_warning_in_both_results() -> None:
     (notice,) = world.agent.data.notices.values()
     assert two.id in notice.text and "/p/a.py" in notice.text
     assert edits(world, f"ses_{two.id}", "/p/a.py") == []
+
+
+def test_work_whose_environment_is_lost_waits_until_an_opencode_has_it_and_takes_no_place_meanwhile() -> None:
+    world = World(running=1)
+    intent = world.register("lost", isolation="worktree", environment="env_1")
+    world.act()  # its worktree
+    world.effects.pop()
+    world.happens("effect.completed", kind=CREATE, node=intent.id, result={"absent": True})
+    assert (world.intent("lost").state, world.intent("lost").waits) == ("queued", "environment")
+    world.register("other", environment="env_2")
+    assert world.intent("other").state == "starting"
+    world.settle()
+    world.ends(world.intent("other"))
+    assert world.happens("host.ready", sessions=[], environments=["env_2"]) == []
+    assert world.happens("host.ready", sessions=[], environments=["env_1"]) == ["intent.hosted", "intent.starting"]
+    world.settle()
+    assert world.intent("lost").state == "running" and world.done[ISOLATE, intent.id] == 1
+
+
+def test_work_that_waits_for_its_environment_can_be_cancelled() -> None:
+    world = World()
+    intent = world.register("lost", isolation="worktree", environment="env_1")
+    world.act()
+    world.effects.pop()
+    world.happens("effect.completed", kind=CREATE, node=intent.id, result={"absent": True})
+    world.happens("intent.cancel", intent=intent.id)
+    world.settle()
+    assert world.intent("lost").state == "cancelled" and not world.worktrees

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,6 +20,7 @@ from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import intent_state
 from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.rights import Rights, Rule
 from sidecar.orchestrator.service import DurableStream, RegisterArgs
 from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.runtime.engine import InputRefused
@@ -34,6 +35,9 @@ from tests.sidecar.support import running, start
 PARENT = "ses_parent"
 
 
+RIGHTS = Rights("build", (Rule("*", "*", "allow"),), (Rule("bash", "*", "deny"),))
+
+
 class Host:
     """Creates every session, and takes every prompt."""
 
@@ -45,11 +49,21 @@ class Host:
         self.keys: set[str] = set()
         self.idle = True
         self.works = True
+        self.created: list[dict[str, Any]] = []
+
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        if not self.works:
+            raise HostError("no OpenCode", permanent=True)
+        return RIGHTS._replace(agent=agent or RIGHTS.agent)
 
     async def create(self, intent: str, **about: Any) -> str:
         if not self.works:
             raise HostError("no OpenCode", permanent=True)
+        self.created.append(about)
         return f"ses_{intent}"
+
+    def environment_of(self, session: str | None, pid: int | None) -> str:
+        return "env_1"
 
     def knows(self, link: Any, session: str) -> bool:
         return True
@@ -100,13 +114,15 @@ class Watcher:
 
 
 @asynccontextmanager
-async def orchestration(tmp_path: Path) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
+async def orchestration(
+    tmp_path: Path, isolation: Literal["worktree", "shared"] = "shared"
+) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
     home, host, clock = Home(tmp_path / "home"), Host(), Clock()
     home.create()
     store = await Log.open(home.store_path, seeded_identity(1))
     made = DurableStream(
         home,
-        PhantomConfig(isolation="shared"),
+        PhantomConfig(isolation=isolation),
         NotifyConfig(),
         GardenerConfig(),
         clock.identity(9),
@@ -153,6 +169,24 @@ async def test_a_result_that_a_call_returned_is_not_told_again_unless_its_turn_w
         assert await call(made, "intent_result", intent=intent.id) == notice.text
 
 
+async def test_the_end_of_an_earlier_turn_that_is_handled_late_proves_no_result(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        host.idle = False
+        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p", parent=PARENT))
+        await run.settled()
+        host.answers("msg_2")
+        waits = asyncio.create_task(call(made, "wait_for", what=intent.id))
+        await asyncio.sleep(0)
+        await run.happened("turn.ended", session=f"ses_{intent.id}", outcome="completed")
+        await waits
+        (notice,) = made.data.notices
+        assert made.data.notices[notice].state == "returned"
+        await run.happened("turn.ended", session=PARENT, outcome="completed", message="msg_1")
+        assert made.data.notices[notice].state == "returned"
+        await run.happened("turn.ended", session=PARENT, outcome="completed", message="msg_2")
+        assert made.data.notices[notice].state == "observed"
+
+
 @pytest.mark.parametrize(
     ("given", "model"),
     [
@@ -169,6 +203,31 @@ async def test_work_runs_on_the_model_of_its_parent_unless_another_agent_is_name
         await call(made, "agent_spawn", prompt="do it", title="it", **given)
         await run.settled()
         assert [about["model"] for _, _, about in host.prompts] == [model]
+
+
+@pytest.mark.parametrize("named", [None, "other"])
+async def test_work_gets_the_rights_and_the_agent_of_the_session_that_asks(tmp_path: Path, named: str | None) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        await call(made, "agent_spawn", prompt="do it", title="it", **({"agent": named} if named else {}))
+        await run.settled()
+        (about,) = host.created
+        assert (about["agent"], about["rights"]) == (named or "build", RIGHTS)
+        assert "rights" not in json.dumps(made.status()), "they are not listed"
+
+
+async def test_nothing_starts_while_it_is_not_known_what_the_session_may_do(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, host, _):
+        host.works = False
+        with pytest.raises(CallError):
+            await call(made, "agent_spawn", prompt="do it", title="it")
+        assert made.data.intents == {}
+
+
+@pytest.mark.parametrize("named", [None, "shared", "worktree"])
+async def test_a_model_does_not_leave_the_worktree_that_the_user_wants(tmp_path: Path, named: str | None) -> None:
+    async with orchestration(tmp_path, "worktree") as (made, _, _run):
+        await call(made, "agent_spawn", prompt="do it", title="it", **({"isolation": named} if named else {}))
+        assert [intent.isolation for intent in made.data.intents.values()] == ["worktree"]
 
 
 async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(

@@ -161,5 +161,5 @@ class FakeHeadless(Borrowed):
         super().__init__(list)
         self.pid, self.back = pid, FakeLink("hosting", pid)
 
-    async def link(self, directory: str, pid: int | None) -> FakeLink:
+    async def link(self, directory: str, environment: str) -> FakeLink:
         return self.back

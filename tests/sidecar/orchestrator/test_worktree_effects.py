@@ -9,8 +9,10 @@ import pytest
 from sidecar.orchestrator import effects, worktree_effects
 from sidecar.orchestrator.effects import Abort
 from sidecar.orchestrator.host import Host, HostError, Status
+from sidecar.orchestrator.intent_state import intent_of
+from sidecar.orchestrator.intent_texts import changes_text
 from sidecar.orchestrator.worktree_effects import Collect
-from sidecar.orchestrator.worktrees import Worktrees
+from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
 from sidecar.runtime.effects.policy import Effect
 
 ARGS = {"intent": "int_1", "session": "ses_1", "stop": True, "work": "/work", "repository": "/r", "base": "b"}
@@ -38,7 +40,7 @@ class FakeWorktrees:
     def __init__(self) -> None:
         self.removed = False
 
-    async def collect(self, *_: str) -> dict[str, Any]:
+    async def collect(self, *_: Any) -> dict[str, Any]:
         self.removed = True
         return {"ref": ""}
 
@@ -71,6 +73,27 @@ async def test_the_worktree_of_a_session_that_cannot_be_asked_is_left() -> None:
 
 async def test_the_worktree_of_a_session_that_does_not_stop_is_left() -> None:
     assert not await collected(FakeHost("busy"))
+
+
+async def test_a_worktree_that_cannot_be_used_ends_the_work_all_the_same() -> None:
+    class Changed(FakeWorktrees):
+        async def collect(self, *_: Any) -> dict[str, Any]:
+            raise WorktreeError("worktree-changed", "another .git")
+
+    effect = Effect(kind="worktree.collect", args=dict(ARGS), run="int_1")
+    found = await Collect(cast(Worktrees, Changed()), cast(Host, FakeHost("idle"))).run(effect, "key")
+    assert found == {"error": "another .git", "code": "worktree-changed"}
+
+
+def test_what_is_only_in_a_kept_worktree_is_told() -> None:
+    unsaved = [{"file": "out/report.txt", "why": "ignored by git"}]
+    kept = {"ref": "", "files": [], "count": 0, "diff": "", "kept": "/w/int_1", "unsaved": unsaved, "unsaved_count": 9}
+    intent = intent_of({"intent": "int_1", "prompt": "p", "title": "t", "directory": "/p", "ts": 1})
+    said = "\n".join(changes_text(intent, kept))
+    assert "/w/int_1" in said and "out/report.txt" in said and "8 more" in said
+    saved = {**kept, "ref": "refs/durable-stream/int_1", "files": [{"file": "b.txt", "added": 1, "removed": 0}]}
+    said = "\n".join(changes_text(intent, saved))
+    assert "b.txt" in said and "out/report.txt" in said
 
 
 @pytest.mark.parametrize(("args", "aborts"), [({}, 1), ({"late": True}, 3)])

@@ -1,0 +1,139 @@
+"""Background work does no more than the session that asks for it: each way to forbid a tool, with both versions.
+
+``RAN`` is what the forbidden command would print. Each way is tried directly, and then by background work in a worktree
+and in the shared files, started by the tool, by the command line, and by background work itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real.background import intents, spawns, two_with_plugin, with_plugin
+from tests.real.durable import DurableStream, wait_until
+from tests.real.model_server import ModelServer
+from tests.real.opencode import RealOpenCode
+from tests.real.opencode2 import RealOpenCode2
+
+pytestmark = pytest.mark.real_opencode
+
+RAN = "ran-42"
+DENY = {"permission": {"bash": "deny"}}
+AGENT = {"agent": {"careful": {"mode": "all", "description": "careful", **DENY}}}
+WAYS = ("nothing", "agent", "session", "config")
+"""What forbids the shell. The configuration is last, because it stays."""
+
+PLACES = ("worktree", "shared")
+
+
+@pytest.fixture(scope="module")
+def one(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
+    with with_plugin(opencode_binary, model, durable, config=AGENT) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def two_durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DurableStream]:
+    with DurableStream(tmp_path_factory.mktemp("two") / "home") as stream:
+        yield stream
+
+
+@pytest.fixture(scope="module")
+def two(model: ModelServer, two_durable: DurableStream) -> Iterator[RealOpenCode2]:
+    two_durable.cli("agents")
+    with two_with_plugin(model, two_durable, config=AGENT) as client:
+        yield client
+
+
+def shell(tool: str) -> str:
+    """A script that runs the command; the answer has what it printed."""
+    return f"CALL:{tool} {json.dumps({'command': 'echo ran-$((40+2))', 'description': 'count'})}"
+
+
+def script(tool: str) -> str:
+    """A script that runs the command, and starts work that does, in both places, and work that starts such work."""
+    calls = [spawns(shell(tool), f"tool {place}", isolation=place) for place in PLACES]
+    calls.append(spawns(spawns(shell(tool), "below", isolation="shared"), "hands on", isolation="shared"))
+    return " ".join([shell(tool), *calls])
+
+
+def did(durable: DurableStream, parent: str, directory: Path, ask: Callable[[], str], tool: str) -> dict[str, bool]:
+    """Where the command ran: in the session itself, and in each background work that came from it."""
+    said = {"direct": ask()}
+    for place in PLACES:
+        words = ("--title", f"command {place}", "--isolation", place, "--directory", str(directory))
+        durable.lines("spawn", shell(tool), *words, "--parent", parent)
+    wait_until(lambda: len(intents(durable, parent)) == 6, "all work")
+    wait_until(lambda: all(i["ended"] for i in intents(durable, parent)), "the end of all work")
+    for intent in intents(durable, parent):
+        assert intent["state"] == "completed", intent["reason"]
+        said[intent["title"]] = intent["result"]
+    assert len(said) == 7
+    del said["hands on"]
+    return {title: RAN in text for title, text in said.items()}
+
+
+def test_what_the_environment_of_an_opencode_forbids_it_forbids_its_background_work(
+    one: RealOpenCode, opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    first = one.create_session("from an OpenCode whose environment forbids nothing")
+    told = json.dumps({"command": "echo password:[$OPENCODE_SERVER_PASSWORD]", "description": "tell"})
+    work = f"{shell('bash')} CALL:bash {told}"
+    one.prompt(first, f"{spawns(work, isolation='shared')}THEN: SAY:started")
+    wait_until(lambda: [i["result"] for i in intents(durable, first) if i["ended"]], "the end of its work")
+    said = intents(durable, first)[0]["result"]
+    assert RAN in said and "password:[]" in said, "and no password of the server that runs it"
+    forbids = {"OPENCODE_PERMISSION": json.dumps(DENY["permission"])}
+    with with_plugin(opencode_binary, model, durable, config=AGENT, environment=forbids) as client:
+        parent = client.create_session("parent")
+
+        def ask() -> str:
+            return json.dumps(client.prompt(parent, script("bash")))
+
+        found = did(durable, parent, client.project, ask, "bash")
+        assert found == dict.fromkeys(found, False)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_opencode_1_refuses_a_session_it_refuses_its_background_work(
+    one: RealOpenCode, durable: DurableStream, way: str
+) -> None:
+    if way == "config":
+        (one.project / "opencode.json").write_text(json.dumps(DENY))
+        one.request("POST", "/instance/dispose")
+    rules = {"permission": [{"permission": "bash", "pattern": "*", "action": "deny"}]} if way == "session" else {}
+    parent = one.create_session("parent", **rules)
+    agent = {"agent": "careful"} if way == "agent" else {}
+
+    def ask() -> str:
+        return json.dumps(one.prompt(parent, script("bash"), **agent))
+
+    found = did(durable, parent, one.project, ask, "bash")
+    assert found == dict.fromkeys(found, way == "nothing")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_opencode_2_refuses_a_session_it_refuses_its_background_work(
+    two: RealOpenCode2, two_durable: DurableStream, way: str
+) -> None:
+    if way == "config":
+        (two.project / "opencode.json").write_text(json.dumps(DENY))
+        two.stop_in()
+        two.start()
+    parent = two.new_session()
+    if way == "session":
+        rules = [{"action": "shell", "resource": "*", "effect": "deny"}]
+        two.api("PATCH", f"/api/session/{parent}", {"permissions": rules})
+    if way == "agent":
+        two.api("POST", f"/api/session/{parent}/agent", {"agent": "careful"})
+
+    def ask() -> str:
+        two.prompt(parent, script("shell"))
+        two.wait(parent)
+        return next(json.dumps(m) for m in reversed(two.messages(parent)) if m["type"] == "assistant")
+
+    found = did(two_durable, parent, two.project, ask, "shell")
+    assert found == dict.fromkeys(found, way == "nothing")
