@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from sidecar.orchestrator.intent_effects import CHECK, PROMPT
 from tests.real.background import one, only, refused, spawn, two_with_plugin
-from tests.real.durable import DurableStream, wait_until
+from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
@@ -242,6 +243,45 @@ def test_a_question_in_the_background_is_answered_from_the_command_line(
     durable.cli("checkpoints", asked["id"], "--answer", "Red", "--answer", "none of them")
     assert '"Which door?"="Red", "Which window?"="none of them"' in one(durable, "completed")["result"]
     assert refused(durable, "checkpoints", asked["id"], "--answer", "reject") == "already-answered"
+
+
+def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode2, durable: DurableStream) -> None:
+    asking, answering = client.new_session(), client.new_session()
+    client.prompt(asking, f"CALL:question {json.dumps({'questions': QUESTIONS})}")
+    asked = only(durable, "question", background=False)
+    said = durable.home.parent / "said"
+    command = f"{EXECUTABLE} --home {durable.home} checkpoints {asked['id']} --answer reject > {said} 2>&1"
+    client.prompt(answering, f"CALL:shell {json.dumps({'command': command})}")
+    client.wait(answering)
+    assert "[agent-answer]" in said.read_text()
+    assert [each["id"] for each in durable.lines("checkpoints")] == [asked["id"]], "it still waits"
+    durable.cli("checkpoints", asked["id"], "--answer", "reject")
+    client.wait(asking)
+
+
+def test_an_agent_without_a_shell_cannot_make_the_sidecar_run_a_program(
+    client: RealOpenCode2, durable: DurableStream, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    files = {
+        ".g/HEAD": "ref: refs/heads/y\n",
+        ".g/config": f'[filter "e"]\n\tclean = "touch {ran}; cat"\n',
+        ".g/objects/info/x": "x",
+        ".g/refs/heads/y": "y",
+        ".gitattributes": "* filter=e\n",
+        ".git": "gitdir: .g\n",
+    }
+    writes = " ".join(f"CALL:write {json.dumps({'path': k, 'content': v})}" for k, v in files.items())
+    parent = client.new_session()
+    rules = [{"action": "shell", "resource": "*", "effect": "deny"}]
+    client.api("PATCH", f"/api/session/{parent}", {"permissions": rules})
+    client.prompt(parent, spawn(f"{writes}THEN: SAY:wrote it", isolation="worktree"))
+    done = one(durable, "completed")
+    root = Path(done["worktree"]["root"])
+    assert (root / ".git").read_text() == files[".git"], "it could write the file"
+    assert done["changes"]["code"] == "worktree-changed" and not ran.exists()
+    wait_until(lambda: str(root) in json.dumps(client.messages(parent)), "the parent is told where it is")
+    shutil.rmtree(root)
 
 
 def test_a_silent_one_is_stopped(client: RealOpenCode2, durable: DurableStream, model: ModelServer) -> None:
