@@ -18,7 +18,7 @@ from bridge.opencode.capture.emitter import Origin
 from bridge.opencode.capture.shapes import mapping, number, text
 from bridge.opencode.capture.state import SessionState
 from bridge.opencode.capture.v2.messages import before, children_of, events_of
-from bridge.opencode.capture.v2.shapes import HostEvent, read_event, session_info
+from bridge.opencode.capture.v2.shapes import HostEvent, ask_of, read_event, session_info
 from bridge.opencode.capture.v2.translate import HostTranslator
 from sidecar.opencode2.http import ServiceError
 from sidecar.processes import still_runs
@@ -90,10 +90,9 @@ class History:
             return 0
         session = self._state.sessions[session_id]
         is_active = session_id in await self._active()
-        if is_active and not waiting:
-            # Its next event is on its way, and the session is compared then.
-            await self._asks(session_id, scope.origin)
-            return 0
+        asks = await self._asks(session_id) if is_active else []
+        if is_active and not waiting and not asks:
+            return 0  # its next event is on its way, and the session is compared then
         from_ms = 0 if is_import else _begin(session, known, waiting, is_new=is_new)
         # OpenCode 1 recorded the session until then, under other keys.
         hosted_ms = 0 if known is None else known.hosted_ms if known.host else known.last_ms + 1
@@ -119,8 +118,11 @@ class History:
         title = text(info.get("title"))
         if title not in (None, session.title) and "renamed" not in [event.name for event in waiting]:
             self._translator.rename(session_id, str(title), scope.origin)
-        if is_active:
-            await self._asks(session_id, scope.origin)
+        waiting = self._translator.waiting(session_id, scope.origin)
+        for ask in asks:
+            # An ask that waits, or whose turn waits, comes in its place.
+            if not waiting or (session.turn is not None and ask_of(ask) not in map(ask_of, waiting)):
+                self._translator.told(scope.origin, ask)
         return count
 
     async def sessions(self) -> list[dict[str, Any]]:
@@ -181,14 +183,14 @@ class History:
                 known[event.idempotency_key] = same.pop(0)
         return known
 
-    async def _asks(self, session_id: str, origin: Origin) -> None:
-        """Record what the session asks and nobody has answered."""
+    async def _asks(self, session_id: str) -> list[HostEvent]:
+        """What the session asks and nobody has answered."""
+        found = []
         for kind, name in _ASKS:
             for ask in await self._list(f"{_path(session_id)}/{kind}"):
                 data = {"form": ask} if kind == "form" else ask
-                event = read_event({"type": name, "data": {"sessionID": session_id, **data}})
-                if event is not None:
-                    self._translator.told(origin, event)
+                found.append(read_event({"type": name, "data": {"sessionID": session_id, **data}}))
+        return [event for event in found if event is not None]
 
     # --- the service's API ---
 

@@ -106,6 +106,7 @@ _TELLERS: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
     "intent.interrupted": _intent("interrupted", "bad"),
     "intent.resumed": _intent("resumed", "quiet"),
     "intent.waiting": lambda payload: ("waits", f"{_text(payload.get('intent'))} · for an OpenCode", "asks"),
+    "intent.unhosted": lambda payload: ("waits", f"{_text(payload.get('intent'))} · for its OpenCode", "asks"),
     "intent.paused": lambda payload: ("waits", f"{_text(payload.get('intent'))} · for a person", "asks"),
     "intent.continued": _said("goes on", "quiet", "checkpoint"),
     "intent.model": _intent("model", "quiet", "model"),

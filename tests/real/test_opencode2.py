@@ -192,7 +192,12 @@ def test_a_service_that_ends_in_a_turn_goes_on_with_it_and_nothing_is_lost(
         os.kill(durable.wait_linked(), signal.SIGKILL)
     client.kill9() if how == "kill" else client.terminate()
     client.start()
-    client.until(lambda: session in client.api("GET", "/api/session/active")["data"], "it goes on")
+
+    def goes_on() -> bool:
+        active = session in client.api("GET", "/api/session/active")["data"]
+        return active or sum(message["type"] == "idle" for message in client.messages(session)) > 1
+
+    client.until(goes_on, "it goes on, or has already")
     client.wait(session)
     turn(client, "SAY:and again", session)
     records = assert_recorded(durable, client, session, gaps=("text_cut",))

@@ -34,6 +34,7 @@ class FakeService:
         self.told = {session: told for name in names for session, told in Recording(name).told.items()}
         self.page, self.active, self.refused = page, set[str](), dict[str, int]()
         self.asked: list[str] = []
+        self.forms: dict[str, list[Any]] = {}
 
     async def get(self, path: str) -> Any:
         self.asked.append(path)
@@ -53,6 +54,8 @@ class FakeService:
                     raise ServiceError(404)
                 if what == ["message"]:
                     return self._page(told["messages"][::-1], query)
+                if what == ["form"]:
+                    return {"data": self.forms.get(session, [])}
                 return {"data": told["info"] if not what else told["inbox"] if what == ["inbox"] else []}
         raise AssertionError(path)
 
@@ -152,6 +155,17 @@ async def test_an_active_session_is_left_to_its_next_event() -> None:
     assert await world.compare(session) == 0
     service.active.clear()
     assert await world.compare(session) > 0
+
+
+async def test_what_an_active_session_asks_is_recorded_in_its_turn() -> None:
+    service, world, session = only("question")
+    service.active.add(session)
+    messages = service.told[session]["messages"]
+    service.told[session]["messages"] = messages[:2]  # a prompt, and the answer whose call waits
+    service.forms[session] = [{"id": "frm_1", "sessionID": session, "title": "Questions", "fields": []}]
+    await world.compare(session)
+    events = {event.type: event for event in await world.log()}
+    assert events["workflow.checkpoint"].payload["turn"] == events["turn.started"].payload["message"]
 
 
 async def test_a_session_that_is_gone_ends_once() -> None:

@@ -102,8 +102,9 @@ class Tormented:
         if victim == "opencode":
             return self.client.pid
         try:
-            pid = int(json.loads((self.durable.home / "headless.json").read_text())["pid"])
-        except FileNotFoundError:
+            servers = json.loads((self.durable.home / "headless.json").read_text())["servers"]
+            pid = int(servers[-1]["pid"])
+        except (FileNotFoundError, IndexError):
             return None
         return pid if is_alive(pid) else None
 
