@@ -121,7 +121,7 @@ class History:
         waiting = self._translator.waiting(session_id, scope.origin)
         for ask in asks:
             # An ask that waits, or whose turn waits, comes in its place.
-            if not waiting or (session.turn is not None and ask_of(ask) not in map(ask_of, waiting)):
+            if not waiting or (session.turn is not None and _request(ask) not in map(_request, waiting)):
                 self._translator.told(scope.origin, ask)
         return count
 
@@ -229,6 +229,12 @@ class History:
 
     async def _list(self, path: str) -> list[dict[str, Any]]:
         return [each for each in map(mapping, _data(await self._client.get(path))) if each]
+
+
+def _request(event: HostEvent) -> str | None:
+    """The id of an ask; ``None`` for other events."""
+    ask = ask_of(event)
+    return ask[0] if ask is not None else None
 
 
 def _data(answer: Any) -> list[Any]:
