@@ -195,8 +195,8 @@ class _Rebuilding:
         begun = number(time.get("created")) or 0
         ran, completed = number(time.get("ran")), number(time.get("completed"))
         yield self._event("tool.input.started", begun, {**called, "name": part.get("name")})
-        if ran is not None:
-            yield self._event("tool.called", ran, {**called, "input": state.get("input")})
+        if ran is not None or isinstance(state.get("input"), dict):
+            yield self._event("tool.called", ran or begun, {**called, "input": state.get("input")})
         status = state.get("status")
         if status in ("completed", "error") and completed is not None:
             result = {**called, **_named(part, "executed"), **_named(state, "content", "metadata", "error")}

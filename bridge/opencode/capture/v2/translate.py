@@ -69,11 +69,18 @@ class _Gate:
     info: dict[str, Any] | None = None
     is_asked: bool = False
     is_compared: bool = False
+    reached: int | None = None
+    """The highest number of the session before."""
 
     @property
     def first(self) -> int | None:
         """The number of the first event."""
         return self.entries[0][1].seq if self.entries else None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether other events of the session that are newer have been translated, or may have been."""
+        return self.reached is None or (self.first is not None and self.first <= self.reached)
 
     @property
     def is_described(self) -> bool:
@@ -283,10 +290,13 @@ class HostTranslator(HostRules):
         return event.idempotency_key in self._rebuilt
 
     def adopt(self, session_id: str, memory: Memory | None, origin: Origin) -> None:
-        """Remember what was rebuilt, which is what precedes the events that wait; if none wait and something is
-        remembered of the session, that is kept."""
-        if self.waiting(session_id, origin) or session_id not in self._memories:
+        """Remember what was rebuilt, if nothing is remembered of the session, or if the events that wait are older than
+        what is remembered: then what was rebuilt is what precedes them."""
+        gate, known = self._gates.get((session_id, origin.boot_id)), self._memories.get(session_id)
+        is_waiting = gate is not None and bool(gate.entries)
+        if known is None or (gate is not None and is_waiting and (known.is_rebuilt or gate.is_late)):
             self._memories[session_id] = memory or Memory()
+            self._memories[session_id].is_rebuilt = not is_waiting
 
     def note_call(self, child: str, message: str | None, call: str, turn: str | None) -> None:
         """Note the call that created a session which is not placed yet."""
@@ -352,7 +362,9 @@ class HostTranslator(HostRules):
             self._run(entry, event)
             self.finish(entry.token)
         else:
-            self._gates[key] = _Gate(self.now + self.hold_s, deque([(entry, event)]), self._infos.get(session_id))
+            gate = _Gate(self.now + self.hold_s, deque([(entry, event)]), self._infos.get(session_id))
+            gate.reached = self._reached.get(session_id)
+            self._gates[key] = gate
         if event.seq is not None:
             self._note_reached(session_id, event.seq)
         self._try_gate(session_id, origin)
