@@ -72,8 +72,10 @@ export class Feed {
   #record;
   /** @type {Recent<true>} */
   #seen = new Recent(SEEN);
-  /** The directory of each session that this process has described to the sidecar. @type {Recent<string>} */
+  /** The sessions that this process has described to the sidecar. @type {Recent<true>} */
   #described = new Recent(SESSIONS);
+  /** The directory of each session, recorded or not. @type {Recent<string>} */
+  #places = new Recent(SESSIONS);
   /** The directory of each listening instance, if only that directory is recorded; else null. @type {Set<{directory: string | null}>} */
   #scopes = new Set();
 
@@ -231,7 +233,9 @@ export class Feed {
   #isInScope(session, event) {
     const directories = this.#directories();
     // Some events do not say where they happened, but an earlier event of the session did.
-    const place = textOrNull(event.location?.directory) ?? this.#described.get(session);
+    const told = textOrNull(event.location?.directory);
+    if (told) this.#places.set(session, told);
+    const place = told ?? this.#places.get(session);
     return directories.length === 0 || !place || directories.some((directory) => isBelow(place, directory));
   }
 
@@ -250,7 +254,7 @@ export class Feed {
    * @param {any} ctx
    */
   #describe(session, event, ctx) {
-    this.#described.set(session, textOrNull(event.location?.directory) ?? "");
+    this.#described.set(session, true);
     if (event.type === "session.created" || event.type === "session.deleted") return;
     Promise.resolve(ctx.session?.get?.({ sessionID: session }))
       .then((info) => {

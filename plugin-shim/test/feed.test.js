@@ -168,6 +168,7 @@ test("a copy in a project sends only what happens below it, beside a copy of the
   const at = (/** @type {string} */ directory) => ({ location: { directory }, durable: { seq: 1 } });
   service.announce("session.here", { sessionID: "ses_1" }, at("/work/mine/sub"));
   service.announce("session.there", { sessionID: "ses_2" }, at("/work/mine2"));
+  service.announce("session.there.too", { sessionID: "ses_2" }, {}); // says nowhere, but its session did
   service.announce("session.here.too", { sessionID: "ses_1" }, { durable: { seq: 2 } });
   await until(() => types().includes("session.here.too"), "the events");
   assert.deepEqual(types(), ["session.here", "session.here.too"]);
