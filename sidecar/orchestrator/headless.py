@@ -66,6 +66,7 @@ class Headless:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._starting = asyncio.Lock()
         self.environments = Environments(home.read_token)
+        self._running()  # now, because the environment of a process that ends later is lost
 
     @property
     def pid(self) -> int | None:
