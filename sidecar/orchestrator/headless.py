@@ -103,10 +103,11 @@ class Headless:
         Raises:
             HeadlessError: there are several, and none is that of the directory.
         """
+        opened = [link for link in reversed(list(self._links())) if link.is_open and not link.identity.service]
+        of = [(link.directory, self.environment_of(link.pid) or self.know(link.pid)) for link in opened]
+        if near := next((name for where, name in of if name and where == directory), None):
+            return near
         names = self.environments.names
-        for link in reversed(list(self._links())):
-            if link.is_open and link.directory == directory and (near := self.environment_of(link.pid)):
-                return near
         if len(names) > 1:
             raise HeadlessError("OpenCode is used in several environments, and is not open in this directory")
         return names[0] if names else ""

@@ -123,7 +123,13 @@ class RealOpenCode2(RealOpenCode):
             waiting = self.api("GET", f"/api/session/{session}/inbox")["data"]
             return not waiting and session not in self.api("GET", "/api/session/active")["data"]
 
-        self.until(is_idle, f"{session} is idle")
+        try:
+            self.until(is_idle, f"{session} is idle")
+        except AssertionError:
+            inbox, active = self.api("GET", f"/api/session/{session}/inbox"), self.api("GET", "/api/session/active")
+            newest = self.messages(session)[-3:]
+            print(f"not idle: inbox {inbox}, active {active}, newest {newest}", file=self.stdout_path.open("a"))
+            raise
 
     def messages(self, session: str) -> list[Json]:
         """All messages of a session, oldest first, as the service's API has them."""
