@@ -168,7 +168,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "aiofiles": ("streams/stores/jsonl/*.py",),
     "fcntl": ("streams/locks.py", "streams/stores/disk.py"),
     "ulid": ("streams/identity.py",),
-    "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py"),
+    "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py", "sidecar/link/client.py"),
     "nats": ("bridge/nats/jetstream/client*.py",),
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
@@ -349,7 +349,7 @@ DOC = '"""A file."""\n'
         (
             "sidecar/app.py",
             "from websockets.asyncio import server",
-            "sidecar/link/connection.py only",
+            "websockets.asyncio is imported in",
         ),
         ("streams/stores/plan.py", "from streams.log.reader import LogReader", "streams must not import streams.log"),
         ("sidecar/views/a.py", "from sidecar.cli.shared.output import one_line", "sidecar must not import sidecar.cli"),

@@ -1,6 +1,7 @@
 """The clients of the link: ``ShimClient`` (acts as the plugin, for ``play``) and ``ControlClient`` (the command line).
 
-The errors of ``socket.py`` never leave this module.
+The errors of the websockets package never leave this module. It is imported only when a link is opened, because the
+import takes as long as a short command.
 Neither client reconnects: the caller decides what to do about a lost link.
 
 ::
@@ -22,7 +23,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from bridge.opencode.link.frames import BATCH_ITEMS, MAX_FRAME_BYTES, ByeReason, HookItem, ShimIdentity, Welcome
 from bridge.opencode.link.link import (
@@ -39,7 +40,9 @@ from bridge.opencode.link.link import (
     Welcomed,
 )
 from sidecar.home import Home
-from sidecar.link.socket import ClientSocket, Ended, NotWebSocket, Refused
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
 
 __all__ = [
     "Address",
@@ -127,7 +130,7 @@ class Address:
 class _Client:
     """An open link, with one reader task. Writes are under a lock, so that frames keep their order."""
 
-    def __init__(self, socket: ClientSocket, link: ClientLink, welcome: Welcome) -> None:
+    def __init__(self, socket: ClientConnection, link: ClientLink, welcome: Welcome) -> None:
         self.welcome = welcome
         self._socket, self._link = socket, link
         self._writing = asyncio.Lock()
@@ -151,7 +154,7 @@ class _Client:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._socket.close(CLOSE_SECONDS)
+        await self._socket.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -162,24 +165,28 @@ class _Client:
         await self.close()
 
     async def _flush(self) -> None:
+        from websockets.exceptions import ConnectionClosed
+
         async with self._writing:
             try:
                 for text in self._link.data_to_send():
                     await self._socket.send(text)
-            except Ended:
+            except ConnectionClosed:
                 raise LinkClosed(self._ended or "lost") from None
 
     async def _read(self) -> None:
+        from websockets.exceptions import ConnectionClosed
+
         try:
             while True:
-                for event in self._link.receive(await self._socket.receive()):
+                for event in self._link.receive(await self._socket.recv(decode=False)):
                     if isinstance(event, Closed):
                         self._end(event.reason)
                         await self._flush()
-                        await self._socket.close(CLOSE_SECONDS)
+                        await self._socket.close()
                         return
                     self._take(event)
-        except (Ended, LinkClosed):
+        except (ConnectionClosed, LinkClosed):
             self._end("lost")
 
     def _take(self, event: Event) -> None:
@@ -211,7 +218,7 @@ class ShimClient(_Client):
 
     def __init__(
         self,
-        socket: ClientSocket,
+        socket: ClientConnection,
         link: ClientLink,
         welcome: Welcome,
         on_call: OnCall | None,
@@ -319,7 +326,7 @@ class ShimClient(_Client):
 class ControlClient(_Client):
     """A link that acts as the command line."""
 
-    def __init__(self, socket: ClientSocket, link: ClientLink, welcome: Welcome) -> None:
+    def __init__(self, socket: ClientConnection, link: ClientLink, welcome: Welcome) -> None:
         self._requests: dict[str, asyncio.Future[Any]] = {}
         self._count = 0
         super().__init__(socket, link, welcome)
@@ -388,26 +395,40 @@ async def _open(
     identity: ShimIdentity | None,
     nonce: Callable[[], str],
     open_seconds: float,
-) -> tuple[ClientSocket, ClientLink, Welcome]:
+) -> tuple[ClientConnection, ClientLink, Welcome]:
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import InvalidStatus, WebSocketException
+
     if isinstance(address, Home):
         address = Address.of(address)
     where = f"{address.host}:{address.port}"
     again = "try again, or run `durable-stream status`"
-    socket: ClientSocket | None = None
+    socket: ClientConnection | None = None
     try:
         async with asyncio.timeout(open_seconds):
-            socket = await ClientSocket.connect(address.host, address.port, nonce=nonce, max_size=MAX_FRAME_BYTES)
+            socket = await connect(
+                f"ws://{where}",
+                host=address.host,  # named again, so that no answer can lead the client elsewhere
+                port=address.port,
+                proxy=None,
+                compression=None,
+                user_agent_header=None,
+                max_size=MAX_FRAME_BYTES,
+                open_timeout=None,
+                close_timeout=CLOSE_SECONDS,
+                ping_interval=None,
+            )
             link = ClientLink(
                 token=address.token, port=address.port, nonce=nonce(), version=version, pid=pid, shim=identity
             )
-            welcome = await _welcome(socket, link)
+            return socket, link, await _welcome(socket, link)
     except TimeoutError:
         reason = f"the sidecar at {where} did not answer within {open_seconds:g} s"
         failure = LinkUnavailable(reason, again)
-    except Refused as error:
-        reason = f"the sidecar at {where} refused the connection (HTTP {error.status})"
+    except InvalidStatus as error:
+        reason = f"the sidecar at {where} refused the connection (HTTP {error.response.status_code})"
         failure = LinkUnavailable(reason, again)
-    except (NotWebSocket, Ended):
+    except (WebSocketException, ValueError):
         reason = f"the program listening at {where} does not behave like a sidecar"
         failure = LinkUnavailable(reason, "run `durable-stream status`")
     except OSError as error:
@@ -417,21 +438,19 @@ async def _open(
         failure = error
     except asyncio.CancelledError:
         if socket is not None:
-            socket.abort()
+            socket.transport.abort()
         raise
-    else:
-        return socket, link, welcome
     if socket is not None:
-        socket.abort()
+        socket.transport.abort()
     raise failure from None
 
 
-async def _welcome(socket: ClientSocket, link: ClientLink) -> Welcome:
+async def _welcome(socket: ClientConnection, link: ClientLink) -> Welcome:
     """Run the handshake from hello to welcome. An impostor sees only the client's hello and a closed socket."""
     while True:
         for text in link.data_to_send():
             await socket.send(text)
-        for event in link.receive(await socket.receive()):
+        for event in link.receive(await socket.recv(decode=False)):
             if isinstance(event, Welcomed):
                 return event.welcome
             if isinstance(event, Closed):

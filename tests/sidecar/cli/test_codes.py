@@ -40,7 +40,6 @@ INTERNAL = {
     "sidecar.nats.mirror.rebuild": "shown by `status`",
     "sidecar.runtime": "a dead letter, a line of `agents`, or becomes RequestError",
     "sidecar.orchestrator": "a failed effect, the model's tool result, or becomes RequestError",
-    "sidecar.link.socket": "becomes ClientError",
     "sidecar.opencode2": "a service's state in `status` and `doctor`",
     "sidecar.checks.asking": "a line of `status` and `doctor`",
 }
