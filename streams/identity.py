@@ -17,12 +17,6 @@ from streams.event import SCHEMA_VERSION, StreamEvent
 
 _RANDOM_BITS = 80
 _PAGE = 4096
-_RANDOM = 1 << _RANDOM_BITS
-_TIME_SHIFTS = range(40, -1, -10)
-_RANDOM_SHIFTS = range(70, -1, -10)
-_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
-"""The two ULID characters for each ten-bit value."""
 
 _EMPTY: dict[str, Any] = {
     "schema_version": None,
@@ -45,8 +39,6 @@ class Identity:
         self._random_bytes = random_bytes
         self._lock = Lock()
         self._last = 0
-        self._time, self._time_text = 0, "0" * 10
-        """The time of the last ULID, and its ten characters. Many ULIDs are made in one millisecond."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970, UTC."""
@@ -54,16 +46,12 @@ class Identity:
 
     def ulid(self) -> str:
         """A new ULID, greater than every ULID that this object returned before."""
+        from ulid.base32 import encode  # the import takes 20 ms, and most commands make no id
+
         with self._lock:
             value = (self._clock_ms() << _RANDOM_BITS) | int.from_bytes(self._random_bytes(10), "big")
-            if value <= self._last:
-                value = self._last + 1
-            self._last = value
-            time, random = divmod(value, _RANDOM)
-            if time != self._time:
-                self._time, self._time_text = time, "".join([_PAIRS[(time >> shift) & 1023] for shift in _TIME_SHIFTS])
-            begin = self._time_text
-        return begin + "".join([_PAIRS[(random >> shift) & 1023] for shift in _RANDOM_SHIFTS])
+            self._last = value = max(value, self._last + 1)
+        return encode(value.to_bytes(16))
 
     def nonce(self) -> str:
         """256 random bits as 64 hex characters, for tokens and handshakes."""

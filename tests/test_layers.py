@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("streams", "bridge", "sidecar")
 
 LIBRARIES: dict[str, frozenset[str]] = {
-    "streams": frozenset({"pydantic", "typing_extensions", "orjson", "msgspec", "aiofiles"}),
+    "streams": frozenset({"pydantic", "typing_extensions", "orjson", "msgspec", "aiofiles", "ulid"}),
     "bridge": frozenset({"pydantic", "msgspec", "orjson", "ahocorasick_rs", "nats"}),
     "sidecar/runtime": frozenset({"pydantic"}),
 }
