@@ -277,6 +277,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         outside.nonce,
         state,
         ingest,
+        redact.clean,
         lambda: services.registrations,
         is_installed,
         agents_may_answer=config.link.agents_may_answer,

@@ -14,7 +14,7 @@ Source: seed 004, 3 (checkpoints); FEATURES D20, F7, U6.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final
 
@@ -90,6 +90,8 @@ class Checkpoint:
     terminal (``tty``) of a command."""
     key: str = ""
     """The key of the answer that won, if that answer came through the sidecar."""
+    said: str = ""
+    """The digest of the answer's words, if redaction replaced some of them (see ``said.py``)."""
     why: str = ""
     """Why OpenCode did not accept the last answer."""
     closed: int | None = None
@@ -204,6 +206,8 @@ class CheckpointAgent(OwnAgent[State]):
             who = {"by": given["by"], "via": given.get("via") or {}}
             return [Output("checkpoint.late", {"checkpoint": known.id, **who, "state": known.state})]
         about = {"checkpoint": known.id, **{name: given.get(name) for name in ("answer", "by", "via", "key")}}
+        known = replace(known, said=str(given.get("said") or ""))
+        about |= {"said": known.said} if known.said else {}
         if known.kind == "ask":
             return [
                 *outputs,
@@ -211,6 +215,7 @@ class CheckpointAgent(OwnAgent[State]):
                 *self._message(known, given["answer"]),
             ]
         args = {"session": known.session, "request": known.request, "kind": known.kind, "answer": given["answer"]}
+        args |= {"said": known.said} if known.said else {}
         return [*outputs, Output("checkpoint.answering", about), _effect(known.id, args)]
 
     def _no_longer_waits(self, given: dict[str, Any], *, told: bool) -> list[Output]:
@@ -374,10 +379,11 @@ class CheckpointAgent(OwnAgent[State]):
             return
         known.state, known.why = state, str(given.get("why") or "")
         if type_ == "checkpoint.unanswered":
-            known.answer, known.by, known.via, known.key = [], "", {}, ""
+            known.answer, known.by, known.via, known.key, known.said = [], "", {}, "", ""
         elif type_ != "checkpoint.withdrawn":
             known.answer = list(given.get("answer") or ())
             known.by, known.via, known.key = given.get("by", ""), given.get("via") or {}, given.get("key", "")
+            known.said = given.get("said", known.said)
         known.closed = given.get("ts") if state in CLOSED else None
 
     def _tidy(self) -> None:
@@ -433,6 +439,7 @@ def _notify(known: Checkpoint, session: str, answer: list[str], expired: bool = 
     came = answer_text(answer, expired or known.state == "expired")
     text = message("checkpoint", {"id": known.id}, ["You asked:", quoted(known.text), came])
     payload = {"notice": f"ntc_{known.id[4:]}", "session": session, "text": text, "intent": None, "wake": True}
+    payload |= {"said": known.said} if known.said else {}
     return Output("notify", payload, to="intents")
 
 

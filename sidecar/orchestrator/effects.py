@@ -15,6 +15,7 @@ from sidecar.orchestrator.host import Host, HostAbsent, Part
 from sidecar.orchestrator.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.orchestrator.notices import WAKE
 from sidecar.orchestrator.rights import Rights
+from sidecar.orchestrator.said import Said
 from sidecar.orchestrator.watch import CHECKED
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
@@ -73,15 +74,20 @@ class Prompt(_Kind):
     or needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for an OpenCode.
     """
 
+    def __init__(self, host: Host, said: Said) -> None:
+        super().__init__(host)
+        self._said = said
+
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
+        text = self._said.restore(args.get("said", ""), args["text"])
         try:
             if args.get("waits") and await self._host.goes_on(args["session"]):
                 return {"held": True}
             sent = await self._host.prompt(
                 args["session"],
-                [Part(args["text"], key, is_prompt=True)],
+                [Part(text, key, is_prompt=True)],
                 directory=args["directory"],
                 agent=args.get("agent"),
                 model=args.get("model"),
@@ -128,6 +134,10 @@ class Wake(_Kind):
     turn ends, or when an OpenCode for the session is connected again.
     """
 
+    def __init__(self, host: Host, said: Said) -> None:
+        super().__init__(host)
+        self._said = said
+
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
@@ -138,7 +148,7 @@ class Wake(_Kind):
         about = self._host.about(session)
         await self._host.prompt(
             session,
-            [Part(each["text"], each["key"]) for each in args["texts"]],
+            [Part(self._said.in_message(each.get("said", ""), each["text"]), each["key"]) for each in args["texts"]],
             directory=about.get("directory", ""),
             agent=about.get("agent"),
             model=about.get("model"),
@@ -176,6 +186,7 @@ class Check(_Kind):
         return NotDone()
 
 
-def effect_kinds(host: Host) -> Mapping[str, EffectKind]:
-    """Every effect of the orchestration, carried out on ``host``."""
-    return {CREATE: Create(host), PROMPT: Prompt(host), ABORT: Abort(host), WAKE: Wake(host), CHECK: Check(host)}
+def effect_kinds(host: Host, said: Said) -> Mapping[str, EffectKind]:
+    """Every effect of the orchestration, carried out on ``host`` with the words of ``said``."""
+    one, other = Prompt(host, said), Wake(host, said)
+    return {CREATE: Create(host), PROMPT: one, ABORT: Abort(host), WAKE: other, CHECK: Check(host)}

@@ -50,6 +50,8 @@ def prompt(intent: Intent, session: str, text: str) -> Output:
         # A session that continues already has its prompt. If no OpenCode is open, wait for one instead of failing.
         "waits": text == CONTINUE,
     }
+    if intent.said and text == intent.prompt:
+        args["said"] = intent.said
     return effect(PROMPT, intent.id, args)
 
 

@@ -139,6 +139,8 @@ class Intent:
     its cost before it is known whether it is."""
     pid: int | None = None
     """The OpenCode process that asked for the work; the phantom gets the environment of this process."""
+    said: str = ""
+    """A keyed digest of the prompt, if redaction replaced words in it (see ``said.py``)."""
     environment: str = ""
     """The name of the environment in which OpenCode 1 must do the work; empty if any may do it."""
     waits: str = ""
@@ -220,6 +222,8 @@ class Notice:
     """When that call returned, in ms UTC."""
     wake: bool = True
     """Whether the model should answer the notice."""
+    said: str = ""
+    """The digest of an answer in the text, if redaction replaced words of it (see ``said.py``)."""
 
 
 @dataclass(slots=True)
@@ -437,6 +441,7 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         pid=payload.get("pid"),
         rights=dict(payload.get("rights") or {}),
         environment=str(payload.get("environment") or ""),
+        said=str(payload.get("said") or ""),
         root=payload.get("root") or payload.get("parent") or payload["intent"],
         depth=int(payload.get("depth") or 1),
         starter=payload.get("starter"),
@@ -460,6 +465,8 @@ _GIVEN: Final = {
 def differences(intent: Intent, payload: Mapping[str, Any]) -> list[str]:
     """The arguments in which a registration differs from an intent. Title and isolation do not count."""
     other = intent_of({**payload, "ts": intent.created})
+    if intent.said != other.said:
+        return ["prompt"]
     found = [name for key, name in _GIVEN.items() if getattr(intent, key) != getattr(other, key)]
     # The intent no longer lists the models that have failed, so compare only the remaining ones.
     models = other.models if intent.fell_back is None else other.models[-len(intent.models) :]
@@ -474,6 +481,7 @@ def notice_of(payload: Mapping[str, Any]) -> Notice:
         payload["text"],
         intent=payload.get("intent"),
         wake=payload.get("wake", True),
+        said=payload.get("said", ""),
     )
 
 

@@ -32,6 +32,7 @@ def queued(state: State, event: StreamEvent) -> list[Output]:
     if given["notice"] in state.notices:
         return []
     payload = {key: given.get(key) for key in ("notice", "session", "text", "intent")}
+    payload |= {"said": given["said"]} if given.get("said") else {}
     return [Output("notice.queued", {**payload, "wake": bool(given.get("wake", True))})]
 
 
@@ -44,7 +45,7 @@ def deliver(state: State, session: str) -> list[Output]:
     key = f"{waiting[0].id}.{len(waiting)}.{waiting[-1].id}"
     # A message that was sent before keeps its key, so that it is recognised in the session's history.
     outputs = [Output("notice.sending", {"notice": n.id, "key": n.key or key}) for n in waiting]
-    texts = [{"key": n.key or key, "text": n.text} for n in waiting]
+    texts = [{"key": n.key or key, "text": n.text, **({"said": n.said} if n.said else {})} for n in waiting]
     args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting)}
     return [*outputs, Output("effect.requested", args, effect=WAKE, node=session)]
 

@@ -15,6 +15,7 @@ from sidecar.orchestrator.channels import Channels
 from sidecar.orchestrator.checkpoints import ANSWER
 from sidecar.orchestrator.host import Host
 from sidecar.orchestrator.messages import for_person
+from sidecar.orchestrator.said import Said
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled, Unknown
 
@@ -63,13 +64,14 @@ class Answer:
 
     effect_class: EffectClass = "idempotent"
 
-    def __init__(self, host: Answering) -> None:
-        self._host = host
+    def __init__(self, host: Answering, said: Said) -> None:
+        self._host, self._said = host, said
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
-        return {"status": await self._host.answer(args["session"], args["request"], args["kind"], args["answer"])}
+        answer = [self._said.restore(args.get("said", ""), each) for each in args["answer"]]
+        return {"status": await self._host.answer(args["session"], args["request"], args["kind"], answer)}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``. OpenCode refuses a second answer, and the captured events then show how the request was
@@ -108,7 +110,8 @@ def notify_kinds(
     channels: Channels,
     link: Callable[[str], str | None],
     keep: Callable[[dict[str, str]], None],
+    said: Said,
 ) -> Mapping[str, EffectKind]:
     """The effects, carried out on ``host`` and the configured channels. ``link`` makes the link that answers a
     checkpoint; for ``keep`` see ``Toast``."""
-    return {TOAST: Toast(host, keep), ANSWER: Answer(host), SEND: Send(channels, link)}
+    return {TOAST: Toast(host, keep), ANSWER: Answer(host, said), SEND: Send(channels, link)}

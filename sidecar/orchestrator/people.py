@@ -25,6 +25,7 @@ from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint, CheckpointAgent
 from sidecar.orchestrator.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.orchestrator.notify_effects import Answering, notify_kinds
 from sidecar.orchestrator.reading import read_checkpoints
+from sidecar.orchestrator.said import Said
 from sidecar.orchestrator.signals import SignalAgent
 from sidecar.orchestrator.stream_read import open_reader, read_lines
 from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
@@ -91,10 +92,11 @@ class People:
         config: NotifyConfig,
         identity: Identity,
         host: Answering,
+        said: Said,
         linked: Callable[[], Iterable[int]] = tuple,
         agents_may_answer: bool = False,
     ) -> None:
-        self._home, self._identity = home, identity
+        self._home, self._identity, self._said = home, identity, said
         self.answerers = Answerers(linked, agents_may_answer, home.read_token)
         self.channels = Channels(config)
         self.checkpoints = CheckpointAgent(everywhere=bool(self.channels.names))
@@ -108,7 +110,9 @@ class People:
         )
         self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
         self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
-        self.kinds: Mapping[str, EffectKind] = notify_kinds(host, self.channels, self.page.link, self.toasts.append)
+        self.kinds: Mapping[str, EffectKind] = notify_kinds(
+            host, self.channels, self.page.link, self.toasts.append, said
+        )
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
         """The checkpoints for which a call in this process is waiting, and how many calls are waiting for each."""
@@ -223,7 +227,7 @@ class People:
 
         if not await until(lambda: now().state in CLOSED, seconds):
             return f"Nobody has answered yet. Call wait_for with {known.id} to wait longer."
-        return _how_it_ended(now())
+        return self._said.in_message(now().said, _how_it_ended(now()))
 
     async def wait_for_signal(self, name: str, session: str, root: str, seconds: float) -> str:
         """The tool ``wait_for`` with the name of a signal. A signal that came before the call counts, too.
@@ -269,7 +273,7 @@ class People:
                 told = {"checkpoints": [identifier], "session": known.session, "call": call}
                 await self._command(checkpoints.NAME, f"told:{self._identity.ulid()}", "checkpoint.told", told)
             if known.state in CLOSED and (known.waiting or known.returned or known.told):
-                return _how_it_ended(known)
+                return self._said.in_message(known.said, _how_it_ended(known))
         later = f"Nobody has answered yet. Call wait_for with {identifier} to wait longer."
         if known.intent is not None:
             return f"{later} Do not end before: you get the answer from that call."
@@ -345,7 +349,8 @@ class People:
         key = self._identity.ulid()
         ask = {**as_row(known), "checkpoint": known.id, "ts": known.opened}
         payload = {"checkpoint": known.id, "answer": list(args.answer), "by": who.by, "via": who.via}
-        payload |= {"key": key, "ask": ask}
+        said = self._said.keep("answer", args.answer)[1]
+        payload |= {"key": key, "ask": ask} | ({"said": said} if said else {})
         handled = await self._command(checkpoints.NAME, f"answer:{key}", "checkpoint.answer", payload)
         known = self.checkpoints.data.checkpoints[known.id]
         if any(record.event.type == "checkpoint.late" for record in handled.records):

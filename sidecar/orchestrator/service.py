@@ -37,6 +37,7 @@ from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED, WORKING
 from sidecar.orchestrator.people import People
 from sidecar.orchestrator.reading import read_intent
+from sidecar.orchestrator.said import Said
 from sidecar.orchestrator.stream_read import open_reader
 from sidecar.orchestrator.tools import (
     tools_json,
@@ -120,6 +121,7 @@ class DurableStream:
         nonce: Any,
         state: CaptureState,
         ingest: Any,
+        clean: Callable[[Any], Any],
         registrations: Callable[[], Iterable[Path]] = tuple,
         has_plugin: Callable[[Path, Mapping[str, str]], bool] = lambda _directory, _environ: True,
         *,
@@ -145,8 +147,15 @@ class DurableStream:
         self.host = Hosts(one, V2Host(registrations, state, identity.now_ms))
         self.worktrees = Worktrees(home.path / "worktrees")
         self._gardener = (GardenerAgent(gardener),) if gardener.enabled else ()
+        self._said = Said(clean, home.read_token)
         self.people = People(
-            home, notify, identity, self.host, lambda: [link.pid for link in self.links()], agents_may_answer
+            home,
+            notify,
+            identity,
+            self.host,
+            self._said,
+            lambda: [link.pid for link in self.links()],
+            agents_may_answer,
         )
         self._card = CardFile(home.path)
         self._runtime: Runtime | None = None
@@ -165,7 +174,7 @@ class DurableStream:
     def kinds(self) -> Mapping[str, EffectKind]:
         """Every effect of the orchestration."""
         own = worktree_kinds(self.worktrees, self.host)
-        return {**effect_kinds(self.host), **own, **self.people.kinds}
+        return {**effect_kinds(self.host, self._said), **own, **self.people.kinds}
 
     @property
     def data(self) -> Any:
@@ -261,7 +270,7 @@ class DurableStream:
         Raises:
             HostError: what the parent may do is not known, so nothing was registered.
             InputRefused, AgentFailed, StreamError: nothing was registered. The code ``key-conflict`` means that the key
-                was already used for different work.
+                was already used for different work, ``redacted-argument`` that the log cannot hold an argument.
         """
         assert self._runtime is not None
         key = given.key or self._identity.ulid()
@@ -273,11 +282,15 @@ class DurableStream:
         environment = found.environment if found is not None else ""
         if found is None:
             environment = self.host.environment_of(given.parent, link.pid if link is not None else None)
+        if self._said.redacts([given.directory, given.agent, given.models]):
+            reason = "the directory, the agent or a model contains what redaction replaces, so it cannot be recorded"
+            raise InputRefused("redacted-argument", f"{reason}; see `[redact]` in config.toml")
+        (prompt,), said = self._said.keep("prompt", [given.prompt])
         asking = rights.agent if rights is not None else found.agent if found is not None else None
         payload = {
             "intent": intent,
-            "prompt": given.prompt,
-            "title": given.title or " ".join(given.prompt.split())[:60],
+            "prompt": prompt,
+            "title": given.title or " ".join(prompt.split())[:60],
             "directory": given.directory,
             "parent": given.parent,
             "agent": given.agent or asking,
@@ -291,7 +304,7 @@ class DurableStream:
             "environment": environment,
             "above": self._above(given.parent),
             "root": self._root(given.parent),
-        }
+        } | ({"said": said} if said else {})
         if found is None:
             command = Command(f"register:{intent}", "intent.register", payload, actor=by)
             try:

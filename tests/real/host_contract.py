@@ -15,6 +15,7 @@ from sidecar.orchestrator.host import Part
 from sidecar.orchestrator.notify_effects import Answering
 from sidecar.runtime.effects.policy import Effect
 from tests.real.model_server import HANG_LIMIT_S, MODEL_ID, ModelServer
+from tests.sidecar.orchestrator.support import PLAIN
 
 MODEL = f"mock/{MODEL_ID}"
 QUESTIONS = [
@@ -165,11 +166,11 @@ class HostContract:
         session = await self.users()
         args = {"session": session, "texts": [{"key": f"{session}:wake:0", "text": "SAY:awake"}], "wake": True}
         effect = Effect(kind="opencode.wake", args=args, run="int_1")
-        assert await Wake(self.host).run(effect, "key") == {"status": "sent", "kept": True}
+        assert await Wake(self.host, PLAIN).run(effect, "key") == {"status": "sent", "kept": True}
         assert await self.holds(session, "wake:0")
         await until(lambda: self.is_called(session))
         await until(lambda: self.is_status(session, "idle"))
-        assert await Wake(self.host).run(effect, "key") == {"status": "sent", "kept": True}
+        assert await Wake(self.host, PLAIN).run(effect, "key") == {"status": "sent", "kept": True}
         assert self.calls(session) == 1
 
     async def is_called(self, session: str) -> bool:

@@ -35,13 +35,15 @@ def wakes(durable: DurableStream, parent: str) -> list[str]:
 
 def test_the_whole_line(client: RealOpenCode, durable: DurableStream, model: ModelServer) -> None:
     parent = client.create_session("parent")
-    client.prompt(parent, spawn("SAY:the answer is 42"))
+    client.prompt(parent, spawn("SAY:the answer is 42 password=hunter2xyz"))
     given = next(request.body["tools"] for request in model.requests if request.has_tools)
     by_name = {tool["function"]["name"]: tool for tool in given}
     assert [by_name[name] for name in TOOLS] == [sent(name) for name in TOOLS], "what the unit test counts"
     wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ["completed"], "the end of the intent")
     (intent,) = intents(durable, parent)
-    assert intent["result"] == "the answer is 42"
+    assert intent["result"].startswith("the answer is 42") and "hunter2" not in json.dumps(durable.lines("log"))
+    said = [request for request in model.of(intent["session"]) if request.has_tools]
+    assert ["password=hunter2xyz" in json.dumps(request.body) for request in said] == [True], "the words that were said"
     assert intent["parent"] == parent
     wait_until(lambda: "42" in json.dumps(client.messages(parent)[-1]), "the parent's answer")
 

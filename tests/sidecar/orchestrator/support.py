@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from sidecar.orchestrator.said import Said
 from sidecar.runtime.agent import Agent
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import EffectKind, Reconciled, Unknown
@@ -14,6 +15,9 @@ from sidecar.runtime.runtime import Runtime
 from streams.store import Record, StreamStore
 from tests.sidecar.runtime.kinds import Clock, Policy
 from tests.sidecar.runtime.support import records, settled
+
+PLAIN = Said(lambda value: value, str)
+"""Nothing is redacted."""
 
 
 class Script:

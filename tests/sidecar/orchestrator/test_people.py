@@ -21,7 +21,7 @@ from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.runtime.inputs import agent_stream
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from tests.sidecar.orchestrator.support import Bench, bench
+from tests.sidecar.orchestrator.support import PLAIN, Bench, bench
 from tests.sidecar.runtime.kinds import Clock
 from tests.sidecar.runtime.support import records
 
@@ -51,7 +51,7 @@ async def people(tmp_path: Path) -> AsyncIterator[tuple[People, Host, Bench]]:
     home, host, clock = Home(tmp_path / "home"), Host(), Clock()
     home.create()
     store = await Log.open(home.store_path, seeded_identity(1))
-    made = People(home, NotifyConfig(), clock.identity(9), host)  # type: ignore[arg-type]
+    made = People(home, NotifyConfig(), clock.identity(9), host, PLAIN)  # type: ignore[arg-type]
     async with bench(store, made.agents, made.kinds, clock) as run:
         made.attach(run.runtime)
         yield made, host, run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,8 @@ from tests.sidecar.runtime.support import agents, records
 from tests.sidecar.support import running, start
 
 PARENT = "ses_parent"
+
+Clean = Callable[[Any], Any]
 
 
 RIGHTS = Rights("build", (Rule("*", "*", "allow"),), (Rule("bash", "*", "deny"),))
@@ -115,10 +117,11 @@ class Watcher:
 
 @asynccontextmanager
 async def orchestration(
-    tmp_path: Path, isolation: Literal["worktree", "shared"] = "shared"
+    tmp_path: Path, isolation: Literal["worktree", "shared"] = "shared", clean: Clean = lambda value: value
 ) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
     home, host, clock = Home(tmp_path / "home"), Host(), Clock()
     home.create()
+    home.ensure_token(lambda: "5" * 64)
     store = await Log.open(home.store_path, seeded_identity(1))
     made = DurableStream(
         home,
@@ -129,9 +132,10 @@ async def orchestration(
         None,
         host.state,
         SimpleNamespace(delivers=lambda link: True),
+        clean,
     )
     made.host = host  # type: ignore[assignment]
-    async with bench(store, [*made.agents, *agents(Watcher)], made.kinds, clock) as run:
+    async with bench(store, [*made.agents, *agents(Watcher)], made.kinds, clock, clean=clean) as run:
         made.attach(run.runtime)
         yield made, host, run
     await store.close()

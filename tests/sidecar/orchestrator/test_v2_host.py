@@ -21,6 +21,7 @@ from sidecar.orchestrator.v2 import V2Host
 from sidecar.orchestrator.v2_ids import is_phantom, message_id, session_id
 from sidecar.runtime.effects.policy import Effect
 from tests.sidecar.orchestrator.released2 import FakeReleased, registered
+from tests.sidecar.orchestrator.support import PLAIN
 from tests.sidecar.orchestrator.test_v2 import BROKEN_OFF, CONTINUED, REFUSED, SAID, STEP, answer, idle, launch, user
 
 USER, PROJECT = "ses_user", "/project"
@@ -225,7 +226,7 @@ async def test_an_interrupted_session_is_prompted_only_if_it_is_not_over_and_nob
     session = await phantom(host, fake, PROMPT, *tail)
     fake.active = {session} if is_active else set()
     effect = Effect(kind="opencode.prompt", args={"session": session, **WAITS}, run="int_1")
-    assert await Prompt(host).run(effect, "key") == sent
+    assert await Prompt(host, PLAIN).run(effect, "key") == sent
     assert len(fake.inbox[session]) == (not sent)
 
 
@@ -308,7 +309,7 @@ async def test_a_request_that_a_version_does_not_know_is_an_error_that_names_it(
 async def test_without_a_service_the_work_waits_for_one(host: V2Host) -> None:
     away = V2Host(list, CaptureState(), lambda: 0)
     effect = Effect(kind="opencode.prompt", args={"session": "ses_ds2x", **WAITS}, run="int_1")
-    assert await Prompt(away).run(effect, "key") == {"absent": True}
+    assert await Prompt(away, PLAIN).run(effect, "key") == {"absent": True}
     with pytest.raises(HostAbsent):
         await away.look("ses_ds2x", directory=PROJECT)
 
