@@ -56,6 +56,7 @@ PLAN = (
         {"HOOKS": 25_000},
     ),
     Part("hypothesis", "invented hooks", (f"{TORTURE}/test_messages.py", "-k", "any_hooks"), 5, {"EXAMPLES": 1_000}),
+    Part("values", "odd values of fields", ("tests/bridge/test_values.py",), 1, {"VALUES": 10_000}),
     Part("large", "messages of 16 MiB", (f"{TORTURE}/test_messages.py", "-k", "large"), 1, {"BIG_BYTES": 2**24 - 1}),
     Part("sockets", "hostile bytes over sockets", (f"{TORTURE}/test_sockets.py",), 5, {"SOCKETS": 20_000}),
     Part(

@@ -8,7 +8,8 @@ The script is in the **last user message** of a request:
 ``SAY:text``                   answers with the rest of the line
 ``REASON:text``                streams the text (to the next marker) as reasoning before the answer
 ``THEN:``                      the rest is for the model's next step in the same turn
-``CALLID:id``                  this and every later call of the session has this id (``CALLID:off``)
+``CALLID:id``                  this and every later call of the session has this id (``CALLID:off``;
+                              ``CALLID:empty`` is no id)
 ``HOLD:name``                  answers only after ``server.release(name)``
 ``SLEEP:s``                    waits before the first byte
 ``DRIP:n,s``                   n pieces of text with a pause of s seconds after each
@@ -316,7 +317,7 @@ class ModelServer:
         return [
             {
                 "index": index,
-                "id": f"call_{answer}_{index}" if fixed == "off" else fixed,
+                "id": f"call_{answer}_{index}" if fixed == "off" else "" if fixed == "empty" else fixed,
                 "type": "function",
                 "function": {"name": name, "arguments": json.dumps(arguments)},
             }

@@ -192,7 +192,7 @@ def _expect_session(
         trigger = "prompt" if cause else "compaction"
         if cause is None and compaction_of(user) is None:
             trigger, cause = "continuation", (COMPACTED, sid, str(compactions - 1))
-        turns += _expect_turn(plan, session, user, following, trigger, cause, tasks, ends, told.killed)
+        turns += _expect_turn(plan, session, user, following, trigger, cause, tasks, ends, told)
         for answer in session.answers(uid):
             if answer["info"].get("summary") and not answer["info"].get("error"):
                 started = ("turn.started", sid, uid)
@@ -224,7 +224,7 @@ def _expect_turn(
     cause: Name | None,
     tasks: dict[str, list[Name]],
     ends: dict[str, list[Name]],
-    killed: bool,
+    told: Family,
 ) -> list[Name]:
     """Add one turn's records; return those of its start and, if it is over, of its end."""
     sid, uid = session.id, user["info"]["id"]
@@ -235,7 +235,7 @@ def _expect_turn(
     content |= {"trigger": trigger, "model": model}
     started = plan.add(("turn.started", sid, uid), opening["agent"], uid, cause, content)
     chain: list[list[Name]] = [[cause] if cause else [], [started]]
-    steps, tokens = 0, 0
+    steps, tokens = sum((one["session"], one["turn"]) == (sid, uid) for one in told.unparted), 0
     for answer in answers:
         place = {"message": answer["info"]["id"], "turn": uid}
         agent = answer["info"]["agent"]
@@ -270,7 +270,7 @@ def _expect_turn(
             chain.append([plan.add(("agent.error", sid, answer["info"]["id"]), agent, uid, started, place | error)])
     plan.chains.append(chain)
     outcome = _outcome(answers, following)
-    if outcome is None and not killed:
+    if outcome is None and not told.killed:
         return [started]
     content = {"message": uid, "outcome": outcome or "interrupted", "steps": steps, "tokens.total": tokens or None}
     ended = plan.add(("turn.ended", sid, uid), opening["agent"], uid, started, content)

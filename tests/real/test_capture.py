@@ -149,6 +149,17 @@ def test_two_parallel_calls_with_one_id(durable: DurableStream, opencode: RealOp
     check(durable, opencode, session, unparted=[second])
 
 
+def test_calls_without_an_id_are_recorded(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+    # Some local model servers give no ids.
+    write = [call("write", filePath=str(opencode.project / f"{name}.txt"), content=name) for name in ("one", "two")]
+    opencode.prompt(session, f"CALLID:empty {write[0]} THEN: {write[1]} THEN: SAY:done")
+    wait_until(lambda: payloads(durable.log(session), "turn.ended"), "the end of the turn")
+    steps = payloads(durable.log(session), "execution.step")
+    assert [step["status"] for step in steps if step["kind"] == "tool"] == ["completed"] * 2
+    changes = durable.cli("changes", session)
+    assert "one.txt" in changes and "two.txt" in changes
+
+
 def test_a_child_session(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
     opencode.prompt(session, task(bash("echo kid")))
     records = check(durable, opencode, session)

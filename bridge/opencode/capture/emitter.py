@@ -125,8 +125,10 @@ class Emitter:
         event = shapes.bus_id(entry.item)
         if event is not None:
             found["event"] = event
-        if type_ == "turn.started" and origin.pid:
-            found["pid"] = origin.pid
+        if type_ == "turn.started":
+            found["instance"] = origin.instance
+            if origin.pid:
+                found["pid"] = origin.pid
         if origin.instance == HISTORY_INSTANCE:
             found["history"] = True
         return found
@@ -154,7 +156,7 @@ class Emitter:
             self.counts["cause_unknown"] += 1
         event = self.identity.stamp(
             {
-                "ts": entry.item.t if entry is not None else at_ms,
+                "ts": shapes.moment(entry.item.t) if entry is not None else at_ms,
                 "type": type_,
                 "stream_id": stream,
                 "idempotency_key": safe_key(f"{type_}:{key}"),

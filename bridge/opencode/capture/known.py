@@ -4,6 +4,9 @@ A rule may drop a hook only if it knows that the hook is not final. So each item
 its source. The shape covers the fields that the rule needs for its decision, and the fields that the rule records with
 a fixed type. An item that does not match is kept whole; no rule guesses.
 
+Only the ids that OpenCode makes itself may not be empty, because records are known by them. Everything else comes from
+a provider, a configuration or a clock, and may have any value of its type.
+
 Fields that no rule reads may have any shape. New fields are allowed.
 """
 
@@ -78,15 +81,11 @@ def _number(value: Any) -> bool:
     return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
-def _time(value: Any) -> bool:
-    return _number(value) and value > 0
-
-
 def _any(value: Any) -> bool:
     return True
 
 
-_has_model_ids: Final = _check_of({"id?": _id, "modelID?": _id, "providerID?": _id})
+_has_model_ids: Final = _check_of({"id?": str, "modelID?": str, "providerID?": str})
 
 
 def _model(value: Any) -> bool:
@@ -101,7 +100,7 @@ _SESSION_INFO: Final[Shape] = {
 }
 
 _ERROR: Final[Shape] = {
-    "name": _id,
+    "name": str,
     "message?": str,
     "data?": {"message?": str, "statusCode?": _number},
 }
@@ -115,13 +114,13 @@ _MESSAGES: Final[dict[str, Shape]] = {
         "agent?": str,
         "error?": _ERROR,
         "model?": _model,
-        "modelID?": _id,
-        "providerID?": _id,
+        "modelID?": str,
+        "providerID?": str,
     },
 }
 """Shapes of ``message.updated``, by role."""
 
-_SPAN: Final[Shape] = {"start": _time, "end?": _time}
+_SPAN: Final[Shape] = {"start": _number, "end?": _number}
 
 _BEGUN: Final[Shape] = {"metadata?": {"sessionId?": _id}}
 _ENDED: Final[Shape] = {"metadata?": {"sessionId?": _id}, "title?": str, "time?": _SPAN}
@@ -138,7 +137,7 @@ _TEXT: Final[Shape] = {
 }
 
 _PARTS: Final[dict[str, Shape]] = {
-    "tool": {"id": _id, "messageID": _id, "callID": _id, "tool": _id},
+    "tool": {"id": _id, "messageID": _id, "callID": str, "tool": str},
     "text": _TEXT,
     "reasoning": _TEXT,
     "step-finish": {
@@ -174,8 +173,8 @@ def _part(value: Any) -> bool:
     return _is_part(value) and (value["type"] != "tool" or _is_tool_state(value.get("state")))
 
 
-_ASKED: Final[Shape] = {"sessionID": _id, "id": _id, "requestID?": _id, "tool?": {"callID": _id}}
-_REPLIED: Final[Shape] = {"sessionID": _id, "requestID": _id, "id?": _id, "tool?": {"callID": _id}}
+_ASKED: Final[Shape] = {"sessionID": _id, "id": _id, "requestID?": _id, "tool?": {"callID": str}}
+_REPLIED: Final[Shape] = {"sessionID": _id, "requestID": _id, "id?": _id, "tool?": {"callID": str}}
 _IN_SESSION: Final[Shape] = {"sessionID": _id}
 
 PROPERTIES: Final[dict[str, Shape]] = {
@@ -198,7 +197,7 @@ PROPERTIES: Final[dict[str, Shape]] = {
     "todo.updated": {},
     "file.edited": {},
     "chat.message": {"sessionID": _id, "messageID?": _id, "agent?": str},
-    "tool.execute.after": {"sessionID": _id, "callID": _id, "tool": _id},
+    "tool.execute.after": {"sessionID": _id, "callID": str, "tool": str},
     "capture.gap": {},
 }
 """Shapes of a bus event's properties or a hook's input, by the name that ``source_of`` returns."""
@@ -206,7 +205,7 @@ PROPERTIES: Final[dict[str, Shape]] = {
 OUTPUTS: Final[dict[str, Shape]] = {
     "chat.message": {
         "message": {"id": _id, "role?": "user", "agent?": str, "model?": _model},
-        "parts": [{"type": _id, "synthetic?": bool, "metadata?": dict}],
+        "parts": [{"type": str, "synthetic?": bool, "metadata?": dict}],
     },
     "tool.execute.after": {"title?": str, "metadata?": dict},
 }

@@ -49,6 +49,10 @@ class Parts(Turns):
         return [part for part, tool in self._open.items() if tool.session == session_id]
 
     def forget_tools(self, session_id: str) -> None:
+        """Nothing follows for the session's tools: write what only a hook told, as for two calls with one id."""
+        for after in [after for after in self._afters if after.session == session_id]:
+            self._afters.remove(after)
+            self._write_after(after)
         for part in self.open_tools(session_id):
             del self._open[part]
 
@@ -89,7 +93,8 @@ class Parts(Turns):
         if kind == "tool":
             return self._tool_part(entry, session, part, part_id)
         turn = self.turn_of_part(session, part)
-        ended = kind == "step-finish" or (mapping(part.get("time")).get("end") and turn.assistant)
+        is_over = mapping(part.get("time")).get("end") is not None
+        ended = kind == "step-finish" or (is_over and turn.assistant)
         if not ended:
             self.counts[f"not_final:part.{kind}"] += 1
         elif self._is_copied(session, part["messageID"]):

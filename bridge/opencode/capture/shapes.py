@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.opencode.link.frames import HookItem
+from bridge.opencode.link.frames import MAX_SEQ, HookItem
 
 _TOLD = frozenset(
     # The provider's response may contain anything, and the other values are recorded in fields of their own.
@@ -33,7 +33,14 @@ def text(value: Any) -> str | None:
 
 def number(value: Any) -> int | None:
     """``value`` as whole milliseconds if it is a number; otherwise ``None``."""
-    return int(value) if isinstance(value, _NUMBERS) and not isinstance(value, bool) else None
+    if not isinstance(value, _NUMBERS) or isinstance(value, bool) or value != value:
+        return None
+    return int(max(-MAX_SEQ, min(MAX_SEQ, value)))
+
+
+def moment(value: Any) -> int:
+    """``value`` as the time of an event, which is not before 1970; 0 if it is no number."""
+    return max(number(value) or 0, 0)
 
 
 def present(**fields: Any) -> dict[str, Any]:

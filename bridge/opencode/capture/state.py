@@ -72,6 +72,8 @@ class Turn:
     agent: str
     model: Fields | None
     trigger: str = ""
+    place: tuple[str, int] = ("", 0)
+    """The plugin instance that reported the start, and the number of its item."""
     pid: int | None = None
     """The OpenCode process that is running the turn; ``None`` if unknown."""
     last_ms: int = 0
@@ -326,6 +328,7 @@ class CaptureState:
             agent=payload.get("agent") or "",
             model=payload.get("model"),
             trigger=str(payload.get("trigger")),
+            place=(str(event.metadata.get("instance")), int(event.metadata.get("seq") or 0)),
             pid=pid if type(pid := event.metadata.get("pid")) is int and pid > 0 else None,
         )
         if answers(session.turn.agent, session.turn.trigger):

@@ -81,7 +81,7 @@ class Turns(Shells):
         if self._is_told(entry):
             return False
         key = shapes.bus_id(entry.item) or self.own_key(entry)
-        self.put(entry, session, "lifecycle.session.compacted", key, {}, turn=self._turn_at(session, entry.item.t))
+        self.put(entry, session, "lifecycle.session.compacted", key, {}, turn=self._turn_at(session, entry))
         return False
 
     # --- inputs and turns ---
@@ -214,7 +214,7 @@ class Turns(Shells):
         if turn is None:
             self._current.pop(session.id, None)
             return False
-        if entry.item.t < turn.started_ms:
+        if _is_before(entry, turn):
             # Another copy of the plugin reports the end of the previous turn late, which is a duplicate.
             self.counts["duplicate:session.idle"] += 1
             return False
@@ -332,7 +332,7 @@ class Turns(Shells):
         if self._is_told(entry):
             return False
         error = mapping(shapes.properties_of(entry.item).get("error"))
-        turn = self._turn_at(session, entry.item.t)
+        turn = self._turn_at(session, entry)
         is_open = session is not None and turn is not None and turn is session.turn
         if shapes.is_abort(error):
             if session is None or turn is None or not is_open:
@@ -354,12 +354,12 @@ class Turns(Shells):
         self._write_error(entry, session, message, error)
         return False
 
-    def _turn_at(self, session: SessionState | None, t: int) -> Turn | None:
-        """The turn that was open at the time ``t`` of a hook. The current turn may be another one, because an old hook
+    def _turn_at(self, session: SessionState | None, entry: Entry) -> Turn | None:
+        """The turn that was open when an item was reported. The current turn may be another one, because an old item
         may be resent much later.
         """
         turns = (session.turn, session.last_turn) if session is not None else ()
-        return next((turn for turn in turns if turn is not None and t >= turn.started_ms), None)
+        return next((turn for turn in turns if turn is not None and not _is_before(entry, turn)), None)
 
     def _is_told(self, entry: Entry) -> bool:
         """True if this bus event is already in the log, because a sidecar died after it recorded the event and before
@@ -382,7 +382,7 @@ class Turns(Shells):
     ) -> None:
         known = self._messages.get(message or "")
         user = known["user"] if known is not None else None
-        turn = self._turn_at(session, entry.item.t)
+        turn = self._turn_at(session, entry)
         if user is None and turn is not None:
             user = turn.user_message
         key = message or shapes.bus_id(entry.item) or self.own_key(entry)
@@ -437,3 +437,12 @@ class Turns(Shells):
             correlation=turn.user_message if turn is not None else None,
         )
         return False
+
+
+def _is_before(entry: Entry, turn: Turn) -> bool:
+    """Whether an item was reported before a turn began. The clock may step, so the numbers of the items decide if both
+    come from one plugin instance."""
+    origin, (instance, seq) = entry.token.origin, turn.place
+    if (origin.boot_id, origin.instance) == (turn.boot, instance):
+        return entry.token.seq < seq
+    return entry.item.t < turn.started_ms

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.opencode.capture.shapes import mapping, number, present, text
+from bridge.opencode.capture.shapes import mapping, moment, number, present, text
 
 _INTERRUPTED = "Tool execution interrupted"
 _STATUS = re.compile(r"\bHTTP (\d{3})\b")
@@ -56,7 +56,7 @@ def read_event(value: Any) -> HostEvent | None:
         type=type_,
         name=type_.removeprefix("session."),
         id=text(found.get("id")),
-        t=number(found.get("created")) or 0,
+        t=moment(found.get("created")),
         session=next((named for holder in holders if (named := _session(holder.get("sessionID")))), None),
         seq=seq if type(seq) is int and seq >= 0 else None,
         data=data,
