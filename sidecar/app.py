@@ -294,6 +294,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     )
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime)
+    upkeep.removed = worker.runtime.reload
     sidecar.durable, sidecar.tools = durable, ToolCalls(durable, state, identities.agents)
     register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean, outside.now_ms)
     worker.register(sidecar.requests)

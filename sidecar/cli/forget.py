@@ -58,6 +58,8 @@ async def forget(
     is_done = not would["records"] and not await reader.is_removing()
     streams, named = would["streams"], would["streams"] if child is None else [child]
     refused = [] if yes or is_done else await _refusals(reader, {*streams, stream})
+    if would["unfinished"] and not yes:
+        refused.append(f"because background work has not ended: {', '.join(would['unfinished'])}")
     await reader.close()
     if not yes:
         if json:
@@ -80,6 +82,7 @@ async def forget(
         out.object({"streams": streams, "done": done})
     else:
         out.prose("", f"forgot the payloads of {records_text(done['records'])} in {', '.join(named)}")
+        note("OpenCode's own database still has them: delete the session there, too.")
         note_move(done)
     return 0
 
@@ -93,12 +96,13 @@ def _note_old_store(home: Home) -> None:
 
 
 async def _would_forget(reader: LogReader, stream: str, child: str | None) -> dict[str, Any]:
-    """``{streams, records, sessions}``: ``streams`` are forgotten completely; ``records`` counts the forgotten
-    payloads in all streams.
+    """``{streams, records, sessions, beside, unfinished}``: ``streams`` are forgotten completely; ``records`` counts
+    the forgotten payloads in all streams, ``beside`` those of background work, questions and messages. ``unfinished``:
+    the background work that has not ended.
 
     ``sessions`` lists the forgotten sessions, the named one first. For a child session ``streams`` is empty.
     """
-    from sidecar.keeping.retaining import records_to_forget, streams_beside
+    from sidecar.keeping.retaining import records_to_forget, streams_beside, words_beside
     from sidecar.views.select import Family, catalog_of
 
     catalog, _ = await catalog_of(reader)
@@ -114,10 +118,12 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
         {"id": id_, "title": catalog.sessions[id_].title, "parent": known[id_].parent if id_ in known else None}
         for id_ in ids
     ]
-    records = 0
-    async for _record in records_to_forget(reader, streams, ids, streams_beside(known, streams, ids)):
+    beside = await words_beside(reader, ids)
+    records = len(beside.positions)
+    async for _record in records_to_forget(reader, streams, ids, streams_beside(known, streams, ids), beside.ids):
         records += 1
-    return {"streams": sorted(streams), "records": records, "sessions": sessions}
+    about = {"beside": len(beside.positions), "unfinished": beside.unfinished}
+    return {"streams": sorted(streams), "records": records, "sessions": sessions, **about}
 
 
 async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
@@ -156,7 +162,9 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
     children = sum(session["parent"] is not None for session in sessions[0 if streams else 1 :])
     below = {0: "", 1: " and its child session"}.get(children, f" and its {children} child sessions")
     named = sessions[0]["id"] if not streams else streams[0] if len(streams) == 1 else streams_text(len(streams))
-    out.prose("", f"would forget the payloads of {records_text(would['records'])} in {named}{below}")
+    about = "about its background work, questions and messages"
+    beside = f", {would['beside']:,} of them {about}" if would["beside"] else ""
+    out.prose("", f"would forget the payloads of {records_text(would['records'])} in {named}{below}{beside}")
 
 
 def _tell_forgotten(out: Output, streams: list[str]) -> int:

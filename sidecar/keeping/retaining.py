@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
 from sidecar.processes import still_runs
@@ -28,8 +28,17 @@ SYSTEM: Final = "system"
 """The stream of records that belong to no session."""
 
 AGENTS: Final = "agent/"
-"""The prefix of the streams of agents. The records of these streams are the agents' state, so none of them is removed
-or forgotten."""
+"""The prefix of the streams of agents. The records of these streams are the agents' state, so none of these streams is
+removed or forgotten as a whole."""
+
+_OURS: Final = frozenset({"intents", "checkpoints", "alerts", "signals", "gardener"})
+"""The agents that know how to do without what was forgotten."""
+
+_OWNERS: Final = ("session", "parent", "root", "tell", "about", "above", "node", "checkpoints")
+_IDS: Final = ("intent", "checkpoint", "alert", "notice")
+"""The fields of our agents' payloads that say to whom the record belongs, and what it is about."""
+
+_ENDS: Final = frozenset({"intent.completed", "intent.failed", "intent.cancelled", "intent.refused"})
 
 STALE_MS: Final = 7 * 24 * HOUR_MS
 """A turn that began this long ago and has no later record will never end, because its OpenCode is gone."""
@@ -66,14 +75,18 @@ async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRe
     return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
 
 
-async def prune(log: Log, state: CaptureState, plan: PrunePlan, *, now_ms: int) -> Pruned:
-    """Carry out a plan. Records that were written after the plan was made stay.
+async def prune(log: Log, state: CaptureState, plan: PrunePlan, sessions: Collection[str], *, now_ms: int) -> Pruned:
+    """Carry out a plan, and forget what the agents' own streams say of its ``sessions``. Records that were written
+    after the plan was made stay.
 
     Raises:
         StreamError: a migration is running, or the disk failed; the next start finishes what was begun.
     """
     done = await log.prune(plan.offsets, at_ms=now_ms)
     state.drop(plan.offsets)
+    beside = await words_beside(log, sessions)
+    if beside.positions and not beside.unfinished:
+        await log.forget((), at_ms=now_ms, positions=beside.positions)
     return done
 
 
@@ -101,7 +114,14 @@ async def forget(
         raise StillNeeded(
             f"a turn is in progress in {', '.join(busy)}, so nothing was forgotten; try again when the turn has ended"
         )
-    positions = [record.position async for record in records_to_forget(log, (), sessions, elsewhere)]
+    beside = await words_beside(log, sessions)
+    if beside.unfinished:
+        raise StillNeeded(
+            f"background work of the session has not ended ({', '.join(beside.unfinished)}), so nothing was forgotten; "
+            "wait for it, or cancel it with `durable-stream intents ID --cancel`"
+        )
+    found = records_to_forget(log, (), sessions, elsewhere, beside.ids)
+    positions = [*beside.positions, *[record.position async for record in found]]
     done = await log.forget(streams, at_ms=now_ms, positions=positions)
     state.drop(streams, sessions)
     return done
@@ -113,35 +133,92 @@ def streams_of_agents(among: Collection[str]) -> list[str]:
 
 
 def streams_beside(known: Mapping[str, Session], streams: Collection[str], sessions: Collection[str]) -> set[str]:
-    """Streams other than ``streams`` that may hold records of these sessions: ``system``, and a child session's own
-    stream.
+    """Streams other than ``streams`` that may hold records of these sessions: ``system``, a child session's own stream,
+    and that of the session above, which has the steps that ran the child, and its results.
 
     ``system`` contains the hooks whose session could not be read.
     """
-    return ({SYSTEM} | {known[name].stream for name in sessions if name in known}) - set(streams)
+    above = {parent for name in sessions if name in known and (parent := known[name].parent) is not None}
+    return ({SYSTEM} | {known[name].stream for name in {*sessions, *above} if name in known}) - set(streams)
+
+
+class Beside(NamedTuple):
+    """What our agents' own streams say of some sessions."""
+
+    positions: list[int]
+    """The positions of the records that still have a payload."""
+    ids: frozenset[str]
+    """The ids of the background work, questions and messages of the sessions."""
+    unfinished: list[str]
+    """The background work that has not ended."""
+
+
+async def words_beside(log: Log | LogReader, sessions: Collection[str]) -> Beside:
+    """Find what was said in sessions, or about them, in the streams of our agents: prompts and results of background
+    work, questions, answers and messages, and the effects that carried them out.
+
+    A record belongs to a session if one of its fields names the session, or something that belongs to the session.
+    """
+    known, ids, open_, positions = set(sessions), set[str](), set[str](), list[int]()
+    names = [size.stream_id for size in await log.sizes() if _is_ours(size.stream_id)]
+    if not names or not sessions:
+        return Beside([], frozenset(), [])
+    async for record in log.query(Filter(streams=tuple(names))):
+        event = record.event
+        if is_digest(event.payload) or not (event.stream_id.endswith("/dead") or _named(event.payload) & known):
+            continue
+        if event.stream_id.endswith("/dead") and not _mentions(event, known):
+            continue
+        own = {each for name in _IDS if isinstance(each := event.payload.get(name), str)}
+        known, ids = known | own, ids | own
+        open_ = open_ | own if event.type == "intent.created" else open_ - own if event.type in _ENDS else open_
+        positions.append(record.position)
+    return Beside(positions, frozenset(ids), sorted(each for each in open_ if each.startswith("int_")))
+
+
+def _is_ours(stream: str) -> bool:
+    return stream.startswith(AGENTS) and stream.split("/")[1] in _OURS
+
+
+def _named(payload: Mapping[str, Any]) -> set[str]:
+    """The ids that a record of an agent, or the effect that it asks for, belongs to."""
+    found = set[str]()
+    for fields in (payload, payload.get("args"), payload.get("ask")):
+        for name in (*_OWNERS, *_IDS):
+            value = fields.get(name) if isinstance(fields, dict) else None
+            found |= {each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)}
+    return found
 
 
 async def records_to_forget(
-    log: Log | LogReader, streams: Collection[str], sessions: Collection[str], elsewhere: Collection[str]
+    log: Log | LogReader,
+    streams: Collection[str],
+    sessions: Collection[str],
+    elsewhere: Collection[str],
+    ids: Collection[str] = (),
 ) -> AsyncIterator[Record]:
     """The records to forget that still have a payload: all records in ``streams``, and in the streams ``elsewhere`` the
-    records of ``sessions``.
+    records of ``sessions``, and those that name one of ``ids``, as the message with a result does.
     """
     async for record in log.query(Filter(streams=tuple(sorted({*streams, *elsewhere})))):
         event = record.event
-        if not is_digest(event.payload) and (event.stream_id in streams or _is_of(event, sessions)):
+        if not is_digest(event.payload) and (event.stream_id in streams or _is_of(event, sessions, ids)):
             yield record
 
 
-def _is_of(event: StreamEvent, sessions: Collection[str]) -> bool:
-    """True if an event's ``session`` is one of these sessions. For an event without ``session``: true if the payload
-    contains the id of one of these sessions.
+def _is_of(event: StreamEvent, sessions: Collection[str], ids: Collection[str]) -> bool:
+    """True if an event is of one of these sessions, or is the step of a session above that ran one of them. For an
+    event without ``session``: true if the payload contains the id of one of these sessions.
     """
     session = event.payload.get("session")
     if isinstance(session, str):
-        return session in sessions
+        return session in sessions or event.payload.get("child") in sessions or bool(ids and _mentions(event, ids))
+    return _mentions(event, sessions)
+
+
+def _mentions(event: StreamEvent, ids: Collection[str]) -> bool:
     text = canonical(event.payload).decode()
-    return any(each in text for each in sessions)
+    return any(each in text for each in ids)
 
 
 def _in_progress(state: CaptureState) -> set[str]:

@@ -82,6 +82,8 @@ class Upkeep:
     ) -> None:
         self._store, self._state, self._is_quiet, self._now_ms = store, state, is_quiet, now_ms
         self._config = config
+        self.removed: Callable[[], None] = lambda: None
+        """Called after records were removed or forgotten."""
         self._files = asyncio.Lock()
         """Held while the log's files are replaced or removed: a migration and a removal wait for each other."""
         self._removing = asyncio.Lock()
@@ -263,8 +265,12 @@ class Upkeep:
             plan = await retaining.plan_prune(self._store, self._state, request, now_ms=now)
             if not plan.cuts:
                 return plan, None
-            done = await retaining.prune(self._store, self._state, plan, now_ms=now)
+            catalog = await self._caught_up_catalog()
+            gone = [catalog.streams[name].sessions for name in plan.offsets if name in catalog.streams]
+            sessions = [session for each in gone for session in each]
+            done = await retaining.prune(self._store, self._state, plan, sessions, now_ms=now)
             self._begin_snapshots_anew()
+            self.removed()
         _log_move(done.moved_from)
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
         return plan, done
@@ -280,6 +286,7 @@ class Upkeep:
             elsewhere = await self.streams_beside(streams, sessions)
             done = await retaining.forget(self._store, self._state, streams, sessions, elsewhere, now_ms=self._now_ms())
             self._begin_snapshots_anew()
+            self.removed()
         _log_move(done.moved_from)
         log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)
         return done

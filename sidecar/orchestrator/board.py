@@ -15,7 +15,7 @@ from sidecar.orchestrator.consent import PERMISSION
 from sidecar.orchestrator.intent_state import Intent, spent_by
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED
-from sidecar.runtime.inputs import APPLIED, agent_stream
+from sidecar.runtime.inputs import agent_stream, is_applied
 from sidecar.views.catalog import Catalog
 from sidecar.views.describe import describe
 from streams.store import Record
@@ -57,7 +57,7 @@ class Board:
         """
         event = record.event
         if event.stream_id in self.streams:
-            if event.metadata.get("role") in APPLIED:
+            if is_applied(event):
                 agent = self._intents if event.stream_id == self.streams[0] else self._checkpoints
                 agent.apply(event)
             return

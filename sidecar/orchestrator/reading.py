@@ -11,7 +11,7 @@ from sidecar.orchestrator.checkpoints import Checkpoint, CheckpointAgent, checkp
 from sidecar.orchestrator.consent import asked
 from sidecar.orchestrator.intent_state import Intent, State
 from sidecar.orchestrator.intents import NAME, IntentAgent
-from sidecar.runtime.inputs import APPLIED, agent_stream
+from sidecar.runtime.inputs import agent_stream, is_applied
 from sidecar.views.asked import CHECKPOINT
 from sidecar.views.select import catalog_of
 from streams.event import StreamEvent
@@ -149,5 +149,5 @@ def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
 async def _outputs(reader: StreamReader, agent: str) -> AsyncIterator[StreamEvent]:
     """The events that an agent returned, oldest first."""
     async for record in reader.read(agent_stream(agent)):
-        if record.event.metadata.get("role") in APPLIED:
+        if is_applied(record.event):
             yield record.event

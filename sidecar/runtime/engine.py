@@ -26,7 +26,6 @@ from sidecar.runtime.deciding import AgentFailed, Decider, InputRefused, Outcome
 from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.runtime.hints import hinted
 from sidecar.runtime.inputs import (
-    APPLIED,
     MAX_DEPTH,
     PLACED,
     Command,
@@ -36,6 +35,7 @@ from sidecar.runtime.inputs import (
     command_input,
     depth_of,
     installed,
+    is_applied,
     log_input,
     scoped,
 )
@@ -121,6 +121,7 @@ class Engine:
         """Whether a snapshot has the position that the agent has reached."""
         self._since_snapshot = 0
         self._last_own = NOTHING
+        self._is_stale = False
         self._waiting: deque[_Waiting] = deque()
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -304,10 +305,19 @@ class Engine:
         self._news.set()
         return future
 
+    def reload(self) -> None:
+        """Read the state again before the next input, because payloads were forgotten. Until then there is no
+        snapshot, which would keep them."""
+        self._is_stale = True
+        self._news.set()
+
     # --- the loop ---
 
     async def _run(self) -> None:
         while True:
+            if self._is_stale:
+                self._is_stale = False
+                await self._restore_or_break()
             if not self._waiting:
                 if self._closing:
                     return
@@ -451,7 +461,7 @@ class Engine:
     async def _restore_with(self, batch: list[StreamEvent]) -> None:
         await self._restore()
         for event in batch:
-            if event.metadata.get("role") in APPLIED:
+            if is_applied(event):
                 self.agent.apply(event)
 
     async def _restore(self) -> None:
@@ -473,7 +483,7 @@ class Engine:
             event = record.event
             self._next, self._last_own = record.offset + 1, record.position
             role = event.metadata.get("role")
-            if role in APPLIED:
+            if is_applied(event):
                 try:
                     self.agent.apply(event)
                 except Exception as error:
@@ -488,6 +498,8 @@ class Engine:
 
     async def _keep_snapshot(self) -> None:
         if self._last_own == NOTHING or self._next < 0 or self.is_broken or not self._since_snapshot:
+            return
+        if self._is_stale:
             return
         with hinted(f"the state of agent {self.name}"):
             await self._put_snapshot(self._last_own)

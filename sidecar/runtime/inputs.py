@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple
 from sidecar.runtime.agent import Output
 from sidecar.runtime.effects.policy import Effect, EffectPolicy
 from streams.event import StreamEvent
-from streams.hashing import canonical
+from streams.hashing import canonical, is_digest
 from streams.identity import Identity
 from streams.trace import made_trace, parse_traceparent
 
@@ -33,6 +33,12 @@ MAX_DEPTH: Final = 20
 
 APPLIED: Final = frozenset({"output", "command", "effect"})
 """The roles of events that ``receive`` returns and ``apply`` folds into the state."""
+
+
+def is_applied(event: StreamEvent) -> bool:
+    """Whether an event of an agent's stream is folded into the state; one whose payload was forgotten is not."""
+    return event.metadata.get("role") in APPLIED and not is_digest(event.payload)
+
 
 PLACED: Final = frozenset({"input", "dead", "installed"})
 """The roles of events that show how far the agent has read the log."""

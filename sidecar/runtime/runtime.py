@@ -261,6 +261,11 @@ class Runtime:
             return record if record.position == position else None
         return None
 
+    def reload(self) -> None:
+        """See ``Engine.reload``, for all agents."""
+        for engine in self.engines.values():
+            engine.reload()
+
     async def _settle(self, type_: str, letter_id: str) -> None:
         letter = self.view.dead[letter_id]
         event = self._identity.stamp(

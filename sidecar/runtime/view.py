@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from sidecar.runtime.inputs import DEAD_LETTER, depth_of
+from streams.hashing import is_digest
 from streams.store import NOTHING, Record
 
 VIEW: Final = "runtime"
@@ -67,7 +68,7 @@ class RuntimeView:
         if not event.stream_id.startswith("agent/"):
             return
         role = event.metadata.get("role")
-        if event.type == REQUESTED and role == "effect":
+        if event.type == REQUESTED and role == "effect" and not is_digest(event.payload):
             self.effects[event.id] = OpenEffect(event.actor, event.stream_id, record.offset)
         elif event.type in (COMPLETED, FAILED) and event.payload.get("final") is True:
             self.effects.pop(str(event.payload.get("request")), None)

@@ -69,10 +69,16 @@ def parts(item: HookItem) -> dict[str, Any]:
 def fields(major: int, name: str) -> list[tuple[tuple[str, ...], bool]]:
     """The paths of a recording that may have any value, and whether it is a string."""
     items = playing.recording(name) if major == 1 else playing2.Recording(name).items
-    found = {}
+    found: dict[tuple[str, ...], bool] = {}
+    selecting = set[tuple[str, ...]]()
     for _, item in items:
         for path, value in fields_of(parts(item)):
-            if path[-1] not in NAMES_THINGS | SELECTS:
+            # By one text of its own, OpenCode 1 says that a person ran a command.
+            is_selecting = path[-1] in SELECTS or (path[-1] == "text" and str(value).startswith("The following tool"))
+            if path[-1] in NAMES_THINGS or is_selecting:
+                found.pop(path, None)
+                selecting.add(path)
+            elif path not in selecting:
                 # A call's id is the same in the hook and in the part.
                 found[path[-1:] if path[-1] == "callID" else path] = isinstance(value, str)
     return sorted(found.items())
