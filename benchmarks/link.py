@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 from benchmarks.limits import beside, raw_rate
 from benchmarks.report import Row
@@ -19,6 +20,8 @@ from bridge.opencode.link.frames import HookItem, ShimIdentity
 from sidecar.home import Home
 from sidecar.link.client import Address, ShimClient
 from streams.identity import system_identity
+from streams.log.directory import Backend
+from streams.log.log import Log
 from streams.log.reader import LogReader
 
 IDENTITY = system_identity()
@@ -57,6 +60,15 @@ def a_hook(number: int) -> HookItem:
 _numbers = count()
 """Numbers for the hooks of ``record_for``, so that each makes its own event."""
 
+WINDOWS: Final[tuple[tuple[Backend, int, float | None, float | None], ...]] = (
+    ("jsonl", 1, None, None),
+    ("jsonl", 64, 2.5, 5.0),
+    ("jsonl", 512, None, None),
+    ("sqlite", 1, None, None),
+    ("sqlite", 64, None, None),
+)
+"""Each backend and window, with floor and aim."""
+
 
 @asynccontextmanager
 async def sidecar(home: Home, **settings: str) -> AsyncIterator[subprocess.Popen[bytes]]:
@@ -91,10 +103,12 @@ async def record_for(home: Home, seconds: float) -> int:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Measure from hook to durable ack with three windows."""
+    """Measure from hook to durable ack with three windows; in sqlite also beside the search index, which follows."""
     rows = []
-    for window, floor, aim in ((1, None, None), (64, 2.5, 5.0), (512, None, None)):
-        home = Home(directory / f"window-{window}")
+    for backend, window, floor, aim in WINDOWS:
+        home = Home(directory / f"{backend}-window-{window}")
+        home.create()
+        await (await Log.open(home.store_path, IDENTITY, backend=backend)).close()
         async with sidecar(home, DURABLE_STREAM_LINK__WINDOW=str(window)):
             identity = ShimIdentity("bench", IDENTITY.nonce()[:32], IDENTITY.nonce()[:16], 1, "", "/bench", "", "", 0)
             async with await ShimClient.connect(Address.of(home), identity=identity, nonce=IDENTITY.nonce) as client:
@@ -115,5 +129,6 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
             recorded = LogReader(home.store_path).head
             if recorded < sent:
                 raise RuntimeError(f"of {sent} hooks {recorded} were recorded")
-        rows.append(Row(f"hook to durable ack, window {window}", rate, limit, "R", floor, aim))
+        label = f"hook to durable ack, window {window}" + (", sqlite and index" if backend == "sqlite" else "")
+        rows.append(Row(label, rate, limit, "R", floor, aim))
     return rows

@@ -62,6 +62,9 @@ class SearchIndex:
                 f"{SELECT} WHERE position > ? ORDER BY position LIMIT ?", [position, most]
             ).fetchall()
         if not rows:
+            # An open reader would keep the writer from tidying the log's files up when the log leaves them.
+            self._log.close()
+            self._log = None
             return 0
         records = [record_of(row, str(self._log_path)) for row in rows]
         texts = [(record.position, payload_text(record.event).casefold()) for record in records]
