@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -126,9 +127,29 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
                     return (sent - before) / (time.perf_counter() - start)
 
                 rate, limit = await beside(lambda s: raw_rate(directory, s), work, seconds)
+                late = await _indexed_after(home) if backend == "sqlite" else None
             recorded = LogReader(home.store_path).head
             if recorded < sent:
                 raise RuntimeError(f"of {sent} hooks {recorded} were recorded")
         label = f"hook to durable ack, window {window}" + (", sqlite and index" if backend == "sqlite" else "")
         rows.append(Row(label, rate, limit, "R", floor, aim))
+        if late is not None:
+            promise = (1.0, 0.1) if window == 1 else (None, None)
+            rows.append(Row(f"last ack to a complete search index, window {window}", late, None, "s", *promise))
     return rows
+
+
+async def _indexed_after(home: Home) -> float:
+    """How many seconds from now the search index holds every record."""
+    start, head = time.perf_counter(), LogReader(home.store_path).head
+    async with asyncio.timeout(START_SECONDS):
+        while _indexed(home.store_path / "search.db") < head:
+            await asyncio.sleep(0.001)
+    return time.perf_counter() - start
+
+
+def _indexed(path: Path) -> int:
+    if not path.exists():
+        return -1
+    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as connection:
+        return int(connection.execute("SELECT position FROM progress").fetchone()[0])
