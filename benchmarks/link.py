@@ -149,7 +149,10 @@ async def _indexed_after(home: Home) -> float:
 
 
 def _indexed(path: Path) -> int:
+    """The last indexed position; -1 while the index is being created."""
     if not path.exists():
         return -1
     with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'progress'").fetchone():
+            return -1
         return int(connection.execute("SELECT position FROM progress").fetchone()[0])
