@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks import background, commands, link, million, mirror, opencode, peers, runtime, shim, store
+from benchmarks import background, commands, link, million, mirror, newest, opencode, peers, runtime, shim, store
 from benchmarks.report import Row, table
 
 GROUPS = {
@@ -27,6 +27,7 @@ GROUPS = {
     "runtime": runtime.measure,
     "shim": shim.measure,
     "commands": commands.measure,
+    "newest": newest.measure,
     "opencode": opencode.measure,
     "background": background.measure,
 }

@@ -25,17 +25,17 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     """
     home = directory / "ordinary"
     home.mkdir(mode=0o700)
-    _timed(home, "play", str(RECORDING), "--speed", "max")
+    timed(home, "play", str(RECORDING), "--speed", "max")
     taken: dict[str, list[float]] = {name: [] for name in ("--help", "--version", *(name for name, _, _ in COMMANDS))}
     try:
         for name in taken:
             # The first run of each command is not measured, because it also writes the bytecode.
-            _timed(home, name)
+            timed(home, name)
         for _ in range(STARTS):
             for name, times in taken.items():
-                times.append(_timed(home, name))
+                times.append(timed(home, name))
     finally:
-        _timed(home, "stop")
+        timed(home, "stop")
     best = {name: min(times) for name, times in taken.items()}
     rows = [Row("start of a command (--help)", best["--help"], None, "s", 0.35, 0.15)]
     return rows + [
@@ -44,7 +44,8 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     ]
 
 
-def _timed(home: Path, *arguments: str) -> float:
+def timed(home: Path, *arguments: str) -> float:
+    """How many seconds a command takes, whatever its exit code."""
     environment = os.environ | {"DURABLE_STREAM_HOME": str(home), "PYTHONPYCACHEPREFIX": str(home.parent / "bytecode")}
     # Let Python write bytecode, as it does for an installed package, so that only the first run compiles the modules.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

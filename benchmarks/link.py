@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 from benchmarks.limits import beside, raw_rate
 from benchmarks.report import Row
@@ -19,6 +21,8 @@ from bridge.opencode.link.frames import HookItem, ShimIdentity
 from sidecar.home import Home
 from sidecar.link.client import Address, ShimClient
 from streams.identity import system_identity
+from streams.log.directory import Backend
+from streams.log.log import Log
 from streams.log.reader import LogReader
 
 IDENTITY = system_identity()
@@ -57,6 +61,15 @@ def a_hook(number: int) -> HookItem:
 _numbers = count()
 """Numbers for the hooks of ``record_for``, so that each makes its own event."""
 
+WINDOWS: Final[tuple[tuple[Backend, int, float | None, float | None], ...]] = (
+    ("jsonl", 1, None, None),
+    ("jsonl", 64, 2.5, 5.0),
+    ("jsonl", 512, None, None),
+    ("sqlite", 1, None, None),
+    ("sqlite", 64, None, None),
+)
+"""Each backend and window, with floor and aim."""
+
 
 @asynccontextmanager
 async def sidecar(home: Home, **settings: str) -> AsyncIterator[subprocess.Popen[bytes]]:
@@ -91,10 +104,12 @@ async def record_for(home: Home, seconds: float) -> int:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Measure from hook to durable ack with three windows."""
+    """Measure from hook to durable ack with three windows; in sqlite also beside the search index, which follows."""
     rows = []
-    for window, floor, aim in ((1, None, None), (64, 2.5, 5.0), (512, None, None)):
-        home = Home(directory / f"window-{window}")
+    for backend, window, floor, aim in WINDOWS:
+        home = Home(directory / f"{backend}-window-{window}")
+        home.create()
+        await (await Log.open(home.store_path, IDENTITY, backend=backend)).close()
         async with sidecar(home, DURABLE_STREAM_LINK__WINDOW=str(window)):
             identity = ShimIdentity("bench", IDENTITY.nonce()[:32], IDENTITY.nonce()[:16], 1, "", "/bench", "", "", 0)
             async with await ShimClient.connect(Address.of(home), identity=identity, nonce=IDENTITY.nonce) as client:
@@ -112,8 +127,32 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
                     return (sent - before) / (time.perf_counter() - start)
 
                 rate, limit = await beside(lambda s: raw_rate(directory, s), work, seconds)
+                late = await _indexed_after(home) if backend == "sqlite" else None
             recorded = LogReader(home.store_path).head
             if recorded < sent:
                 raise RuntimeError(f"of {sent} hooks {recorded} were recorded")
-        rows.append(Row(f"hook to durable ack, window {window}", rate, limit, "R", floor, aim))
+        label = f"hook to durable ack, window {window}" + (", sqlite and index" if backend == "sqlite" else "")
+        rows.append(Row(label, rate, limit, "R", floor, aim))
+        if late is not None:
+            promise = (1.0, 0.1) if window == 1 else (None, None)
+            rows.append(Row(f"last ack to a complete search index, window {window}", late, None, "s", *promise))
     return rows
+
+
+async def _indexed_after(home: Home) -> float:
+    """How many seconds from now the search index holds every record."""
+    start, head = time.perf_counter(), LogReader(home.store_path).head
+    async with asyncio.timeout(START_SECONDS):
+        while _indexed(home.store_path / "search.db") < head:
+            await asyncio.sleep(0.001)
+    return time.perf_counter() - start
+
+
+def _indexed(path: Path) -> int:
+    """The last indexed position; -1 while the index is being created."""
+    if not path.exists():
+        return -1
+    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'progress'").fetchone():
+            return -1
+        return int(connection.execute("SELECT position FROM progress").fetchone()[0])

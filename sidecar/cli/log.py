@@ -12,7 +12,6 @@ from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, U
 from sidecar.cli.shared.project import ProjectOption
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from sidecar.cli.shared.output import Output
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from sidecar.views.select import Family
     from streams.log.reader import LogReader
     from streams.query import Filter
-    from streams.store import Record
 
 FOLLOWED_LAST = 10
 """How many of the existing records ``log --follow`` prints first if no stream is named."""
@@ -112,18 +110,16 @@ async def _print(
     if from_offset:
         start = await first(reader.read(family.stream, from_offset=from_offset))
         after = head if start is None else start.position - 1
-
-    async def chosen() -> AsyncIterator[Record]:
+    if last is None:
         async for record in records_of(reader, family, up_to=head):
             lines.learn(record)
             if record.position > after and wanted.matches(record.event):
-                yield record
-
-    if last is None:
-        async for record in chosen():
-            lines.print(record, family.depth(record), family.place(record))
+                lines.print(record, family.depth(record), family.place(record))
         return head
-    kept, fault = await newest(chosen(), last)
+    kept, fault = await newest(
+        reader, family.filter(wanted), last, lambda record: record.position <= head and record in family, after=after
+    )
+    await lines.look_up(reader, *kept)
     for record in kept:
         lines.print(record, family.depth(record), family.place(record))
     if fault is not None:
@@ -192,11 +188,9 @@ async def _follow_all(
     lines = HeadedLines(out, catalog, wanted, named_project(project))
     head = catalog.position
     if last:
-        kept, fault = await newest(
-            (record async for record in reader.query(lines.filter()) if lines.fits(record)), last
-        )
+        kept, fault = await newest(reader, lines.filter(), last, lines.fits)
+        await lines.look_up(reader, *kept)
         for record in kept:
-            await lines.look_up(reader, record)
             lines.print(record)
         if fault is not None:
             raise fault

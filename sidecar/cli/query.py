@@ -61,11 +61,9 @@ async def query(
                 await lines.look_up(reader, record)
             lines.print(record)
     else:
-        known, fault = await reader.newest(wanted, limit), None
-        if known is None:
-            known, fault = await newest(reader.query(wanted), limit)
+        known, fault = await newest(reader, wanted, limit)
+        await lines.look_up(reader, *known)
         for record in known:
-            await lines.look_up(reader, record)
             lines.print(record)
         if fault is not None:
             raise fault

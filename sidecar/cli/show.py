@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +34,7 @@ async def show(
     from sidecar.cli.shared.records import no_cause, outline
     from sidecar.views.describe import describe
     from sidecar.views.detail import detail
-    from sidecar.views.select import find_event, open_reader
+    from sidecar.views.select import find_event, newest, open_reader
     from sidecar.views.timing import Timing
     from sidecar.views.wording import local_time, one_line
     from streams.query import Filter
@@ -51,7 +52,9 @@ async def show(
     timing = Timing()
     shown = record.event
     cause = await reader.find_event(shown.causation_id) if shown.causation_id else None
-    effects = [effect async for effect in reader.query(Filter(causation_id=shown.id))]
+    effects, fault = await newest(reader, Filter(causation_id=shown.id), sys.maxsize, after=record.position)
+    if fault is not None:
+        raise fault
     for known in (*await asked_for(reader, record), cause, record, *effects):
         if known is not None:
             timing.apply(known)

@@ -48,6 +48,9 @@ DAY_MS: Final = 24 * 3_600_000
 INDEX_RECORDS: Final = 128
 """How many records are indexed at a time; appends run in between."""
 
+INDEX_REST: Final = 9.0
+"""How long indexing rests while hooks wait for the log, as a multiple of the time that its last step took."""
+
 
 async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
     """Return the capture state at the head, and the position of the snapshot that it was resumed from.
@@ -98,16 +101,40 @@ class Upkeep:
         self._failed: str | None = None
         self._failed_code: str | None = None
         self._index: SearchIndex | None = None
+        self._grown = asyncio.Event()
+        """Set when there may be records to index."""
 
     async def start(self, stack: AsyncExitStack) -> None:
         """See ``Component``. At the end, migrations stop and a last snapshot is written."""
         stack.push_async_callback(self.keep_last)
         stack.push_async_callback(self.close)
         in_background(stack, self._run())
+        in_background(stack, self._watch())
+        in_background(stack, self._keep_index())
+
+    async def _watch(self) -> None:
+        """Note each commit, for ``_keep_index``, which may be slower and must not make this subscription read back."""
+        try:
+            async for _ in self._store.subscribe(after=self._store.head, wanted=lambda event: False):
+                self._grown.set()
+        except (StreamError, OSError) as error:
+            log.warning("new records are indexed every %g seconds only: %s", LOOK_SECONDS, error)
+
+    async def _keep_index(self) -> None:
+        """Index each commit as soon as it is durable, and before that whatever the index of an older log lacks."""
+        while True:
+            self._grown.clear()
+            try:
+                await self._advance_index()
+            except (StreamError, OSError) as error:
+                log.warning("the search index was not updated, so a search reads more of the log: %s", error)
+                await asyncio.sleep(LOOK_SECONDS)
+            await self._grown.wait()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            self._grown.set()  # the log may have migrated to sqlite without growing
             try:
                 await self.look()
             except (StreamError, OSError) as error:
@@ -122,7 +149,6 @@ class Upkeep:
         if self._is_due():
             self.migrate("sqlite")
         await self._prune_by_itself()
-        await self._advance_index()
 
     async def keep_snapshot(self, records: int = 1) -> None:
         """Write a snapshot of the capture state, if the log has grown by ``records`` since the last snapshot and is
@@ -346,14 +372,17 @@ class Upkeep:
         if self._store.backend != "sqlite":
             await self._close_index()
             return
-        indexed = 1
-        while indexed and self._is_quiet():
+        indexed, now = 1, asyncio.get_running_loop().time
+        while indexed:
+            begun = now()
             async with self._removing:  # a removal closes the index
                 if self._store.backend != "sqlite":
                     return  # the log has migrated in the meantime
                 if self._index is None:
                     self._index = await in_thread(SearchIndex, self._store.store)
                 indexed = await in_thread(self._index.advance, INDEX_RECORDS)
+            if not self._is_quiet():
+                await asyncio.sleep(INDEX_REST * (now() - begun))
 
     async def _close_index(self) -> None:
         index, self._index = self._index, None

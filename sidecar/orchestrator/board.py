@@ -18,6 +18,7 @@ from sidecar.orchestrator.lifecycle import ENDED
 from sidecar.runtime.inputs import agent_stream, is_applied
 from sidecar.views.catalog import Catalog
 from sidecar.views.describe import describe
+from streams.query import Filter
 from streams.store import Record
 
 RECENT_MS: Final = 3_600_000
@@ -141,7 +142,7 @@ async def open_board(reader: Any) -> tuple[Board, int]:
     Raises:
         CorruptLog: the log is damaged.
     """
-    from sidecar.views.select import catalog_of
+    from sidecar.views.select import catalog_of, newest
 
     catalog, fault = await catalog_of(reader)
     if fault is not None:
@@ -154,8 +155,11 @@ async def open_board(reader: Any) -> tuple[Board, int]:
     state = board.state(0)
     sessions = {row["session"] for row in (*state["agents"], *state["sessions"])}
     for stream in {view.stream for view in catalog.sessions.values() if view.id in sessions} - set(board.streams):
-        begin = max(catalog.streams[stream].records - LOOK_BACK, 0)
-        async for record in reader.read(stream, from_offset=begin):
-            if record.position <= catalog.position:
-                board.remember(record)
+        records, fault = await newest(
+            reader, Filter(streams=(stream,)), LOOK_BACK, lambda record: record.position <= catalog.position
+        )
+        if fault is not None:
+            raise fault
+        for record in records:
+            board.remember(record)
     return board, catalog.position

@@ -16,7 +16,7 @@ from sidecar.orchestrator.messages import without_tags
 from sidecar.views.catalog import Catalog
 from sidecar.views.describe import describe
 from sidecar.views.projects import Project
-from sidecar.views.select import catalog_of, family_of, newest, open_reader, records_of
+from sidecar.views.select import catalog_of, family_of, newest, open_reader
 from sidecar.views.wording import iso_time, one_line
 from streams.log.reader import LogReader
 from streams.store import Record
@@ -40,7 +40,7 @@ async def read_lines(reader: LogReader, session: str, given: str, last: int) -> 
     catalog, _ = await catalog_of(reader)
     stream, child = _named(catalog, _readable(catalog, session), given)
     family = await family_of(reader, stream, session=child)
-    records, _ = await newest(records_of(reader, family), last)
+    records, _ = await newest(reader, family.filter(), last, family.__contains__)
     lines = [_line(record) for record in records]
     while len(lines) > 1 and sum(map(len, lines)) + len(lines) > MAX_CHARACTERS:
         del lines[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar, Final, cast
@@ -16,7 +17,7 @@ from sidecar.views.wording import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
 from streams.lineage import Lineage
-from streams.log.reader import LogReader
+from streams.log.reader import LogReader, every_record
 from streams.projection import fold, resume
 from streams.query import Filter
 from streams.retention import StreamRemoval
@@ -137,10 +138,11 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
         CorruptLog: the log is damaged, and nothing before the fault matches.
     """
     given = given.lstrip("…")  # a narrow terminal shows the end of a stream's id after an ellipsis
-    with suppress(CorruptLog):  # ``catalog_of`` below reports the fault, unless its snapshot covers it
-        known = await first(reader.read(given))
-        if known is not None:
-            return known.event.stream_id, None
+    if reader.is_indexed:  # without an index, the catalog is quicker
+        with suppress(CorruptLog):  # ``catalog_of`` below reports the fault, unless its snapshot covers it
+            known = await first(reader.read(given))
+            if known is not None:
+                return known.event.stream_id, None
     catalog, fault = await catalog_of(reader)
     seen = catalog.streams
     sessions = {session.id: session.stream for session in catalog.lineage.sessions.values()}
@@ -223,6 +225,9 @@ async def first(records: AsyncIterator[Record]) -> Record | None:
     return None
 
 
+EVERYTHING: Final = Filter()
+
+
 class Family:
     """The streams that belong to one root session, joined by ``lineage.linked``; grows as records are applied.
 
@@ -257,6 +262,10 @@ class Family:
         if record.event.stream_id not in self.streams:
             return False
         return self._session is None or self._session in self._above(record)
+
+    def filter(self, wanted: Filter = EVERYTHING) -> Filter:
+        """``wanted``, limited to the streams of the family."""
+        return replace(wanted, streams=tuple(sorted(self.streams)))
 
     def place(self, record: Record) -> str:
         """The place of a record's session in its family: ``2.1`` is the first child of the root's second child; empty
@@ -300,8 +309,7 @@ async def records_of(
     reader: LogReader, family: Family, *, after: int = NOTHING, up_to: int | None = None
 ) -> AsyncIterator[Record]:
     """The family's records in position order, with positions above ``after`` and not above ``up_to``."""
-    streams = tuple(sorted(family.streams))
-    source = reader.read(family.stream) if len(streams) == 1 else reader.query(Filter(streams=streams))
+    source = reader.read(family.stream) if len(family.streams) == 1 else reader.query(family.filter())
     async for record in source:
         if up_to is not None and record.position > up_to:
             return
@@ -309,12 +317,26 @@ async def records_of(
             yield record
 
 
-async def newest(records: AsyncIterator[Record], count: int) -> tuple[list[Record], CorruptLog | None]:
-    """The last ``count`` records of ``records``, and the fault that ended reading early, if any."""
+async def newest(
+    reader: LogReader,
+    wanted: Filter,
+    count: int,
+    fits: Callable[[Record], bool] = every_record,
+    *,
+    after: int = NOTHING,
+) -> tuple[list[Record], CorruptLog | None]:
+    """The last ``count`` records of ``wanted`` that fit, oldest first, and the fault that ended reading early, if any.
+
+    Reads from the end of the log. If the end is damaged, reads from the beginning up to the damage.
+    """
+    found = await reader.newest(wanted, count, after=after, fits=fits)
+    if found is not None:
+        return found, None
     kept: deque[Record] = deque(maxlen=count)
     try:
-        async for record in records:
-            kept.append(record)
+        async for record in reader.query(wanted):
+            if record.position > after and fits(record):
+                kept.append(record)
     except CorruptLog as error:
         return list(kept), error
     return list(kept), None

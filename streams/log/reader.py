@@ -28,6 +28,11 @@ Backend = TypeVar("Backend", bound=StreamReader)
 Result = TypeVar("Result")
 
 
+def every_record(record: Record) -> bool:
+    """Accept every record."""
+    return True
+
+
 class LogReader:
     """``StreamReader`` over a store's directory, in either backend; a missing directory reads as an empty log.
 
@@ -90,23 +95,28 @@ class LogReader:
         """See ``StreamReader.find``."""
         return await ask_wherever(self._backend, lambda backend: backend.find(idempotency_key))
 
-    async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
-        """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can find them.
+    async def newest(
+        self, wanted: Filter, count: int, *, after: int = NOTHING, fits: Callable[[Record], bool] = every_record
+    ) -> list[Record] | None:
+        """The last ``count`` records of ``query`` above position ``after`` that ``fits`` accepts, in the order of
+        ``query``. Reads the log from its end, and no further than it must.
 
-        The result is also ``None`` if one of these records is damaged, because a full read reports the damage at the
-        right position.
+        ``fits`` sees the records newest first. The result is ``None`` if the end that was read is damaged, or if the
+        log has migrated in the meantime: only a read from the beginning tells what is damaged, and where.
         """
         backend = self._backend()
-        if not isinstance(backend, SqliteReader):
-            return None
+        found: list[Record] = []
         try:
-            return await backend.newest(wanted, count)
+            async with aclosing(cast("AsyncGenerator[Record, None]", backend.back(wanted, after))) as records:
+                while len(found) < count and (record := await anext(records, None)) is not None:
+                    if fits(record):
+                        found.append(record)
         except CorruptLog:
             return None
         except (StreamError, OSError):
             if self._backend() is backend:
                 raise
-            return None
+        return found[::-1] if self._backend() is backend else None
 
     async def find_event(self, event_id: str) -> Record | None:
         """The record with the given event id, or ``None``."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import limits, million, mirror, peers, pipeline, runtime, store
+from benchmarks import limits, million, mirror, newest, peers, pipeline, runtime, store
 from benchmarks.limits import beside
 from benchmarks.report import Row, table
 from tools import generate_performance
@@ -53,6 +53,15 @@ async def test_every_row_of_a_long_log_runs(tmp_path: Path, monkeypatch: pytest.
     assert {row.unit for row in rows} == {"s", "MiB"}
     assert [row.floor for row in rows if "serve ready" in row.label].count(2) == 1
     assert [row.floor for row in rows if row.label.startswith("memory,")] == [200]
+
+
+async def test_every_row_of_the_newest_records_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_EVENTS", "4000")
+    monkeypatch.setattr(newest, "RUNS", 1)
+    monkeypatch.setattr(limits, "ROUNDS", 1)
+    rows = await newest.measure(tmp_path, 0.02)
+    assert [row.floor for row in rows] == [0.5, 0.4] * 2
+    assert all(row.value > 0 and row.limit for row in rows)
 
 
 async def test_without_peers_their_rows_are_missed_by_name(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,13 +23,16 @@ from streams.log.log import Log
 from streams.log.prune_plan import PruneRequest
 from streams.log.reader import LogReader
 from streams.projection import fold, state_hash
+from streams.query import Filter
 from streams.retention import Forgotten
 from streams.store import Record
 from streams.stores.directory import Backend
 from streams.threads import in_thread
 from tests.bridge.opencode.playing import names, play
+from tests.sidecar.runtime.support import until
 from tests.streams.builders import event
 from tests.streams.descriptors import deleted_and_open, held_open, needs_descriptors
+from tests.streams.opened import collect
 
 HANG_S = 20
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
@@ -279,6 +283,7 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
     assert not list(tmp_path.glob("hints/snapshot-*")) and not list(tmp_path.glob("search.db*"))
     go_on.set()
     await asyncio.gather(forgetting, looking, indexing)
+    await upkeep._advance_index()
     assert (await forgetting).records == 21
     await upkeep.keep_last()
     await upkeep.close()
@@ -291,6 +296,35 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
 
 def sqlite_log(store: Path) -> Coroutine[Any, Any, Log]:
     return Log.open(store, seeded_identity(1), backend="sqlite")
+
+
+@pytest.mark.parametrize("is_quiet", [True, False])
+async def test_each_commit_is_indexed_without_waiting_for_a_look(
+    tmp_path: Path, is_quiet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while hooks keep arriving; and an index that an older version left behind is completed first."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 10 * HANG_S)
+    monkeypatch.setattr(module, "INDEX_RECORDS", 2)
+    log = await sqlite_log(tmp_path)
+    await append(log, many_sessions(3))
+    upkeep = Upkeep(
+        log, CaptureState(), lambda: is_quiet, lambda: 0, kept=log.head, config=StoreConfig(migrate_at_bytes=0)
+    )
+    searched, reader = Filter(text="wo" + "rds"), LogReader(tmp_path)
+    async with AsyncExitStack() as stack:
+        await upkeep.start(stack)
+        for number in range(3):
+            await until(lambda: upkeep._index is not None and upkeep._index.position == log.head)
+            assert len(await collect(reader.query(searched))) == number
+            await log.append([event(f"later-{number}", stream="ses_later", payload={"text": "its words"})])
+        await until(lambda: upkeep._index is not None and upkeep._index.position == log.head)
+        await upkeep.forget(["ses_later"])
+        assert await collect(reader.query(searched)) == []
+        await log.append([event("after", stream="ses_later", payload={"text": "its words"})])
+        await until(lambda: upkeep._index is not None and upkeep._index.position == log.head)
+        assert [record.event.idempotency_key for record in await collect(reader.query(searched))] == ["test:after"]
+    await reader.close()
+    await log.close()
 
 
 @needs_descriptors

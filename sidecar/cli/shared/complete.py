@@ -108,7 +108,7 @@ def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
     from streams.errors import StreamError
     from streams.log.reader import LogReader
     from streams.projection import resume
-    from streams.store import NOTHING
+    from streams.query import Filter
 
     catalog, newest = Catalog(), []
 
@@ -116,7 +116,7 @@ def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
         nonlocal catalog
         try:
             catalog, kept = await resume(reader, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
-            async for record in reader.read_all(after=max(reader.head - NEWEST, NOTHING)):
+            for record in await reader.newest(Filter(), NEWEST) or ():
                 newest.append(record.event)
                 if record.position > kept:
                     catalog.apply(record)

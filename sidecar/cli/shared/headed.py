@@ -54,9 +54,9 @@ class HeadedLines:
         """See ``Lines.learn``."""
         self._lines.learn(record)
 
-    async def look_up(self, reader: LogReader, record: Record) -> None:
+    async def look_up(self, reader: LogReader, *records: Record) -> None:
         """See ``Lines.look_up``."""
-        await self._lines.look_up(reader, record)
+        await self._lines.look_up(reader, *records)
 
     def print(self, record: Record, *, fresh: bool = False) -> None:
         """Print one record; a ``fresh`` ask is marked as waiting for a person."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -88,6 +89,17 @@ class JsonlReader:
             if wanted.matches(record.event):
                 yield record
 
+    async def back(self, wanted: Filter, after: int = NOTHING) -> AsyncIterator[Record]:
+        """Yield the records of ``query`` with a position above ``after``, newest first. Reads the files from their
+        ends, little further than the caller takes.
+
+        Raises:
+            CorruptLog: what was read is damaged; reading from the beginning may find the damage elsewhere.
+        """
+        async for record in self._scan_back(after, _needle(wanted)):
+            if wanted.matches(record.event):
+                yield record
+
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``. Scans the log."""
         async for record in self._scan(NOTHING, _quoted(idempotency_key)):
@@ -96,11 +108,12 @@ class JsonlReader:
         return None
 
     async def find_event(self, event_id: str) -> Record | None:
-        """The record with the given event id, or ``None``. Scans the log."""
-        async for record in self._scan(NOTHING, _quoted(event_id)):
-            if record.event.id == event_id:
-                return record
-        return None
+        """The record with the given event id, or ``None``. Scans the log from its end, because the event is usually
+        recent; if the end is damaged, from its beginning."""
+        needle = _quoted(event_id)
+        with suppress(CorruptLog):
+            return await _first_of(self._scan_back(NOTHING, needle), event_id)
+        return await _first_of(self._scan(NOTHING, needle), event_id)
 
     async def glance(self) -> None:
         """Check that every file of the log exists and is long enough, without reading whole files.
@@ -171,6 +184,38 @@ class JsonlReader:
                 # Damage may be the reason why the line lacks the needle, so check the line.
                 _check_line(located)
 
+    async def _scan_back(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
+        """Like ``_scan``, but newest first; see ``back``."""
+        async for located in self._lines_back(after):
+            if needle is None or needle in located.line:
+                yield _checked(parse_record, located)
+            else:
+                _check_line(located)
+
+    async def _lines_back(self, after: int) -> AsyncIterator[_LocatedLine]:
+        """Yield the unparsed lines from the head at the time of the call down to the one after position ``after``,
+        without their numbers. Each line, and each file, must continue the one before it.
+        """
+        head = self.head_record()
+        expected, after = head.position, max(after, NOTHING)
+        for segment in reversed(list_segments(self._log)):
+            if segment.first > head.position:
+                continue
+            async for line in _whole_lines_back(segment):
+                if expected <= after:
+                    return
+                if expected == head.position and not _says(line, expected) and (position_of(line) or 0) > expected:
+                    continue  # a line above the head is not durable yet, or torn
+                located = _LocatedLine(line, segment, 0, expected)
+                if not _says(line, expected) or (expected == head.position and not _has_hash(line, head.hash)):
+                    raise CorruptLog(str(segment.path), 0, expected, "the end of the log is not as the head names it")
+                yield located
+                expected -= 1
+            if expected != segment.first - 1:
+                break
+        if expected > after:
+            raise CorruptLog(str(self._log), 0, expected, f"record {expected} is missing")
+
     async def _located_lines(self, after: int) -> AsyncIterator[_LocatedLine]:
         """Yield the unparsed lines from after position ``after`` up to the head at the time of the call."""
         head = self.head_record().position
@@ -227,10 +272,10 @@ async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
         start += len(chunk)
 
 
-async def _chunk(segment: Segment, start: int) -> bytes:
+async def _chunk(segment: Segment, start: int, size: int = _CHUNK) -> bytes:
     async with aiofiles.open(segment.path, "rb", opener=open_to_read) as file:
         await file.seek(start)
-        return await file.read(_CHUNK)
+        return await file.read(size)
 
 
 async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
@@ -241,6 +286,37 @@ async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
         rest = lines.pop()
         for line in lines:
             yield line
+
+
+async def _whole_lines_back(segment: Segment) -> AsyncIterator[bytes]:
+    """Yield the complete lines of a segment, the last one first, and nothing after the last newline."""
+    end = segment.path.stat().st_size
+    rest, is_whole = b"", False
+    while end:
+        start = max(end - _CHUNK, 0)
+        lines = (await to_its_end(_chunk(segment, start, end - start)) + rest).split(b"\n")
+        if len(lines) > 1 and not is_whole:
+            lines.pop()  # an unfinished line, or nothing
+            is_whole = True
+        if is_whole:
+            rest = lines[0] if start else b""
+            for line in reversed(lines[1:] if start else lines):
+                yield line
+        else:
+            rest = lines[0]
+        end = start
+
+
+async def _first_of(records: AsyncIterator[Record], event_id: str) -> Record | None:
+    async for record in records:
+        if record.event.id == event_id:
+            return record
+    return None
+
+
+def _has_hash(line: bytes, hash_: str) -> bool:
+    """True if a line gives this hash; see ``_says``."""
+    return b',"hash":"%b","offset":' % hash_.encode() in line[-200:]
 
 
 def _says(line: bytes, position: int) -> bool:

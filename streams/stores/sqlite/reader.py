@@ -34,6 +34,8 @@ _FETCH = 256
 _FETCH_IDS = 4096
 _ENTRIES = 4096
 _BELOW_ALL = -(2**63)
+_ABOVE_ALL = 2**63 - 1
+_FIRST_FETCH = 8
 _LEAST_REACH = 1024
 
 _TYPES = (
@@ -49,8 +51,6 @@ TAILS: Final = (
     " (SELECT max(offset) FROM records AS all_of_it WHERE all_of_it.stream = streams.id)"
 )
 """The last record of every stream."""
-
-_POSITIONS = "SELECT position FROM records"
 
 Answer = TypeVar("Answer")
 
@@ -95,44 +95,14 @@ class SqliteReader:
 
         Looks text up in the index, and reads the records that the index does not cover.
         """
-        if wanted.streams:
-            async for record in self._of_streams(wanted):
-                yield record
-            return
-        where, values = conditions(await self._with_whole_types(wanted))
-        if not all(bindable(value) for value in values if isinstance(value, str)):
-            return
-        if wanted.text is None:
-            async for record in self._matching(where, values, await self._before(wanted)):
-                if wanted.trace_id is None or wanted.matches(record.event):
-                    yield record
-            return
-        indexed = NOTHING
-        grams = trigrams(wanted.text) if bindable(wanted.text) else None
-        if grams is not None:
-            indexed = await asyncio.to_thread(self._indexed)
-            if indexed > NOTHING:
-                async for record in self._found(wanted, grams, indexed):
-                    yield record
-        async for record in self._matching(where, values, max(indexed, await self._before(wanted))):
-            if wanted.matches(record.event):
-                yield record
+        async for record in self._query(wanted, NOTHING, back=False):
+            yield record
 
-    async def newest(self, wanted: Filter, count: int) -> list[Record] | None:
-        """The last ``count`` records of ``query``, in its order; ``None`` if only a full read can find them."""
-        if wanted.streams or wanted.text is not None or wanted.trace_id is not None or count > _FETCH:
-            return None
-        where, values = conditions(await self._with_whole_types(wanted))
-        if not all(bindable(value) for value in values if isinstance(value, str)):
-            return []
-        condition = f" WHERE {where}" if where else ""
-        # Fetch the positions first: they are in the indexes, and SQLite sorts them without reading the events.
-        found = await self._fetch(f"{_POSITIONS}{condition} ORDER BY position DESC LIMIT ?", [*values, count])
-        marks = ", ".join("?" * len(found))
-        rows = await self._fetch(
-            f"{SELECT} WHERE position IN ({marks}) ORDER BY position", [position for (position,) in found]
-        )
-        return [record_of(row, str(self._path)) for row in rows]
+    async def back(self, wanted: Filter, after: int = NOTHING) -> AsyncIterator[Record]:
+        """Yield the records of ``query`` with a position above ``after``, newest first. Reads little more than what the
+        caller takes."""
+        async for record in self._query(wanted, after, back=True):
+            yield record
 
     async def find(self, idempotency_key: str) -> Record | None:
         """See ``StreamReader.find``."""
@@ -246,32 +216,64 @@ class SqliteReader:
                 connection.close()
         self._connection = self._search = None
 
+    # --- queries, from either end ---
+
+    async def _query(self, wanted: Filter, after: int, *, back: bool) -> AsyncIterator[Record]:
+        if wanted.streams:
+            async for record in self._of_streams(wanted, back=back):
+                if record.position > after:
+                    yield record
+                elif back:
+                    return
+            return
+        where, values = conditions(await self._with_whole_types(wanted))
+        if not all(bindable(value) for value in values if isinstance(value, str)):
+            return
+        indexed, begin = NOTHING, max(after, await self._before(wanted))
+        grams = trigrams(wanted.text) if wanted.text is not None and bindable(wanted.text) else None
+        if grams is not None:
+            indexed = await asyncio.to_thread(self._indexed)
+        parts = [self._matching(where, values, max(begin, indexed), back=back)]
+        if grams is not None and indexed > begin:
+            parts.insert(1 if back else 0, self._found(grams, begin, indexed, back=back))
+        for part in parts:
+            async for record in part:
+                if (wanted.text is None and wanted.trace_id is None) or wanted.matches(record.event):
+                    yield record
+
     # --- fetching ---
 
     async def _head_now(self) -> int:
         return await asyncio.to_thread(lambda: self.head)
 
-    async def _stream(self, stream_id: str, from_offset: int, head: int) -> AsyncIterator[Record]:
-        where = "stream = (SELECT id FROM streams WHERE name = ?) AND offset >= ? AND position <= ?"
-        last = max(from_offset, 0)
+    async def _stream(
+        self, stream_id: str, from_offset: int, head: int, *, back: bool = False
+    ) -> AsyncIterator[Record]:
+        where = "stream = (SELECT id FROM streams WHERE name = ?) AND offset >= ? AND offset < ? AND position <= ?"
+        query = f"{SELECT} WHERE {where} ORDER BY offset{' DESC' if back else ''} LIMIT ?"
+        # Few callers need many of the newest records, and they may ask many streams for them.
+        low, high, most = max(from_offset, 0), _ABOVE_ALL, _FIRST_FETCH if back else _FETCH
         while bindable(stream_id):
-            rows = await self._fetch(f"{SELECT} WHERE {where} ORDER BY offset LIMIT ?", [stream_id, last, head, _FETCH])
+            rows = await self._fetch(query, [stream_id, low, high, head, most])
             for row in rows:
                 record = record_of(row, str(self._path))
-                last = record.offset + 1
+                low, high = (low, record.offset) if back else (record.offset + 1, high)
                 yield record
-            if len(rows) < _FETCH:
+            if len(rows) < most:
                 return
+            most = min(most * 4, _FETCH)
 
-    async def _of_streams(self, wanted: Filter) -> AsyncIterator[Record]:
+    async def _of_streams(self, wanted: Filter, *, back: bool) -> AsyncIterator[Record]:
         """Yield matching records of ``wanted.streams``, merged by position, because the index orders them by offset."""
         head = await self._head_now()
-        reads = [self._stream(stream, 0, head) for stream in dict.fromkeys(wanted.streams)]
+        names = dict.fromkeys(wanted.streams)
+        reads = [self._stream(name, 0, head, back=back) for name in names]
+        sign = -1 if back else 1
         waiting: list[tuple[int, int, Record]] = []
         for number, read in enumerate(reads):
             record = await anext(read, None)
             if record is not None:
-                heappush(waiting, (record.position, number, record))
+                heappush(waiting, (sign * record.position, number, record))
         while waiting:
             _, number, first = waiting[0]
             if wanted.matches(first.event):
@@ -280,7 +282,7 @@ class SqliteReader:
             if following is None:
                 heappop(waiting)
             else:
-                heapreplace(waiting, (following.position, number, following))
+                heapreplace(waiting, (sign * following.position, number, following))
 
     async def _with_whole_types(self, wanted: Filter) -> Filter:
         """``wanted`` with each prefix such as ``agent.*`` replaced by the existing types, because the index of one type
@@ -298,58 +300,58 @@ class SqliteReader:
         found = (await self._fetch("SELECT min(position) FROM records WHERE ts >= ?", [wanted.since_ms]))[0][0]
         return await self._head_now() if found is None else found - 1
 
-    async def _matching(self, where: str, values: list[Any], after: int) -> AsyncIterator[Record]:
-        """Yield the records that match a condition, from after position ``after`` up to the head at the first fetch.
+    async def _matching(
+        self, where: str, values: list[Any], after: int, *, back: bool = False, until: int | None = None
+    ) -> AsyncIterator[Record]:
+        """Yield the records that match a condition, from after position ``after`` up to ``until``, or up to the head at
+        the first fetch; ``back`` yields the newest first.
 
         With a condition, this method reads one range of positions at a time, and the range grows while few records
         match: SQLite may have to sort the whole range, regardless of the limit.
         """
-        head = await self._head_now()
-        condition = f" AND {where}" if where else ""
-        query = f"{SELECT} WHERE position > ? AND position <= ?{condition} ORDER BY position LIMIT ?"
-        last, reach = max(after, _BELOW_ALL), _LEAST_REACH
-        while last < head:
-            until = min(last + reach, head) if where else head
-            rows = await self._fetch(query, [last, until, *values, _FETCH])
-            previous = last
+        low, high = max(after, _BELOW_ALL), await self._head_now() if until is None else until
+        condition, order = f" AND {where}" if where else "", " DESC" if back else ""
+        query = f"{SELECT} WHERE position > ? AND position <= ?{condition} ORDER BY position{order} LIMIT ?"
+        reach = _LEAST_REACH
+        while low < high:
+            begin = max(high - reach, low) if back and where else low
+            end = min(low + reach, high) if where and not back else high
+            rows = await self._fetch(query, [begin, end, *values, _FETCH])
+            previous = end + 1 if back else begin
             for row in rows:
-                previous = self._following(previous, row[0])
+                previous = self._following(previous, row[0], back=back)
                 yield record_of(row, str(self._path))
             if len(rows) < _FETCH:
-                last, reach = until, reach * 4
+                low, high, reach = (low, begin, reach * 4) if back else (end, high, reach * 4)
             else:
-                reach = max(_LEAST_REACH, 2 * (rows[-1][0] - last))
-                last = rows[-1][0]
+                reach = max(_LEAST_REACH, 2 * ((end - previous) if back else (previous - begin)))
+                low, high = (low, previous - 1) if back else (previous, high)
 
-    def _following(self, previous: int, position: int) -> int:
+    def _following(self, previous: int, position: int, *, back: bool = False) -> int:
         """Return ``position`` after checking that it comes next, because the rows of a damaged page may come in any
         order and repeat.
         """
-        if position <= previous:
+        if position >= previous if back else position <= previous:
             at = previous + 1
             raise CorruptLog(str(self._path), at + 1, at, f"record {position} is out of order")
         return position
 
-    async def _found(self, wanted: Filter, grams: str, indexed: int) -> AsyncIterator[Record]:
-        """Yield full-text matches up to ``indexed``, checked against the whole filter."""
-        last = NOTHING
-        while True:
-            positions = await asyncio.to_thread(self._search_rows, grams, last, indexed)
+    async def _found(self, grams: str, after: int, indexed: int, *, back: bool) -> AsyncIterator[Record]:
+        """Yield the records above ``after`` and up to ``indexed`` that the full-text index names."""
+        low, high, order = after, indexed, " DESC" if back else ""
+        while low < high:
+            positions = await asyncio.to_thread(self._search_rows, grams, low, high, indexed, order)
             if positions is None:  # a removal deleted the index, so read the remaining records without an index
-                async for record in self._matching("", [], last):
-                    if record.position > indexed:
-                        return
-                    if wanted.matches(record.event):
-                        yield record
+                async for record in self._matching("", [], low, back=back, until=high):
+                    yield record
                 return
             if not positions:
                 return
             marks = ", ".join("?" * len(positions))
-            for row in await self._fetch(f"{SELECT} WHERE position IN ({marks}) ORDER BY position", positions):
-                record = record_of(row, str(self._path))
-                if wanted.matches(record.event):
-                    yield record
-            last = positions[-1]
+            query = f"{SELECT} WHERE position IN ({marks}) ORDER BY position{order}"
+            for row in await self._fetch(query, positions):
+                yield record_of(row, str(self._path))
+            low, high = (low, positions[-1] - 1) if back else (positions[-1], high)
 
     async def _fetch(self, query: str, values: list[Any]) -> list[Any]:
         return await asyncio.to_thread(self._rows, query, values)
@@ -403,15 +405,15 @@ class SqliteReader:
         self._exists = True
         return self._connection
 
-    def _search_rows(self, grams: str, after: int, until: int) -> list[int] | None:
+    def _search_rows(self, grams: str, after: int, until: int, indexed: int, order: str) -> list[int] | None:
         """The index's next positions for ``grams``; ``None`` if the index was deleted in the meantime."""
-        query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?"
+        query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid"
         with self._lock, translated(self._store / SEARCH_FILE, "searching"):
             if self._search is None or not self._search.can_go_on(self._store / SEARCH_FILE):
                 return None
-            if self._search.execute("SELECT position FROM progress").fetchone()[0] < until:
+            if self._search.execute("SELECT position FROM progress").fetchone()[0] < indexed:
                 return None
-            found = [row[0] for row in self._search.execute(query, [grams, after, until, _FETCH])]
+            found = [row[0] for row in self._search.execute(f"{query}{order} LIMIT ?", [grams, after, until, _FETCH])]
             return found if self._search.is_right(self._store / SEARCH_FILE) else None
 
     def _indexed(self) -> int:

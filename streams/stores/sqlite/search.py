@@ -25,6 +25,7 @@ from streams.stores.sqlite.files import (
 from streams.stores.sqlite.rows import SELECT, record_of
 
 _SIZES: Final = ("", "-wal", "-shm")
+_CHECKPOINT_PAGES: Final = 1000
 
 
 class SearchIndex:
@@ -37,7 +38,7 @@ class SearchIndex:
     def __init__(self, store: Path) -> None:
         self._store = store
         self._path, self._log_path = store / SEARCH_FILE, store / LOG_FILE
-        self._connection = connect_to_write(self._path, SEARCH_STEPS)
+        self._connection = _connect(self._path)
         self._file = self._path.stat().st_ino
         self._log: sqlite3.Connection | None = None
 
@@ -61,6 +62,9 @@ class SearchIndex:
                 f"{SELECT} WHERE position > ? ORDER BY position LIMIT ?", [position, most]
             ).fetchall()
         if not rows:
+            # An open reader would keep the writer from tidying the log's files up when the log leaves them.
+            self._log.close()
+            self._log = None
             return 0
         records = [record_of(row, str(self._log_path)) for row in rows]
         texts = [(record.position, payload_text(record.event).casefold()) for record in records]
@@ -73,7 +77,6 @@ class SearchIndex:
             except BaseException:
                 self._connection.rollback()
                 raise
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         return len(rows)
 
     def _follow_file(self) -> None:
@@ -81,7 +84,7 @@ class SearchIndex:
         if self._path.exists() and self._path.stat().st_ino == self._file:
             return
         self._connection.close()
-        self._connection = connect_to_write(self._path, SEARCH_STEPS)
+        self._connection = _connect(self._path)
         self._file = self._path.stat().st_ino
 
     def close(self) -> None:
@@ -89,6 +92,15 @@ class SearchIndex:
         for connection in (self._connection, self._log):
             if connection is not None:
                 connection.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = connect_to_write(path, SEARCH_STEPS)
+    # A power loss may take the newest part of the index, which is then made again; so no commit waits for the disk, and
+    # none makes the log's own syncs slower.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    return connection
 
 
 def remove_search(store: Path) -> None:
