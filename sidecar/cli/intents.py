@@ -218,6 +218,11 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
     ):
         if value:
             out.text(f"  {name:<11} {value}")
+    for run in intent.setup:
+        ended = "was stopped" if run["code"] is None else f"ended with code {run['code']}" if run["code"] else "done"
+        out.text(f"\nsetup: {visible(run['command'])} ({ended}, {rough_span(round(run['seconds'] * 1000))})")
+        if run["output"].strip():
+            out.text(visible(run["output"].rstrip()))
     out.text(f"\n{intent.prompt}")
     if intent.result:
         out.text(f"\n{intent.result}")

@@ -160,6 +160,8 @@ class Intent:
     worktree if there is a git repository and the agent may write files, otherwise shared."""
     worktree: dict[str, Any] = field(default_factory=dict)
     """The intent's worktree; see ``worktrees.Worktree``."""
+    setup: list[dict[str, Any]] = field(default_factory=list)
+    """What the commands did that made the worktree ready; see ``setup.Ready``."""
     ending: dict[str, Any] = field(default_factory=dict)
     """How the intent will end once its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
@@ -336,6 +338,7 @@ class State:
         intent.reason = payload.get("reason", intent.reason)
         intent.code = payload.get("code", intent.code)
         intent.changes = dict(payload.get("changes") or intent.changes)
+        intent.setup = list(payload.get("setup") or intent.setup)
         intent.tokens += payload.get("tokens", 0)
         intent.cost += payload.get("cost", 0.0)
         intent.steps += payload.get("steps", 0)

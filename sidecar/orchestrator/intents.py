@@ -193,7 +193,11 @@ class IntentAgent(OwnAgent[State]):
         if not isinstance(found, dict) or (not found and intent.isolation == "worktree"):
             reason = f"no worktree: {error or 'the directory is in no git repository that has a commit'}"
             return self._end(intent, "intent.failed", ts, reason=reason, code="no-worktree")
-        isolated = Output("intent.isolated", {"intent": intent.id, "worktree": found})
+        setup = found.get("setup") or []
+        if found.get("failed"):
+            return self._end(intent, "intent.failed", ts, reason=found["failed"], code="setup-failed", setup=setup)
+        worktree = {name: value for name, value in found.items() if name != "setup"}
+        isolated = Output("intent.isolated", {"intent": intent.id, "worktree": worktree, "setup": setup})
         return [isolated, asked.create(intent, found.get("directory") or intent.directory)]
 
     def _cancel(self, event: StreamEvent) -> list[Output]:
@@ -283,19 +287,19 @@ class IntentAgent(OwnAgent[State]):
             is_sent = not failed and not (isinstance(result, dict) and result.get("absent"))
             return [asked.abort(intent, is_late=True)] if is_sent else []
         if intent is None or intent.state in ENDED:
-            if kind == ISOLATE and isinstance(result, dict) and result:
+            if kind == ISOLATE and isinstance(result, dict) and result.get("root"):
                 return [asked.collect(node, result, session=None, stop=False)]
             return []
         error = str(event.payload.get("error", ""))
         if kind == COLLECT or intent.state == "finishing":
             changes = {"error": error} if failed else result
             return self._finished(intent, changes, event.ts) if kind == COLLECT else []
+        if kind in (ISOLATE, CREATE) and isinstance(result, dict) and result.get("absent"):
+            return [Output("intent.unhosted", {"intent": intent.id, "ts": event.ts})]
         if kind == ISOLATE:
             return self._isolated(intent, error, None if failed else result, event.ts)
         if kind == CHECK:
             return [] if failed or not isinstance(result, dict) else self._looked(intent, result, event.ts)
-        if kind == CREATE and isinstance(result, dict) and result.get("absent"):
-            return [Output("intent.unhosted", {"intent": intent.id, "ts": event.ts})]
         if kind == CREATE:
             if failed or not isinstance(result, dict):
                 return self._end(intent, "intent.failed", event.ts, reason=f"no session: {error}", code="no-session")

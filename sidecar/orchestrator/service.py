@@ -38,6 +38,7 @@ from sidecar.orchestrator.lifecycle import ENDED, WORKING
 from sidecar.orchestrator.people import People
 from sidecar.orchestrator.reading import read_intent
 from sidecar.orchestrator.said import Said
+from sidecar.orchestrator.setup import Setup
 from sidecar.orchestrator.stream_read import open_reader
 from sidecar.orchestrator.tools import (
     tools_json,
@@ -173,7 +174,8 @@ class DurableStream:
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
         """Every effect of the orchestration."""
-        own = worktree_kinds(self.worktrees, self.host)
+        setup = Setup(self._config.setup, self._config.setup_minutes * 60)
+        own = worktree_kinds(self.worktrees, self.host, self, setup)
         return {**effect_kinds(self.host, self._said), **own, **self.people.kinds}
 
     @property
@@ -235,6 +237,17 @@ class DurableStream:
             await self._runtime.command(NAME, Command(key, type_, payload, actor="sidecar", sender="sidecar"))
         except (AgentFailed, InputRefused, StreamError) as error:
             log.error("%s was not handled: %s", type_, error)
+
+    # --- what making a worktree asks; see ``Asker`` ---
+
+    async def variables(self, intent: str) -> Mapping[str, str]:
+        """See ``Asker``."""
+        known: Intent = self.data.intents[intent]
+        return await self.host.variables(known.parent, known.directory, known.environment)
+
+    def is_wanted(self, intent: str) -> bool:
+        """See ``Asker``."""
+        return intent in self.data.intents and self.data.intents[intent].state == "starting"
 
     # --- seed 004: observe, register_intent, resume ---
 

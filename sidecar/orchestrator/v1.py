@@ -327,6 +327,13 @@ class V1Host:
             raise HostError("the environment of the OpenCode that asks is not known")
         return found
 
+    def variables(self, directory: str, environment: str) -> dict[str, str]:
+        """See ``Hosts``."""
+        try:
+            return self._headless.variables(directory, environment)
+        except HeadlessError as error:
+            raise HostError(str(error)) from None
+
     def waiting_for(self, link: Link) -> list[str]:
         """The sessions on which a process that has just linked may now be asked to act."""
         return [session for session in self._state.sessions if self._would_host(session, link)]

@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
-from sidecar.orchestrator.host import Host, HostError
+from sidecar.orchestrator.host import Host, HostAbsent, HostError
 from sidecar.orchestrator.intent_effects import COLLECT, ISOLATE
+from sidecar.orchestrator.setup import Setup, end
 from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled
@@ -19,22 +21,56 @@ log = logging.getLogger("sidecar.orchestrator")
 REST_LOOKS: Final = 50
 """How many times a stopped session is checked until it is idle."""
 
+MAKE_SECONDS: Final = 300.0
+"""How long git may need for a large worktree, and for what the commands changed in it."""
+
 _POLL_SECONDS: Final = 0.1
 
 
+class Asker(Protocol):
+    """What is known of work that is about to begin."""
+
+    async def variables(self, intent: str) -> Mapping[str, str]:
+        """The environment of the OpenCode that asked for an intent.
+
+        Raises:
+            HostAbsent: it is not known until an OpenCode that has it is open.
+        """
+        ...
+
+    def is_wanted(self, intent: str) -> bool:
+        """Whether an intent is still about to begin."""
+        ...
+
+
 class Isolate:
-    """``worktree.add``: creates a worktree. Result: ``{directory, root, base}``, or ``{}`` if there is no git
-    repository."""
+    """``worktree.add``: creates a worktree, and makes it ready with the user's commands. Result: a ``Worktree``; with
+    commands, also ``setup``, what they did. ``{}`` if there is no git repository; ``failed`` and ``setup`` if a command
+    failed; ``absent`` if the intent waits for an OpenCode."""
 
     effect_class: EffectClass = "idempotent"
 
-    def __init__(self, worktrees: Worktrees) -> None:
-        self._worktrees = worktrees
+    def __init__(self, worktrees: Worktrees, asker: Asker, setup: Setup) -> None:
+        self._worktrees, self._asker, self._setup = worktrees, asker, setup
+        self.longest_seconds = setup.seconds + MAKE_SECONDS if setup.commands else 0.0
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
-        found = await self._worktrees.add(effect.args["intent"], effect.args["directory"])
-        return {} if found is None else found._asdict()
+        intent = effect.args["intent"]
+        note = self._worktrees.root(intent).with_suffix(".setup")
+        await asyncio.to_thread(end, note)
+        try:
+            variables = await self._asker.variables(intent) if self._setup.commands else {}
+        except HostAbsent:
+            return {"absent": True}
+        made = await self._worktrees.add(intent, effect.args["directory"])
+        if made is None or not self._setup.commands:
+            return {} if made is None else made._asdict()
+        ready = await self._setup.run(Path(made.root), made.top, variables, note, lambda: self._asker.is_wanted(intent))
+        if ready.failed:
+            await self._worktrees.drop(intent, made.repository)
+            return {"failed": ready.failed, "setup": ready.runs}
+        return {**(await self._worktrees.settle(intent, made))._asdict(), "setup": ready.runs}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``. The worktree can be created again, because nobody uses it before this effect has
@@ -82,6 +118,6 @@ class Collect:
         return NotDone()
 
 
-def worktree_kinds(worktrees: Worktrees, host: Host) -> Mapping[str, EffectKind]:
+def worktree_kinds(worktrees: Worktrees, host: Host, asker: Asker, setup: Setup) -> Mapping[str, EffectKind]:
     """Both effects, by kind."""
-    return {ISOLATE: Isolate(worktrees), COLLECT: Collect(worktrees, host)}
+    return {ISOLATE: Isolate(worktrees, asker, setup), COLLECT: Collect(worktrees, host)}

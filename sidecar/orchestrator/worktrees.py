@@ -45,6 +45,9 @@ MAX_FILES: Final = 200
 _COPIED: Final = "durable-stream-copied"
 """The file in git's folder of a worktree that lists the copies as JSON: each name with its digest."""
 
+_MADE: Final = "durable-stream-made"
+"""The file beside it that lists what the user's setup wrote and git ignores: each name with its mark."""
+
 _INDEX: Final = "durable-stream-index"
 """The index as it was before the agent began. The agent's own index can say that a changed file has not changed."""
 
@@ -126,9 +129,38 @@ class Worktrees:
         known = set(await worktree.names("ls-files", "-z"))
         wanted = [each for each in own if each not in known]
         copied, more = await asyncio.to_thread(worktree_files.copy, top, place.below, wanted, root)
-        await asyncio.to_thread(Path(folder, _COPIED).write_text, json.dumps(copied))
+        await asyncio.to_thread(_write, folder, _COPIED, copied)
         named = [plain(each) for each in (left_out + more)[: worktree_files.MAX_NAMED]]
         return Worktree(str(root / place.below), str(root), base, place.repository, folder, place.top, named)
+
+    @_as_worktree_error
+    async def settle(self, intent: str, made: Worktree) -> Worktree:
+        """Take a worktree as it is on disk now as its beginning, so that nothing of it counts as the agent's change.
+
+        Raises:
+            WorktreeError: git refused. The code is ``worktree-changed`` if the worktree no longer belongs to the
+                repository.
+        """
+        root, folder = Path(made.root), made.folder
+        await self._check(root, folder)
+        index, copied = Path(folder, _INDEX), await asyncio.to_thread(_listed, folder, _COPIED)
+        scratch = Git(folder, made.root).with_index(index)
+        await _stage(scratch, copied)
+        base = await _commit(scratch, made.base, f"setup of {intent}")
+        await scratch.run("update-ref", "--no-deref", "HEAD", base)
+        await asyncio.to_thread(shutil.copy2, index, Path(folder, "index"))
+        saved = set(await scratch.names("ls-files", "-z"))
+        await asyncio.to_thread(_remember, root, folder, saved, copied)
+        return made._replace(base=base)
+
+    @_as_worktree_error
+    async def drop(self, intent: str, repository: str) -> None:
+        """Remove a worktree, whatever is in it."""
+        await asyncio.to_thread(_remove, self.root(intent), repository)
+
+    async def _check(self, root: Path, folder: str) -> None:
+        if not await asyncio.to_thread(_is_ours, root, folder):
+            raise WorktreeError("worktree-changed", f"the file {root}/.git is not the one that git wrote")
 
     @_as_worktree_error
     async def collect(self, intent: str, repository: str, base: str, folder: str | None = None) -> dict[str, Any]:
@@ -147,8 +179,7 @@ class Worktrees:
         git, lost = Git(repository), dict[str, str]()
         if is_there := await asyncio.to_thread(os.path.lexists, root):
             folder = folder or f"{repository}/worktrees/{intent}"
-            if not await asyncio.to_thread(_is_ours, root, folder):
-                raise WorktreeError("worktree-changed", f"the file {root}/.git is not the one that git wrote")
+            await self._check(root, folder)
             lost = await _save(Git(folder, str(root)), root, base, ref, f"Changes of {intent}", git)
         saved = await self._saved(git, base, ref)
         if is_there and not lost:
@@ -277,7 +308,8 @@ async def _cut_links(git: Git, top: Path) -> list[str]:
 
 async def _save(git: Git, root: Path, base: str, ref: str, message: str, repository: Git) -> dict[str, str]:
     """Save what is on disk as a commit; returns what could not be saved, and why."""
-    copied = await asyncio.to_thread(_copies, git.folder)
+    copied = await asyncio.to_thread(_listed, git.folder, _COPIED)
+    made = await asyncio.to_thread(_listed, git.folder, _MADE)
     with TemporaryDirectory() as temporary:
         index = Path(temporary, "index")
         try:
@@ -285,12 +317,7 @@ async def _save(git: Git, root: Path, base: str, ref: str, message: str, reposit
         except FileNotFoundError:  # made by an earlier version
             shutil.copy2(Path(git.folder, "index"), index)
         scratch = git.with_index(index)
-        names = await _changed(scratch)
-        names += await scratch.names("ls-files", "--others", "--exclude-standard", "-z")
-        names += await _added(git, base)
-        names += [each for each in await _modules(scratch) if applying.kind(root, each) != "directory"]
-        # A name that ends with a slash is a repository of its own.
-        await _store(scratch, (n for n in names if not n.endswith("/") and not worktree_files.is_own(n, copied)))
+        await _stage(scratch, copied, await _added(git, base))
         try:
             head = await git.commit("HEAD")
         except WorktreeError:
@@ -301,7 +328,16 @@ async def _save(git: Git, root: Path, base: str, ref: str, message: str, reposit
         modules = await _modules(scratch)
         saved = set(await scratch.names("ls-files", "-z")) - set(modules)
         late = dict.fromkeys(await _changed(scratch), "changed while it was saved")
-        return late | await asyncio.to_thread(worktree_files.unsaved, root, saved, modules, copied)
+        return late | await asyncio.to_thread(worktree_files.unsaved, root, saved, modules, copied, made)
+
+
+async def _stage(git: Git, copied: Mapping[str, str], more: Iterable[str] = ()) -> None:
+    """Bring the index up to date with what is on disk, and is neither ignored nor a copy."""
+    assert git.files is not None
+    names = [*await _changed(git), *await git.names("ls-files", "--others", "--exclude-standard", "-z"), *more]
+    names += [each for each in await _modules(git) if applying.kind(Path(git.files), each) != "directory"]
+    # A name that ends with a slash is a repository of its own.
+    await _store(git, (n for n in names if not n.endswith("/") and not worktree_files.is_own(n, copied)))
 
 
 async def _modules(git: Git) -> list[str]:
@@ -318,9 +354,20 @@ async def _added(git: Git, base: str) -> list[str]:
         return []
 
 
-def _copies(folder: str) -> dict[str, str]:
+def _write(folder: str, name: str, listed: Mapping[str, str]) -> None:
+    Path(folder, name).write_text(json.dumps(listed))
+
+
+def _remember(root: Path, folder: str, saved: set[str], copied: Mapping[str, str]) -> None:
+    """Remember what is in a worktree and not saved, so that only later changes of it count."""
+    _write(folder, _COPIED, {name: known and worktree_files.digest(root / name) for name, known in copied.items()})
+    _write(folder, _MADE, worktree_files.marks(root, saved))
+
+
+def _listed(folder: str, name: str) -> dict[str, str]:
+    """What ``_write`` wrote."""
     try:
-        text = Path(folder, _COPIED).read_bytes()
+        text = Path(folder, name).read_bytes()
     except FileNotFoundError:
         return {}
     try:

@@ -115,6 +115,37 @@ def test_without_a_repository_only_one_that_insists_fails() -> None:
     assert (world.intent("a").state, world.intent("a").isolation) == ("running", "shared")
 
 
+def test_a_worktree_that_does_not_get_ready_fails_the_work_and_tells_why() -> None:
+    world = World()
+    runs = [{"command": "npm ci", "code": 1, "seconds": 2.0, "output": "no network"}]
+    for name in ("a", "cancelled"):
+        world.register(name, isolation="auto")
+        _, node, _ = world.effects.pop()
+        if name == "cancelled":
+            world.happens("intent.cancel", intent=node)
+        world.happens("effect.completed", kind=ISOLATE, node=node, result={"failed": "setup: npm ci", "setup": runs})
+    intent = world.intent("a")
+    assert (intent.state, intent.code, intent.setup) == ("failed", "setup-failed", runs) and not intent.worktree
+    assert "npm ci" in next(iter(world.agent.data.notices.values())).text
+    assert {kind for kind, _, _ in world.effects} == {WAKE}, "there is no worktree to collect"
+    world.register("b", isolation="auto")
+    _, node, _ = world.effects.pop()
+    result = {"directory": "/w", "root": "/w", "base": "b", "repository": "/r", "setup": runs}
+    world.happens("effect.completed", kind=ISOLATE, node=node, result=result)
+    assert world.intent("b").setup == runs and "setup" not in world.intent("b").worktree
+
+
+def test_a_worktree_that_waits_for_the_environment_of_its_commands_is_made_once_it_is_there() -> None:
+    world = World()
+    intent = world.register("a", isolation="auto", environment="env_1")
+    world.effects.pop()
+    world.happens("effect.completed", kind=ISOLATE, node=intent.id, result={"absent": True})
+    assert (world.intent("a").state, world.intent("a").waits) == ("queued", "environment")
+    assert world.happens("host.ready", sessions=[], environments=["env_1"]) == ["intent.hosted", "intent.starting"]
+    world.settle()
+    assert world.intent("a").state == "running" and world.done[ISOLATE, intent.id] == 1
+
+
 def test_a_session_is_not_looked_at_before_its_prompt_is_there() -> None:
     world = World()
     world.register("a")
