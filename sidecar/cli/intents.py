@@ -188,7 +188,7 @@ def _place(intent: Intent) -> str | None:
 def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.orchestrator.intent_state import as_row, spent_by
-    from sidecar.orchestrator.intent_texts import file_text, kept_text, overlap_text
+    from sidecar.orchestrator.intent_texts import file_text, kept_text, notes_text, overlap_text
     from sidecar.orchestrator.waits import used as used_by
     from sidecar.views.wording import amount, local_time, money, rough_span, visible
 
@@ -209,7 +209,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         ("parent", intent.parent),
         ("directory", intent.directory),
         ("works in", _place(intent)),
-        ("left out", ", ".join(intent.worktree.get("left_out", ()))),
+        *(("note", visible(each)) for each in notes_text(intent)),
         ("registered", local_time(intent.created)),
         ("used", used_by(intent, own_identity().now_ms())),
         *(("waits for", _wait_text(each)) for each in waits),

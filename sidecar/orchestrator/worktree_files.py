@@ -39,6 +39,10 @@ _RULES: Final = re.compile(
 )
 """What can hold rules. Without it, an agent might do what the user forbids, so it is never left out."""
 
+_BEGIN: Final = re.compile(r"\s*\{")
+_SCHEMA: Final = re.compile(r'\{\n  "\$schema": "https://opencode\.ai/config\.json",')
+"""What OpenCode 1 writes in the place of a configuration's beginning, if it names no schema."""
+
 _CACHES: Final = ("node_modules", "__pycache__")
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -154,6 +158,12 @@ def _copied(source: Path, target: Path, top: Path, root: Path, room: int) -> int
 def holds_rules(name: str) -> bool:
     """Whether a file can hold rules that an agent must obey."""
     return _RULES.fullmatch(name) is not None
+
+
+def without_schema(before: str, after: str) -> str | None:
+    """A configuration without the schema that OpenCode added to it; ``None`` if it added none."""
+    begin, schema = _BEGIN.match(before), _SCHEMA.match(after)
+    return None if begin is None or schema is None or '"$schema"' in before else begin[0] + after[schema.end() :]
 
 
 def cut_links(links: Iterable[str], top: Path, root: Path) -> list[str]:

@@ -17,17 +17,16 @@ import json
 import os
 import re
 import shutil
-import stat
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import wraps
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
-from sidecar.orchestrator import applying, lfs, worktree_files
+from sidecar.orchestrator import applying, lfs, modules, worktree_files
 from sidecar.orchestrator.git import Git, WorktreeError, find, nul, plain
 from sidecar.orchestrator.intent_texts import with_kinds
+from sidecar.orchestrator.modules import INDEX
 
 __all__ = ["MAX_DIFF", "MAX_FILES", "Worktree", "WorktreeError", "Worktrees", "whole_diff"]
 
@@ -47,9 +46,6 @@ _COPIED: Final = "durable-stream-copied"
 
 _MADE: Final = "durable-stream-made"
 """The file beside it that lists what the user's setup wrote and git ignores: each name with its mark."""
-
-_INDEX: Final = "durable-stream-index"
-"""The index as it was before the agent began. The agent's own index can say that a changed file has not changed."""
 
 _DIFF: Final = (
     *("diff-tree", "-r", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative"),
@@ -86,7 +82,10 @@ class Worktree(NamedTuple):
     top: str
     """The user's directory of which the worktree is a copy."""
     left_out: list[str]
-    """Files of the user's that are not in the worktree, because they lead out of it or are too large."""
+    """Files of the user's that are not in the worktree, because they lead out of it or are too large, and submodules
+    that the repository does not have here."""
+    notes: list[str]
+    """What else is not as in the user's directory, in words."""
 
 
 class Worktrees:
@@ -117,13 +116,16 @@ class Worktrees:
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         base = await _uncommitted(git, head, f"before {intent}")
         await git.run("worktree", "add", "--quiet", "--detach", "--no-checkout", str(root), base)
-        folder = (root / ".git").read_text("utf-8", "surrogateescape").removeprefix("gitdir: ").removesuffix("\n")
+        folder = await asyncio.to_thread(modules.folder_of, root)
         # A worktree can have settings of its own (``includeIf``), so the files are written with these known.
         worktree = Git(folder, str(root))
         await worktree.run("read-tree", "--reset", "-u", base)
-        left_out = await _cut_links(worktree, Path(place.top))
-        shutil.copy2(Path(folder, "index"), Path(folder, _INDEX))
         top = Path(place.top)
+        left_out = await modules.cut_links(worktree, top, root)
+        shutil.copy2(Path(folder, "index"), Path(folder, INDEX))
+        stores = [Path(each, "modules") for each in dict.fromkeys((place.folder, place.repository))]
+        left_out += await modules.fill(worktree, top, stores, root, Path(folder))
+        pointers = await lfs.fill(worktree, place.repository)
         own = await asyncio.to_thread(worktree_files.own_files, top, place.below)
         # The file may be tracked by the commit and no longer by the user's index, so ask the worktree.
         known = set(await worktree.names("ls-files", "-z"))
@@ -131,7 +133,8 @@ class Worktrees:
         copied, more = await asyncio.to_thread(worktree_files.copy, top, place.below, wanted, root)
         await asyncio.to_thread(_write, folder, _COPIED, copied)
         named = [plain(each) for each in (left_out + more)[: worktree_files.MAX_NAMED]]
-        return Worktree(str(root / place.below), str(root), base, place.repository, folder, place.top, named)
+        notes = _notes(pointers, await asyncio.to_thread(_hook, top, Path(place.repository), git.hooks))
+        return Worktree(str(root / place.below), str(root), base, place.repository, folder, place.top, named, notes)
 
     @_as_worktree_error
     async def settle(self, intent: str, made: Worktree) -> Worktree:
@@ -143,7 +146,7 @@ class Worktrees:
         """
         root, folder = Path(made.root), made.folder
         await self._check(root, folder)
-        index, copied = Path(folder, _INDEX), await asyncio.to_thread(_listed, folder, _COPIED)
+        index, copied = Path(folder, INDEX), await asyncio.to_thread(_listed, folder, _COPIED)
         scratch = Git(folder, made.root).with_index(index)
         await _stage(scratch, copied)
         base = await _commit(scratch, made.base, f"setup of {intent}")
@@ -159,7 +162,7 @@ class Worktrees:
         await asyncio.to_thread(_remove, self.root(intent), repository)
 
     async def _check(self, root: Path, folder: str) -> None:
-        if not await asyncio.to_thread(_is_ours, root, folder):
+        if not await asyncio.to_thread(modules.is_ours, root, folder):
             raise WorktreeError("worktree-changed", f"the file {root}/.git is not the one that git wrote")
 
     @_as_worktree_error
@@ -251,6 +254,25 @@ async def whole_diff(repository: str, base: str, commit: str) -> str:
     return plain(await Git(repository).run(*_PATCH, "--binary", base, commit))
 
 
+def _notes(pointers: Sequence[str], hook: Path | None) -> list[str]:
+    """What an agent in a worktree, and who reads its result, must know."""
+    notes = []
+    if pointers:
+        some = ", ".join(map(plain, pointers[:3])) + (" …" if len(pointers) > 3 else "")
+        why = "is not in the repository here" if shutil.which("git-lfs") else "needs git-lfs, which is not installed"
+        count = "1 file" if len(pointers) == 1 else f"{len(pointers)} files"
+        notes.append(f"{count} of Git LFS had only a pointer in the worktree; the content {why}: {some}")
+    if hook is not None:
+        notes.append(f"the hook {plain(str(hook))} did not run; [phantom] setup can do what it does")
+    return notes
+
+
+def _hook(top: Path, repository: Path, hooks: str) -> Path | None:
+    """The user's hook that git would run for a new worktree."""
+    found = (repository if hooks == "hooks" else top) / Path(hooks).expanduser() / "post-checkout"
+    return found if os.access(found, os.X_OK) and found.is_file() else None
+
+
 async def _uncommitted(git: Git, head: str, message: str) -> str:
     """A commit with the tracked files as they are on disk; ``head`` if that is what they are."""
     with TemporaryDirectory() as temporary:
@@ -294,18 +316,6 @@ def _sorted(root: Path, names: Iterable[str]) -> tuple[list[str], list[str]]:
     return there, gone
 
 
-async def _cut_links(git: Git, top: Path) -> list[str]:
-    """Take the tracked links that lead out of a worktree away from it. Git is told not to miss them."""
-    assert git.files is not None
-    root = Path(git.files)
-    listed = await git.names("ls-files", "--stage", "-z")
-    links = [each.partition("\t")[2] for each in listed if each.startswith("120000 ")]
-    out = await asyncio.to_thread(worktree_files.cut_links, links, top, root)
-    if out:
-        await git.run("update-index", "--skip-worktree", "-z", "--stdin", given=nul(out))
-    return out
-
-
 async def _save(git: Git, root: Path, base: str, ref: str, message: str, repository: Git) -> dict[str, str]:
     """Save what is on disk as a commit; returns what could not be saved, and why."""
     copied = await asyncio.to_thread(_listed, git.folder, _COPIED)
@@ -313,11 +323,12 @@ async def _save(git: Git, root: Path, base: str, ref: str, message: str, reposit
     with TemporaryDirectory() as temporary:
         index = Path(temporary, "index")
         try:
-            shutil.copy2(Path(git.folder, _INDEX), index)
+            shutil.copy2(Path(git.folder, INDEX), index)
         except FileNotFoundError:  # made by an earlier version
             shutil.copy2(Path(git.folder, "index"), index)
         scratch = git.with_index(index)
         await _stage(scratch, copied, await _added(git, base))
+        hosted = await _without_hosts(scratch, base)
         try:
             head = await git.commit("HEAD")
         except WorktreeError:
@@ -325,25 +336,38 @@ async def _save(git: Git, root: Path, base: str, ref: str, message: str, reposit
         commit = await _commit(scratch, head, message)
         if await git.tree(commit) != await git.tree(base):
             await repository.run("update-ref", ref, commit)
-        modules = await _modules(scratch)
-        saved = set(await scratch.names("ls-files", "-z")) - set(modules)
-        late = dict.fromkeys(await _changed(scratch), "changed while it was saved")
-        return late | await asyncio.to_thread(worktree_files.unsaved, root, saved, modules, copied, made)
+        inner = [name for name, _ in await modules.listed(scratch)]
+        same, changed = await modules.untouched(root, git.folder)
+        saved = set(await scratch.names("ls-files", "-z")).difference(inner) | same
+        lost = dict.fromkeys(changed, "a submodule")
+        lost |= dict.fromkeys(set(await _changed(scratch)) - hosted, "changed while it was saved")
+        return lost | await asyncio.to_thread(worktree_files.unsaved, root, saved, inner, copied, made)
 
 
 async def _stage(git: Git, copied: Mapping[str, str], more: Iterable[str] = ()) -> None:
     """Bring the index up to date with what is on disk, and is neither ignored nor a copy."""
     assert git.files is not None
     names = [*await _changed(git), *await git.names("ls-files", "--others", "--exclude-standard", "-z"), *more]
-    names += [each for each in await _modules(git) if applying.kind(Path(git.files), each) != "directory"]
+    names += [name for name, _ in await modules.listed(git) if applying.kind(Path(git.files), name) != "directory"]
     # A name that ends with a slash is a repository of its own.
     await _store(git, (n for n in names if not n.endswith("/") and not worktree_files.is_own(n, copied)))
 
 
-async def _modules(git: Git) -> list[str]:
-    """The submodules in the index."""
-    listed = await git.names("ls-files", "--stage", "-z")
-    return [each.partition("\t")[2] for each in listed if each.startswith("160000 ")]
+async def _without_hosts(git: Git, base: str) -> set[str]:
+    """Take from the index what OpenCode itself, and not the agent, wrote into its own tracked files; their names."""
+    found, entries = set[str](), ""
+    changed = await git.names("diff-index", "--cached", "--diff-filter=M", "-z", "--no-renames", base)
+    for about, name in zip(changed[::2], changed[1::2], strict=False):
+        old, mode, before, after, _ = about.removeprefix(":").split(" ")
+        if PurePath(name).name in worktree_files.CONFIG[:2] and old[:3] == mode[:3] == "100":
+            texts = [await git.run("cat-file", "blob", each) for each in (before, after)]
+            if (agents := worktree_files.without_schema(*texts)) is not None:
+                content = await git.run("hash-object", "-w", "-t", "blob", "--stdin", "--no-filters", given=agents)
+                entries += f"{mode} {content.strip()}\t{name}\0"
+                found.add(name)
+    if found:
+        await git.run("update-index", "-z", "--index-info", given=entries)
+    return found
 
 
 async def _added(git: Git, base: str) -> list[str]:
@@ -376,27 +400,11 @@ def _listed(folder: str, name: str) -> dict[str, str]:
         return {os.fsdecode(each): "" for each in text.split(b"\0") if each}
 
 
-def _is_ours(root: Path, folder: str) -> bool:
-    """Whether a worktree's file ``.git`` is the one that git wrote."""
-    link = root / ".git"
-    try:
-        if not stat.S_ISDIR(root.lstat().st_mode) or not stat.S_ISREG(link.lstat().st_mode):
-            return False
-        return link.read_bytes() == b"gitdir: " + os.fsencode(folder) + b"\n" and Path(folder).is_dir()
-    except OSError:
-        return False
-
-
 def _remove(root: Path, repository: str) -> None:
     """Remove a worktree, and what git keeps about it. Other worktrees are not touched, even if they are not there."""
     if os.path.lexists(root):
         shutil.rmtree(root)
-    kept = Path(repository, "worktrees")
-    for each in kept.glob("*/gitdir"):
-        if each.read_text("utf-8", "surrogateescape").rstrip("\n") == f"{root}/.git":
-            shutil.rmtree(each.parent)
-    with suppress(OSError):  # another worktree is still there
-        kept.rmdir()
+    modules.forget(Path(repository, "worktrees"), root)
 
 
 def _ref(intent: str) -> str:
