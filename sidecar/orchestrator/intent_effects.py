@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any, Final
 
 from sidecar.orchestrator.intent_state import Intent
@@ -20,11 +21,12 @@ CONTINUE: Final = "The process that ran you ended in the middle of your work. Lo
 
 def isolate(intent: Intent) -> Output:
     """The effect that makes a worktree for an intent."""
-    return effect(ISOLATE, intent.id, {"intent": intent.id, "directory": intent.directory})
+    args: dict[str, Any] = {"intent": intent.id, "directory": intent.directory}
+    return effect(ISOLATE, intent.id, args | ({"continues": intent.continues} if intent.continues else {}))
 
 
 def create(intent: Intent, directory: str) -> Output:
-    """The effect that creates the session of an intent in a directory."""
+    """The effect that creates the session of an intent in a directory, or finds the one that it continues."""
     args = {
         "intent": intent.id,
         "title": intent.title,
@@ -34,6 +36,8 @@ def create(intent: Intent, directory: str) -> Output:
         "pid": intent.pid,
         "rights": intent.rights,
     }
+    if intent.continues:
+        args["session"] = intent.continues["session"]
     return effect(CREATE, intent.id, args)
 
 
@@ -66,7 +70,7 @@ def collect(intent: str, worktree: dict[str, Any], *, session: str | None, stop:
     """The effect that saves the changes in a worktree and removes the worktree; with ``stop``, it first stops the
     session."""
     about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
-    about["folder"] = worktree.get("folder")
+    about |= {"folder": worktree.get("folder"), "name": PurePath(worktree["root"]).name}
     return effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
 
 

@@ -160,6 +160,9 @@ class Intent:
     worktree if there is a git repository and the agent may write files, otherwise shared."""
     worktree: dict[str, Any] = field(default_factory=dict)
     """The intent's worktree; see ``worktrees.Worktree``."""
+    continues: dict[str, Any] = field(default_factory=dict)
+    """The ended work that the intent continues in the same session and worktree: ``intent``, ``session``, ``worktree``,
+    ``commit`` (its changes that the user has not applied) and ``kept`` (whether the worktree was kept). Or empty."""
     setup: list[dict[str, Any]] = field(default_factory=list)
     """What the commands did that made the worktree ready; see ``setup.Ready``."""
     ending: dict[str, Any] = field(default_factory=dict)
@@ -266,6 +269,11 @@ class State:
             found.append(above)
             above = self.intents.get(above.starter or "")
         return found
+
+    def continuing(self, session: str) -> Intent | None:
+        """The unfinished intent that works in a session, or is about to."""
+        found = (each for each in self.unfinished() if session in (each.session, each.continues.get("session")))
+        return next(found, None)
 
     # --- remembering ---
 
@@ -413,8 +421,9 @@ class State:
     def _tidy(self) -> None:
         ended = [i.id for i in self.intents.values() if i.state in ENDED]
         for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
-            session = self.intents.pop(old).session
-            self.sessions.pop(session or "", None)
+            session = self.intents.pop(old).session or ""
+            if self.sessions.get(session) == old:  # otherwise, later work continues the session
+                del self.sessions[session]
             self.children = {child: of for child, of in self.children.items() if of != old}
         seen = [n.id for n in self.notices.values() if n.state == "observed"]
         for old in seen[: max(len(seen) - KEPT_ENDED, 0)]:
@@ -450,6 +459,7 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         starter=payload.get("starter"),
         isolation=str(payload.get("isolation") or "shared"),
         wake=payload.get("wake") is not False,
+        continues=dict(payload.get("continues") or {}),
     )
 
 

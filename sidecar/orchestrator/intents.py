@@ -173,6 +173,9 @@ class IntentAgent(OwnAgent[State]):
         about = {key: value for key, value in given.items() if key != "above"}
         payload = {**about, "ts": event.ts, "root": root, "depth": depth, "starter": above[0] if above else None}
         refused = refusal(self.data, self._limits, intent_of(payload))
+        other = self.data.continuing((given.get("continues") or {}).get("session") or "-")
+        if other is not None:
+            refused = {"code": "still-running", "reason": f"{other.id} works in the same session"}
         if refused is not None:
             return [Output("intent.refused", {**payload, **refused})]
         return [Output("intent.created", payload)]

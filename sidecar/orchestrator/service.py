@@ -84,6 +84,12 @@ class RegisterArgs(Args):
     isolation: Literal["auto", "worktree", "shared"] | None = Field(
         default=None, description="where the agent edits; default: `[phantom] isolation`"
     )
+    continues: str | None = Field(
+        default=None,
+        max_length=100,
+        description="an ended intent (its id, or a unique prefix of it): the work goes on in its session and worktree, "
+        "with its parent, agent and project",
+    )
     key: str | None = Field(
         default=None, max_length=300, description="idempotency key: requests with the same key register only one intent"
     )
@@ -107,6 +113,18 @@ def write_tools(home: Home, wanted: bool) -> None:
             write_durably(path, text)
     except OSError as error:
         log.warning("the model has no new tools: %s cannot be written (%s)", path, error.strerror)
+
+
+def _continues(before: Intent) -> dict[str, Any]:
+    """See ``Intent.continues``."""
+    changes = before.changes
+    return {
+        "intent": before.id,
+        "session": before.session,
+        "worktree": before.worktree,
+        "commit": changes.get("commit", "") if changes.get("ref") and before.applied is None else "",
+        "kept": bool(changes.get("kept") or changes.get("error")),
+    }
 
 
 class DurableStream:
@@ -273,12 +291,19 @@ class DurableStream:
             await self.tell("sidecar.started", f"started:{self._identity.ulid()}", {})
 
     async def register_intent(
-        self, given: RegisterArgs, *, link: Any = None, agent: str | None = None, by: str = "user"
+        self,
+        given: RegisterArgs,
+        *,
+        link: Any = None,
+        agent: str | None = None,
+        by: str = "user",
+        before: Intent | None = None,
     ) -> Intent:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.
 
         The work may do no more than the session ``given.parent``, which asks for it on a ``link`` while it runs an
-        ``agent``. Without a parent, the work may do what OpenCode's configuration says.
+        ``agent``. Without a parent, the work may do what OpenCode's configuration says. Work that continues ``before``
+        may do what that session may do.
 
         Raises:
             HostError: what the parent may do is not known, so nothing was registered.
@@ -290,10 +315,12 @@ class DurableStream:
         intent = f"int_{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
         found: Intent | None = self.data.intents.get(intent)
         rights = None
-        if found is None and given.parent is not None:
+        if found is None and given.parent is not None and before is None:
             rights = await self.host.rights(given.parent, agent, link)
         environment = found.environment if found is not None else ""
-        if found is None:
+        if before is not None:
+            environment = before.environment
+        elif found is None:
             environment = self.host.environment_of(given.parent, link.pid if link is not None else None)
         if self._said.redacts([given.directory, given.agent, given.models]):
             reason = "the directory, the agent or a model contains what redaction replaces, so it cannot be recorded"
@@ -315,8 +342,10 @@ class DurableStream:
             "isolation": given.isolation or self._config.isolation,
             "pid": link.pid if link is not None else None,
             "environment": environment,
-            "above": self._above(given.parent),
-            "root": self._root(given.parent),
+            # A person continues the work, so nothing above it can stop it.
+            "above": self._above(given.parent) if before is None else [],
+            "root": self._root(given.parent) if before is None else before.root,
+            "continues": _continues(before) if before is not None else {},
         } | ({"said": said} if said else {})
         if found is None:
             command = Command(f"register:{intent}", "intent.register", payload, actor=by)
@@ -397,6 +426,13 @@ class DurableStream:
         self.people.register(requests)
 
     async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
+        before = None
+        if args.continues is not None:
+            before = self._ended(args)
+            isolation = "worktree" if before.worktree else "shared"
+            kept = {"parent": before.parent, "agent": before.agent, "directory": before.directory}
+            models = args.models or before.models
+            args = args.model_copy(update={**kept, "models": models, "isolation": isolation})
         if not await asyncio.to_thread(Path(args.directory).is_dir):
             raise RequestError("not-found", f"{args.directory}: this directory does not exist")
         if odd := next((model for model in args.models if "/" not in model), None):
@@ -406,7 +442,7 @@ class DurableStream:
             raise RequestError("not-installed", why)
         parent = self._session(args.parent) if args.parent is not None else None
         try:
-            intent = await self.register_intent(args.model_copy(update={"parent": parent}))
+            intent = await self.register_intent(args.model_copy(update={"parent": parent}), before=before)
             if intent.state == "refused":
                 raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
             return as_row(intent)
@@ -415,6 +451,18 @@ class DurableStream:
             raise RequestError("rights-unknown", why) from None
         except (InputRefused, AgentFailed) as error:
             raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
+
+    def _ended(self, args: RegisterArgs) -> Intent:
+        """The work that ``args.continues`` names."""
+        if args.parent or args.agent or args.isolation:
+            why = "work that continues has the parent, agent and isolation of before; leave these arguments out"
+            raise RequestError("bad-arguments", why)
+        before = self.find(args.continues or "")
+        if before.state not in ENDED:
+            raise RequestError("still-running", f"{before.id} has not ended yet: {before.state}")
+        if before.session is None:
+            raise RequestError("no-session", f"{before.id} has no session that could go on; start new work")
+        return before
 
     async def _request_intents(self, args: NoArgs) -> dict[str, Any]:
         return self.status()

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from sidecar.orchestrator.host import Host, HostAbsent, HostError
 from sidecar.orchestrator.intent_effects import COLLECT, ISOLATE
 from sidecar.orchestrator.setup import Setup, end
-from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
+from sidecar.orchestrator.worktrees import Before, WorktreeError, Worktrees
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled
 
@@ -52,23 +52,26 @@ class Isolate:
 
     def __init__(self, worktrees: Worktrees, asker: Asker, setup: Setup) -> None:
         self._worktrees, self._asker, self._setup = worktrees, asker, setup
-        self.longest_seconds = setup.seconds + MAKE_SECONDS if setup.commands else 0.0
+        self.longest_seconds = MAKE_SECONDS + (setup.seconds if setup.commands else 0.0)
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         intent = effect.args["intent"]
         note = self._worktrees.root(intent).with_suffix(".setup")
         await asyncio.to_thread(end, note)
+        before = continued(effect.args.get("continues") or {})
+        if before is not None and await self._worktrees.kept(before):
+            return dict(effect.args["continues"]["worktree"])
         try:
             variables = await self._asker.variables(intent) if self._setup.commands else {}
         except HostAbsent:
             return {"absent": True}
-        made = await self._worktrees.add(intent, effect.args["directory"])
+        made = await self._worktrees.add(intent, effect.args["directory"], before)
         if made is None or not self._setup.commands:
             return {} if made is None else made._asdict()
         ready = await self._setup.run(Path(made.root), made.top, variables, note, lambda: self._asker.is_wanted(intent))
         if ready.failed:
-            await self._worktrees.drop(intent, made.repository)
+            await self._worktrees.drop(made)
             return {"failed": ready.failed, "setup": ready.runs}
         return {**(await self._worktrees.settle(intent, made))._asdict(), "setup": ready.runs}
 
@@ -93,7 +96,9 @@ class Collect:
         if args["session"] is not None and args["stop"]:
             await self._rest(args["session"], args["work"])
         try:
-            return await self._worktrees.collect(args["intent"], args["repository"], args["base"], args.get("folder"))
+            return await self._worktrees.collect(
+                args["intent"], args["repository"], args["base"], args.get("folder"), args.get("name") or ""
+            )
         except WorktreeError as error:
             return {"error": str(error), "code": error.code}
 
@@ -116,6 +121,15 @@ class Collect:
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``. Repeating the effect gives the same result."""
         return NotDone()
+
+
+def continued(continues: Mapping[str, Any]) -> Before | None:
+    """The worktree of work that is continued; ``None`` if it had none."""
+    worktree = continues.get("worktree")
+    if not worktree:
+        return None
+    known = {"name": Path(worktree["root"]).name, "base": worktree["base"], "folder": worktree.get("folder") or ""}
+    return Before(**known, commit=continues["commit"], is_kept=continues["kept"])
 
 
 def worktree_kinds(worktrees: Worktrees, host: Host, asker: Asker, setup: Setup) -> Mapping[str, EffectKind]:

@@ -88,6 +88,18 @@ class Worktree(NamedTuple):
     """What else is not as in the user's directory, in words."""
 
 
+class Before(NamedTuple):
+    """The worktree of ended work that is continued."""
+
+    name: str
+    base: str
+    folder: str
+    commit: str
+    """The changes that the user has not applied; empty if there are none."""
+    is_kept: bool
+    """Whether the worktree was kept."""
+
+
 class Worktrees:
     """All worktrees of a home, below ``folder``."""
 
@@ -95,15 +107,18 @@ class Worktrees:
         self._folder = folder
 
     @_as_worktree_error
-    async def add(self, intent: str, directory: str) -> Worktree | None:
+    async def add(self, intent: str, directory: str, before: Before | None = None) -> Worktree | None:
         """Create the worktree of an intent. Replaces a worktree whose creation was cut off.
+
+        If the intent continues the work ``before``, its worktree is in the same place. It has the changes of before, if
+        the user has not applied them; they count as changes of this intent, too.
 
         Returns ``None`` if the directory is not in a git repository, or if the repository has no commit.
 
         Raises:
             WorktreeError: git refused.
         """
-        root = self.root(intent)
+        root = self.root(intent if before is None else before.name)
         place = await find(directory)
         if place is None:
             return None
@@ -112,14 +127,17 @@ class Worktrees:
             head = await git.commit("HEAD")
         except WorktreeError:
             return None
+        if before is not None and before.commit:
+            base, commit = await git.commit(before.base), await git.commit(before.commit)
+        else:
+            base = commit = await _uncommitted(git, head, f"before {intent}")
         await asyncio.to_thread(_remove, root, place.repository)
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        base = await _uncommitted(git, head, f"before {intent}")
-        await git.run("worktree", "add", "--quiet", "--detach", "--no-checkout", str(root), base)
+        await git.run("worktree", "add", "--quiet", "--detach", "--no-checkout", str(root), commit)
         folder = await asyncio.to_thread(modules.folder_of, root)
         # A worktree can have settings of its own (``includeIf``), so the files are written with these known.
         worktree = Git(folder, str(root))
-        await worktree.run("read-tree", "--reset", "-u", base)
+        await worktree.run("read-tree", "--reset", "-u", commit)
         top = Path(place.top)
         left_out = await modules.cut_links(worktree, top, root)
         shutil.copy2(Path(folder, "index"), Path(folder, INDEX))
@@ -137,6 +155,18 @@ class Worktrees:
         return Worktree(str(root / place.below), str(root), base, place.repository, folder, place.top, named, notes)
 
     @_as_worktree_error
+    async def kept(self, before: Before) -> bool:
+        """Whether the worktree of the work ``before`` is still there, whole, as that work left it.
+
+        Raises:
+            WorktreeError: the worktree no longer belongs to the repository (code ``worktree-changed``).
+        """
+        if not before.is_kept or not await asyncio.to_thread(Path(before.folder, _COPIED).exists):
+            return False
+        await self._check(self.root(before.name), before.folder)
+        return True
+
+    @_as_worktree_error
     async def settle(self, intent: str, made: Worktree) -> Worktree:
         """Take a worktree as it is on disk now as its beginning, so that nothing of it counts as the agent's change.
 
@@ -149,25 +179,37 @@ class Worktrees:
         index, copied = Path(folder, INDEX), await asyncio.to_thread(_listed, folder, _COPIED)
         scratch = Git(folder, made.root).with_index(index)
         await _stage(scratch, copied)
-        base = await _commit(scratch, made.base, f"setup of {intent}")
-        await scratch.run("update-ref", "--no-deref", "HEAD", base)
+        head = await scratch.commit("HEAD")
+        settled = await _commit(scratch, head, f"setup of {intent}")
+        await scratch.run("update-ref", "--no-deref", "HEAD", settled)
         await asyncio.to_thread(shutil.copy2, index, Path(folder, "index"))
         saved = set(await scratch.names("ls-files", "-z"))
         await asyncio.to_thread(_remember, root, folder, saved, copied)
-        return made._replace(base=base)
+        # The changes of work that is continued, which are between its base and its head, are changes still.
+        return made._replace(base=settled if made.base == head else made.base)
 
     @_as_worktree_error
-    async def drop(self, intent: str, repository: str) -> None:
+    async def discard(self, intent: str, name: str, repository: str) -> None:
+        """Remove the worktree of this name, whatever is in it, and the changes that are saved for an intent."""
+        await asyncio.to_thread(_remove, self.root(name), repository)
+        if await asyncio.to_thread(Path(repository).is_dir):
+            await Git(repository).run("update-ref", "-d", _ref(intent))
+
+    async def drop(self, made: Worktree) -> None:
         """Remove a worktree, whatever is in it."""
-        await asyncio.to_thread(_remove, self.root(intent), repository)
+        await asyncio.to_thread(_remove, self.root(Path(made.root).name), made.repository)
 
     async def _check(self, root: Path, folder: str) -> None:
         if not await asyncio.to_thread(modules.is_ours, root, folder):
             raise WorktreeError("worktree-changed", f"the file {root}/.git is not the one that git wrote")
 
     @_as_worktree_error
-    async def collect(self, intent: str, repository: str, base: str, folder: str | None = None) -> dict[str, Any]:
+    async def collect(
+        self, intent: str, repository: str, base: str, folder: str | None = None, name: str = ""
+    ) -> dict[str, Any]:
         """Save the agent's changes as a commit, and remove the worktree if nothing in it would be lost. Idempotent.
+
+        ``name`` is the worktree's, if it has the name of another intent.
 
         Returns ``ref`` and ``commit`` (empty if nothing changed), ``files`` (at most ``MAX_FILES`` of
         ``{file, added, removed}``; the counts of a binary file are ``None``), ``count``, and ``diff`` (at most
@@ -178,10 +220,10 @@ class Worktrees:
             WorktreeError: git refused; the worktree is still there. The code is ``worktree-changed`` if the worktree no
                 longer belongs to the repository.
         """
-        root, ref = self.root(intent), _ref(intent)
+        root, ref = self.root(name or intent), _ref(intent)
         git, lost = Git(repository), dict[str, str]()
         if is_there := await asyncio.to_thread(os.path.lexists, root):
-            folder = folder or f"{repository}/worktrees/{intent}"
+            folder = folder or f"{repository}/worktrees/{root.name}"
             await self._check(root, folder)
             lost = await _save(Git(folder, str(root)), root, base, ref, f"Changes of {intent}", git)
         saved = await self._saved(git, base, ref)

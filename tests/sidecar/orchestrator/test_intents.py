@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar.orchestrator import intent_state
 from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
 from sidecar.orchestrator.intents import MAX_STOPS
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
@@ -144,6 +146,53 @@ def test_a_worktree_that_waits_for_the_environment_of_its_commands_is_made_once_
     assert world.happens("host.ready", sessions=[], environments=["env_1"]) == ["intent.hosted", "intent.starting"]
     world.settle()
     assert world.intent("a").state == "running" and world.done[ISOLATE, intent.id] == 1
+
+
+def test_ended_work_goes_on_in_its_session_and_worktree_as_new_work() -> None:
+    world = World()
+    old = world.register("old", isolation="worktree")
+    world.settle()
+    world.ends(old)
+    world.settle()
+    world.spends(f"ses_{old.id}", 7)
+    old = world.intent("old")
+    before = {"intent": old.id, "session": old.session, "worktree": old.worktree, "commit": "c", "kept": False}
+    world.register("new", isolation="worktree", continues=before)
+    ((kind, _, args),) = world.effects
+    assert (kind, args["continues"]) == (ISOLATE, before)
+    world.register("other", continues=before)
+    assert (world.intent("other").state, world.intent("other").code) == ("refused", "still-running")
+    world.settle()
+    new = world.intent("new")
+    assert (new.session, new.state, world.done[PROMPT, new.id]) == (old.session, "running", 1)
+    world.spends(f"ses_{old.id}", 5)
+    assert (world.intent("new").tokens, world.intent("old").tokens) == (5, 7), "each pays for its own"
+    world.happens("execution.output", session=old.session, kind="text", text="the second answer")
+    world.happens("turn.ended", session=old.session, outcome="completed")
+    (collect,) = [args for kind, node, args in world.effects if (kind, node) == (COLLECT, new.id)]
+    assert (collect["intent"], collect["name"]) == (new.id, "w"), "the worktree has the old place"
+    world.settle()
+    assert (world.intent("new").result, world.intent("old").result) == ("the second answer", "")
+    assert world.intent("new").state == "completed" and len(world.messages["ses_user"]) == 2
+
+
+def test_a_session_that_goes_on_outlives_the_memory_of_its_first_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intent_state, "KEPT_ENDED", 2)
+    world = World()
+    old = world.register("old")
+    world.settle()
+    world.ends(old)
+    world.settle()
+    before = {"intent": old.id, "session": world.intent("old").session, "worktree": {}, "commit": "", "kept": False}
+    world.register("new", continues=before)
+    world.settle()
+    for n in range(3):
+        world.register(f"x{n}", parent=None)
+        world.happens("intent.cancel", intent=f"int_x{n}")
+        world.settle()
+    assert old.id not in world.agent.data.intents
+    world.happens("turn.ended", session="ses_int_old", outcome="completed")
+    assert world.intent("new").state == "completed"
 
 
 def test_a_session_is_not_looked_at_before_its_prompt_is_there() -> None:
