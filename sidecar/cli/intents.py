@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.removing import NOTHING_CHANGED
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
@@ -27,6 +29,11 @@ async def intents(
         bool, typer.Option("--apply", help="Apply the changes in the intent's worktree to your files.")
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Print only the changes in the intent's worktree.")] = False,
+    discard: Annotated[
+        bool,
+        typer.Option("--discard", help="Remove an ended intent's saved changes, and its worktree if it was kept."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --discard: do not ask.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Also list the background agents that OpenCode 2 started by itself.")
     ] = False,
@@ -43,7 +50,7 @@ async def intents(
 
     out = Output(json)
     home = home_of(context)
-    if intent is None and (cancel or apply or diff):
+    if intent is None and (cancel or apply or diff or discard):
         raise Failure("no-intent", "name the intent; `durable-stream intents` lists all intents")
     if apply:
         from sidecar.cli.shared.control import ask
@@ -57,6 +64,9 @@ async def intents(
             out.text(
                 f"Its changes had already been applied: {changed}." if found["was_applied"] else f"Changed {changed}."
             )
+        return
+    if discard:
+        await _discard(out, home, str(intent), yes=yes)
         return
     if cancel:
         from sidecar.cli.shared.control import ask
@@ -86,6 +96,26 @@ async def intents(
         note(f"No background work yet: {started if reader.head > NOTHING else empty_text(reader)}.")
         return
     _table(out, listed, hosts)
+
+
+async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
+    from sidecar.cli.shared.control import ask
+
+    retry = "it is safe to run the same command again"
+    found = await ask(home, "intent_discard", {"intent": intent, "preview": not yes}, retry)
+    what = [each for each in (found["ref"], found["worktree"]) if each]
+    if not yes and what and not out.json and sys.stdin.isatty():
+        out.text(f"This removes {' and '.join(what)}. It cannot be undone.")
+        yes = typer.confirm("Remove it?")
+        found = await ask(home, "intent_discard", {"intent": intent}, retry) if yes else found
+    if out.json:
+        out.object({**found, "discarded": yes})
+    elif not what:
+        out.text(f"{found['id']} has nothing to discard.")
+    elif yes:
+        out.text(f"Removed {' and '.join(what)}.")
+    else:
+        out.text(f"This would remove {' and '.join(what)}. {NOTHING_CHANGED}")
 
 
 async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
@@ -237,5 +267,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
             out.text(f"  and {more} more; --diff shows them")
     elif intent.changes.get("error"):
         out.text(f"\nIts changes could not be saved: {intent.changes['error']}. They are in {intent.worktree['root']}.")
+    if intent.discarded:
+        out.text("\nIts changes were discarded.")
     for line in kept_text(intent.changes):
         out.text(line)

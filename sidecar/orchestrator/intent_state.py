@@ -173,6 +173,8 @@ class Intent:
     """Whether the parent's model should answer the message with the result."""
     applied: int | None = None
     """The time when a person applied the intent's changes."""
+    discarded: int | None = None
+    """The time when a person discarded the intent's changes and worktree."""
     edited: list[str] = field(default_factory=list)
     """The user's files that the intent edited, at most ``MOST_EDITED``; empty if the intent has a worktree."""
     overlaps: dict[str, str] = field(default_factory=dict)
@@ -270,11 +272,6 @@ class State:
             above = self.intents.get(above.starter or "")
         return found
 
-    def continuing(self, session: str) -> Intent | None:
-        """The unfinished intent that works in a session, or is about to."""
-        found = (each for each in self.unfinished() if session in (each.session, each.continues.get("session")))
-        return next(found, None)
-
     # --- remembering ---
 
     def fold(self, type_: str, payload: Mapping[str, Any]) -> None:
@@ -369,6 +366,10 @@ class State:
             intent.ending = {"type": payload["type"], "about": dict(payload["about"])}
         elif type_ == "intent.applied":
             intent.applied = payload["ts"]
+        elif type_ == "intent.discarded":
+            intent.discarded = payload["ts"]
+            gone = ("ref", "commit", "kept", "unsaved", "unsaved_count", "error")
+            intent.changes = {name: value for name, value in intent.changes.items() if name not in gone}
         elif type_ == "intent.edited":
             intent.edited += payload["files"]
         elif type_ == "intent.overlap":

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sidecar.orchestrator import budgets, edits, notices, v2_ids, watch
 from sidecar.orchestrator import intent_effects as asked
+from sidecar.orchestrator.afterwards import continuing
 from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal
 from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
 from sidecar.orchestrator.intent_state import Intent, Limits, State, intent_of
@@ -130,6 +131,8 @@ class IntentAgent(OwnAgent[State]):
                 return self._cancel(event)
             case "intent.apply":
                 return self._applied(event)
+            case "intent.discard":
+                return [Output("intent.discarded", {"intent": event.payload["intent"], "ts": event.ts})]
             case "notify":
                 return notices.queued(self.data, event)
             case "notice.told":
@@ -173,7 +176,7 @@ class IntentAgent(OwnAgent[State]):
         about = {key: value for key, value in given.items() if key != "above"}
         payload = {**about, "ts": event.ts, "root": root, "depth": depth, "starter": above[0] if above else None}
         refused = refusal(self.data, self._limits, intent_of(payload))
-        other = self.data.continuing((given.get("continues") or {}).get("session") or "-")
+        other = continuing(self.data, (given.get("continues") or {}).get("session") or "-")
         if other is not None:
             refused = {"code": "still-running", "reason": f"{other.id} works in the same session"}
         if refused is not None:

@@ -24,6 +24,7 @@ from sidecar.config import PhantomConfig
 from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
+from sidecar.orchestrator.afterwards import DiscardArgs, IntentArgs, check_ended, continues, worktree_of
 from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
@@ -95,12 +96,6 @@ class RegisterArgs(Args):
     )
 
 
-class IntentArgs(Args):
-    """A request about one intent."""
-
-    intent: str = Field(max_length=100, description="the intent's id, or a unique prefix of it")
-
-
 def write_tools(home: Home, wanted: bool) -> None:
     """Write the file that tells plugins which tools to register the next time they are loaded.
 
@@ -113,18 +108,6 @@ def write_tools(home: Home, wanted: bool) -> None:
             write_durably(path, text)
     except OSError as error:
         log.warning("the model has no new tools: %s cannot be written (%s)", path, error.strerror)
-
-
-def _continues(before: Intent) -> dict[str, Any]:
-    """See ``Intent.continues``."""
-    changes = before.changes
-    return {
-        "intent": before.id,
-        "session": before.session,
-        "worktree": before.worktree,
-        "commit": changes.get("commit", "") if changes.get("ref") and before.applied is None else "",
-        "kept": bool(changes.get("kept") or changes.get("error")),
-    }
 
 
 class DurableStream:
@@ -345,7 +328,7 @@ class DurableStream:
             # A person continues the work, so nothing above it can stop it.
             "above": self._above(given.parent) if before is None else [],
             "root": self._root(given.parent) if before is None else before.root,
-            "continues": _continues(before) if before is not None else {},
+            "continues": continues(before) if before is not None else {},
         } | ({"said": said} if said else {})
         if found is None:
             command = Command(f"register:{intent}", "intent.register", payload, actor=by)
@@ -423,6 +406,12 @@ class DurableStream:
             self._request_apply,
             "the intent; `was_applied`: whether its changes had already been applied",
         )
+        requests.register(
+            "intent_discard",
+            DiscardArgs,
+            self._request_discard,
+            "`ref` and `worktree`: what is removed, or would be; empty if there is none",
+        )
         self.people.register(requests)
 
     async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
@@ -440,14 +429,15 @@ class DurableStream:
         if await asyncio.to_thread(self.headless.never_links, args.directory):
             why = "the plugin is not installed, so no OpenCode could do this work; run `durable-stream install`"
             raise RequestError("not-installed", why)
-        parent = self._session(args.parent) if args.parent is not None else None
+        if args.parent is not None and before is None:
+            args = args.model_copy(update={"parent": self._session(args.parent)})
         try:
-            intent = await self.register_intent(args.model_copy(update={"parent": parent}), before=before)
+            intent = await self.register_intent(args, before=before)
             if intent.state == "refused":
                 raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
             return as_row(intent)
         except HostError as error:
-            why = f"what the session {parent} may do is not known, so the work may do nothing: {error}"
+            why = f"what the session {args.parent} may do is not known, so the work may do nothing: {error}"
             raise RequestError("rights-unknown", why) from None
         except (InputRefused, AgentFailed) as error:
             raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
@@ -458,8 +448,7 @@ class DurableStream:
             why = "work that continues has the parent, agent and isolation of before; leave these arguments out"
             raise RequestError("bad-arguments", why)
         before = self.find(args.continues or "")
-        if before.state not in ENDED:
-            raise RequestError("still-running", f"{before.id} has not ended yet: {before.state}")
+        check_ended(self.data, before)
         if before.session is None:
             raise RequestError("no-session", f"{before.id} has no session that could go on; start new work")
         return before
@@ -491,7 +480,9 @@ class DurableStream:
         intent = self.find(args.intent)
         if not intent.changes.get("ref"):
             why = (
-                f"{intent.id} changed nothing in its worktree"
+                f"the changes of {intent.id} were discarded"
+                if intent.discarded
+                else f"{intent.id} changed nothing in its worktree"
                 if intent.state in ENDED
                 else f"{intent.id} is still running, so its changes are not saved yet"
             )
@@ -505,6 +496,20 @@ class DurableStream:
         command = Command(f"applied:{intent.id}", "intent.apply", {"intent": intent.id})
         await self._runtime.command(NAME, command)
         return {**as_row(self.data.intents[intent.id]), "was_applied": not changed}
+
+    async def _request_discard(self, args: DiscardArgs) -> dict[str, Any]:
+        """Remove an ended intent's saved changes, and its worktree if it was kept. Idempotent."""
+        assert self._runtime is not None
+        intent = self.find(args.intent)
+        check_ended(self.data, intent)
+        found = {"id": intent.id, "ref": intent.changes.get("ref", ""), "worktree": worktree_of(self.data, intent)}
+        if not args.preview and (found["ref"] or found["worktree"]):
+            try:
+                await self.worktrees.discard(intent.id, found["worktree"], intent.worktree["repository"])
+            except WorktreeError as error:
+                raise RequestError(error.code, str(error)) from None
+            await self._runtime.command(NAME, Command(f"discard:{intent.id}", "intent.discard", {"intent": intent.id}))
+        return found
 
     def status(self) -> dict[str, Any]:
         """Every intent and notice that the state holds."""

@@ -189,9 +189,11 @@ class Worktrees:
         return made._replace(base=settled if made.base == head else made.base)
 
     @_as_worktree_error
-    async def discard(self, intent: str, name: str, repository: str) -> None:
-        """Remove the worktree of this name, whatever is in it, and the changes that are saved for an intent."""
-        await asyncio.to_thread(_remove, self.root(name), repository)
+    async def discard(self, intent: str, root: str, repository: str) -> None:
+        """Remove a worktree (``root``; none if empty), whatever is in it, and the changes that are saved for an
+        intent."""
+        if root:
+            await asyncio.to_thread(_remove, self.root(Path(root).name), repository)
         if await asyncio.to_thread(Path(repository).is_dir):
             await Git(repository).run("update-ref", "-d", _ref(intent))
 

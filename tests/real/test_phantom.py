@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,11 @@ def test_ended_work_goes_on_in_its_session_with_its_changes(client: RealOpenCode
     assert said.count("user") == 2, "one session, two prompts"
     durable.cli("intents", again["id"], "--apply")
     assert (client.project / "again.txt").read_text() == "one\ntwo\n"
+    refs = ["git", "for-each-ref", f"refs/durable-stream/{again['id']}"]
+    assert "would remove" in durable.cli("intents", again["id"], "--discard")
+    assert subprocess.run(refs, cwd=client.project, check=True, capture_output=True).stdout
+    durable.cli("intents", again["id"], "--discard", "--yes")
+    assert not subprocess.run(refs, cwd=client.project, check=True, capture_output=True).stdout
 
 
 def test_an_agent_without_a_shell_cannot_make_the_sidecar_run_a_program(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def test_what_is_only_in_a_kept_worktree_is_named(home: Path) -> None:
 def test_what_the_setup_did_is_shown(home: Path) -> None:
     shown = run(home, "intents", ID).out
     assert "make deps" in shown and "all" in shown and "\x1b" not in shown
+
+
+def test_doctor_says_how_much_ended_work_left_behind(home: Path) -> None:
+    (found,) = [row for row in run(home, "doctor", "--json").objects() if row["name"] == "worktrees"]
+    assert found["level"] == "note" and "1 worktree" in found["text"] and ID in found["hint"]
+    shutil.rmtree(home / "worktrees" / ID)
+    assert "worktrees" not in [row["name"] for row in run(home, "doctor", "--json").objects()]
 
 
 def test_a_diff_that_cannot_be_read_is_an_error(home: Path) -> None:

@@ -198,7 +198,7 @@ def test_work_that_goes_on_uses_the_worktree_that_was_kept(worktrees: Worktrees,
     found = run(worktrees.collect(ID, made.repository, made.base, made.folder))
     assert found["kept"]
     assert run(worktrees.kept(before(made, is_kept=True))) and not run(worktrees.kept(before(made)))
-    run(worktrees.discard(ID, ID, made.repository))
+    run(worktrees.discard(ID, made.root, made.repository))
     assert not run(worktrees.kept(before(made, is_kept=True))) and not Path(made.root).exists()
 
 
@@ -208,7 +208,7 @@ def test_what_is_discarded_leaves_nothing_in_the_repository(worktrees: Worktrees
     write(Path(made.root, "report.log"), "only here\n")
     assert run(worktrees.collect(ID, made.repository, made.base, made.folder))["ref"]
     for _ in range(2):
-        run(worktrees.discard(ID, ID, made.repository))
+        run(worktrees.discard(ID, made.root, made.repository))
         assert git(project, "for-each-ref", "refs/durable-stream") == "" and not Path(made.root).exists()
         assert git(project, "worktree", "list").count("\n") == 1
 
