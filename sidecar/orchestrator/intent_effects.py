@@ -7,11 +7,12 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any, Final
 
+from sidecar.orchestrator.alerts import TOAST
 from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.watch import CHECK
 from sidecar.runtime.agent import Output
 
-__all__ = ["ABORT", "CHECK", "COLLECT", "CONTINUE", "CREATE", "ISOLATE", "PROMPT"]
+__all__ = ["ABORT", "CHECK", "COLLECT", "CONTINUE", "CREATE", "ISOLATE", "PROMPT", "TOAST"]
 
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
 ISOLATE, COLLECT = "worktree.add", "worktree.collect"
@@ -72,6 +73,14 @@ def collect(intent: str, worktree: dict[str, Any], *, session: str | None, stop:
     about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
     about |= {"folder": worktree.get("folder"), "name": PurePath(worktree["root"]).name}
     return effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
+
+
+def how_to_continue(intent: Intent) -> Output:
+    """The effect that tells a person, who prompted the session of ended work, how the work can go on."""
+    text = f"Its worktree is gone. In a terminal: durable-stream spawn --continue {intent.id} 'TEXT'"
+    return effect(
+        TOAST, intent.id, {"session": intent.session, "title": "This background work has ended", "text": text}
+    )
 
 
 def effect(kind: str, node: str, args: dict[str, Any]) -> Output:

@@ -341,6 +341,9 @@ class IntentAgent(OwnAgent[State]):
         intent = self.data.intents.get(self.data.sessions.get(session, ""))
         if intent is None:
             return notices.turn_ended(self.data, session)
+        if intent.state in ENDED and outcome == "aborted" and not event.payload.get("steps"):
+            # OpenCode 1 aborts a turn at once if the session's directory is gone, and tells the person nothing.
+            return [asked.how_to_continue(intent)] if intent.worktree and not intent.changes.get("kept") else []
         if intent.state in ENDED or intent.state == "finishing" or outcome == "continued":
             return []
         if intent.state == "cancelling":

@@ -73,6 +73,8 @@ def test_ended_work_goes_on_in_its_session_with_its_changes(client: RealOpenCode
     done = one(durable, "completed", parent)
     assert done["setup"][0]["output"] == f"{client.project} {client.environment()['XDG_DATA_HOME']}\n"
     assert [each["file"] for each in done["changes"]["files"]] == ["again.txt"] and not Path(done["place"]).exists()
+    client.prompt_async(str(done["session"]), "SAY:a person prompts it, without its directory")
+    wait_until(lambda: done["id"] in tolds(durable), "the message to the person")
     second = {"command": "test -e .ready && echo two >> again.txt; cat again.txt", "description": "go on"}
     prompt = f"CALL:bash {json.dumps(second)}THEN: SAY:went on"
     again = json.loads(durable.cli("spawn", "--title", "go on", "--continue", done["id"], prompt, "--json"))
@@ -81,7 +83,7 @@ def test_ended_work_goes_on_in_its_session_with_its_changes(client: RealOpenCode
     assert following["result"] == "went on" and "+one\n+two" in following["changes"]["diff"]
     wait_until(lambda: "went on" in json.dumps(client.messages(parent)), "the second result in the parent")
     said = [message["info"]["role"] for message in client.messages(str(done["session"]))]
-    assert said.count("user") == 2, "one session, two prompts"
+    assert said.count("user") == 3, "one session, with a person's prompt between the two"
     durable.cli("intents", again["id"], "--apply")
     assert (client.project / "again.txt").read_text() == "one\ntwo\n"
     refs = ["git", "for-each-ref", f"refs/durable-stream/{again['id']}"]
@@ -89,6 +91,12 @@ def test_ended_work_goes_on_in_its_session_with_its_changes(client: RealOpenCode
     assert subprocess.run(refs, cwd=client.project, check=True, capture_output=True).stdout
     durable.cli("intents", again["id"], "--discard", "--yes")
     assert not subprocess.run(refs, cwd=client.project, check=True, capture_output=True).stdout
+
+
+def tolds(durable: DurableStream) -> list[str]:
+    """What the toasts that OpenCode showed were about."""
+    done = [each["event"]["payload"] for each in durable.lines("query", "--type", "effect.completed")]
+    return [each["node"] for each in done if each["kind"] == "opencode.toast" and each["result"]["shown"]]
 
 
 def test_an_agent_without_a_shell_cannot_make_the_sidecar_run_a_program(

@@ -94,6 +94,8 @@ CONTINUED = "The server restarted"
 def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sidecar(
     client: RealOpenCode2, durable: DurableStream, model: ModelServer
 ) -> None:
+    (durable.home / "config.toml").write_text("[phantom]\nsetup = ['echo $XDG_DATA_HOME']\n")
+    durable.stop()
     with Terminal([str(client.binary)], client.project, client.environment()) as screen:
         screen.wait_for(READY)
         screen.wait_for("Mock 1 Mock")  # before that, it does not send
@@ -111,6 +113,7 @@ def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sid
     os.kill(durable.wait_running(), signal.SIGKILL)
     done = one(durable, "completed")
     assert done["session"] == session and CONTINUED in done["result"], "the service continued it"
+    assert done["setup"][0]["output"] == f"{client.environment()['XDG_DATA_HOME']}\n", "with the service's environment"
     settled(client, durable, parent, session)
     assert_once(client, parent, session)
     assert [m["text"].startswith(CONTINUED) for m in messages(client, session, "synthetic")] == [True]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.orchestrator import intent_state
-from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
+from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT, TOAST
 from sidecar.orchestrator.intents import MAX_STOPS
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
 from sidecar.orchestrator.notices import WAKE
@@ -174,6 +174,20 @@ def test_ended_work_goes_on_in_its_session_and_worktree_as_new_work() -> None:
     world.settle()
     assert (world.intent("new").result, world.intent("old").result) == ("the second answer", "")
     assert world.intent("new").state == "completed" and len(world.messages["ses_user"]) == 2
+
+
+def test_a_person_who_prompts_ended_work_is_told_how_it_can_go_on() -> None:
+    world = World()
+    for name, isolation in (("a", "worktree"), ("b", "shared")):
+        world.register(name, isolation=isolation)
+        world.settle()
+        world.ends(world.intent(name))
+        world.settle()
+    for name in ("a", "b"):
+        world.happens("turn.ended", session=f"ses_int_{name}", outcome="aborted", steps=0)
+        world.happens("turn.ended", session=f"ses_int_{name}", outcome="aborted", steps=2)
+    ((kind, node, args),) = world.effects
+    assert (kind, node, args["session"]) == (TOAST, "int_a", "ses_int_a") and "--continue int_a" in args["text"]
 
 
 def test_a_session_that_goes_on_outlives_the_memory_of_its_first_work(monkeypatch: pytest.MonkeyPatch) -> None:
