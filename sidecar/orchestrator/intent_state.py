@@ -464,29 +464,6 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
     )
 
 
-_GIVEN: Final = {
-    "prompt": "prompt",
-    "directory": "directory",
-    "parent": "parent",
-    "agent": "agent",
-    "wall_ms": "minutes",
-    "max_tokens": "tokens",
-    "max_cost": "cost",
-}
-"""The values that must be equal for two registrations to be the same work, each with the name of its argument."""
-
-
-def differences(intent: Intent, payload: Mapping[str, Any]) -> list[str]:
-    """The arguments in which a registration differs from an intent. Title and isolation do not count."""
-    other = intent_of({**payload, "ts": intent.created})
-    if intent.said != other.said:
-        return ["prompt"]
-    found = [name for key, name in _GIVEN.items() if getattr(intent, key) != getattr(other, key)]
-    # The intent no longer lists the models that have failed, so compare only the remaining ones.
-    models = other.models if intent.fell_back is None else other.models[-len(intent.models) :]
-    return [*found, "models"] if models != intent.models else found
-
-
 def notice_of(payload: Mapping[str, Any]) -> Notice:
     """The notice that a ``notice.queued`` describes."""
     return Notice(

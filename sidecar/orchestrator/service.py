@@ -13,9 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal
-
-from pydantic import Field
+from typing import Any, Final
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import RequestError
@@ -33,11 +31,12 @@ from sidecar.orchestrator.gate import Caller
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
-from sidecar.orchestrator.intent_state import Intent, Limits, as_row, differences
+from sidecar.orchestrator.intent_state import Intent, Limits, as_row
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED, WORKING
 from sidecar.orchestrator.people import People
 from sidecar.orchestrator.reading import read_intent
+from sidecar.orchestrator.registering import RegisterArgs, differences
 from sidecar.orchestrator.said import Said
 from sidecar.orchestrator.setup import Setup
 from sidecar.orchestrator.stream_read import open_reader
@@ -48,7 +47,7 @@ from sidecar.orchestrator.v1 import V1Host
 from sidecar.orchestrator.v2 import V2Host
 from sidecar.orchestrator.worktree_effects import worktree_kinds
 from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
-from sidecar.registry import Args, NoArgs, Requests
+from sidecar.registry import NoArgs, Requests
 from sidecar.runtime.agent import Agent
 from sidecar.runtime.deciding import AgentFailed, InputRefused
 from sidecar.runtime.effects.runner import EffectKind
@@ -60,40 +59,10 @@ from streams.identity import Identity
 
 log = logging.getLogger("sidecar.orchestrator")
 
-DEFAULT_MINUTES: Final = 60.0
 IDLE_STOP_SECONDS: Final = 120.0
 """How many seconds the headless OpenCode keeps running without work."""
 
 _TICK_SECONDS: Final = 1.0
-
-
-class RegisterArgs(Args):
-    """See ``DurableStream.register_intent``."""
-
-    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent needs to know")
-    title: str = Field(default="", max_length=100, description="the work's title, in a few words")
-    directory: str = Field(max_length=8192, description="the project directory, absolute")
-    parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
-    agent: str | None = Field(default=None, max_length=100, description="the OpenCode agent to run")
-    models: list[str] = Field(
-        default=[],
-        description="`provider/model` names in order of preference: after a provider error, the next one is used",
-    )
-    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how many minutes the work may run")
-    tokens: int = Field(default=0, ge=0, description="how many tokens the work may use (0: no limit for this work)")
-    cost: float = Field(default=0.0, ge=0, description="how many dollars the work may cost (0: no limit for this work)")
-    isolation: Literal["auto", "worktree", "shared"] | None = Field(
-        default=None, description="where the agent edits; default: `[phantom] isolation`"
-    )
-    continues: str | None = Field(
-        default=None,
-        max_length=100,
-        description="an ended intent (its id, or a unique prefix of it): the work goes on in its session and worktree, "
-        "with its parent, agent and project",
-    )
-    key: str | None = Field(
-        default=None, max_length=300, description="idempotency key: requests with the same key register only one intent"
-    )
 
 
 def write_tools(home: Home, wanted: bool) -> None:
