@@ -219,6 +219,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
     from sidecar.cli.shared.identity import own_identity
     from sidecar.orchestrator.intent_state import as_row, spent_by
     from sidecar.orchestrator.intent_texts import file_text, kept_text, notes_text, overlap_text
+    from sidecar.orchestrator.lifecycle import ENDED
     from sidecar.orchestrator.waits import used as used_by
     from sidecar.views.wording import amount, local_time, money, rough_span, visible
 
@@ -271,3 +272,5 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         out.text("\nIts changes were discarded.")
     for line in kept_text(intent.changes):
         out.text(line)
+    if intent.state in ENDED and intent.session is not None:
+        out.text(f"\n`durable-stream spawn --continue {intent.id} 'PROMPT'` goes on with it.")

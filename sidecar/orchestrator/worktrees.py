@@ -314,7 +314,11 @@ def _notes(pointers: Sequence[str], hook: Path | None) -> list[str]:
 def _hook(top: Path, repository: Path, hooks: str) -> Path | None:
     """The user's hook that git would run for a new worktree."""
     found = (repository if hooks == "hooks" else top) / Path(hooks).expanduser() / "post-checkout"
-    return found if os.access(found, os.X_OK) and found.is_file() else None
+    if not os.access(found, os.X_OK) or not found.is_file():
+        return None
+    does = [line for line in found.read_text("utf-8", "replace").splitlines() if line.strip() and line[0] != "#"]
+    # The hook that Git LFS installs does nothing that a worktree needs.
+    return None if all("git-lfs" in line or "git lfs" in line for line in does) else found
 
 
 async def _uncommitted(git: Git, head: str, message: str) -> str:

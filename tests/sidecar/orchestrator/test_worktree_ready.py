@@ -177,6 +177,8 @@ async def test_a_hook_that_does_not_run_is_told(where: str, worktrees: Worktrees
     hook.chmod(0o755)
     made = await added(worktrees, project)
     assert str(hook) in made.notes[0] and "post-checkout" in result(made) and not ran.exists()
+    hook.write_text('#!/bin/sh\ncommand -v git-lfs >/dev/null || { exit 2; }\ngit lfs post-checkout "$@"\n')
+    assert (await added(worktrees, project)).notes == [], "Git LFS has such a hook in each of its repositories"
 
 
 CONFIG = '{\n  // mine\n  "permission": {"bash": "ask"}\n}\n'
