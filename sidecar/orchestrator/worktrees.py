@@ -127,6 +127,9 @@ class Worktrees:
             head = await git.commit("HEAD")
         except WorktreeError:
             return None
+        if before is not None and await asyncio.to_thread(_is_strange, root, before.folder):
+            why = f"{root} has files that no worktree brought there; move it away, then continue the work"
+            raise WorktreeError("worktree-changed", why)
         if before is not None and before.commit:
             base, commit = await git.commit(before.base), await git.commit(before.commit)
         else:
@@ -446,6 +449,12 @@ def _listed(folder: str, name: str) -> dict[str, str]:
         return dict(json.loads(text))
     except ValueError:  # written by an earlier version: names, each with a NUL
         return {os.fsdecode(each): "" for each in text.split(b"\0") if each}
+
+
+def _is_strange(root: Path, folder: str) -> bool:
+    """Whether there is something in a worktree's place that is not that worktree. A session of OpenCode 2 can write
+    there after its worktree was removed."""
+    return os.path.lexists(root) and not modules.is_ours(root, folder) and (not root.is_dir() or any(root.iterdir()))
 
 
 def _remove(root: Path, repository: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Awaitable
 from pathlib import Path
@@ -200,6 +201,19 @@ def test_work_that_goes_on_uses_the_worktree_that_was_kept(worktrees: Worktrees,
     assert run(worktrees.kept(before(made, is_kept=True))) and not run(worktrees.kept(before(made)))
     run(worktrees.discard(ID, made.root, made.repository))
     assert not run(worktrees.kept(before(made, is_kept=True))) and not Path(made.root).exists()
+
+
+def test_what_was_written_after_the_worktree_was_gone_is_not_overwritten(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    run(worktrees.collect(ID, made.repository, made.base, made.folder))
+    stray = write(Path(made.root, "sub/again.txt"), "by a person's prompt\n")
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.add(NEXT, str(project), before(made)))
+    assert raised.value.code == "worktree-changed" and stray.exists()
+    shutil.rmtree(Path(made.root, "sub"))
+    assert run(worktrees.add(NEXT, str(project), before(made))) is not None, "an empty directory is no loss"
+    Path(made.folder, "durable-stream-copied").unlink()
+    assert run(worktrees.add(NEXT, str(project), before(made))) is not None, "a making that was cut off"
 
 
 def test_what_is_discarded_leaves_nothing_in_the_repository(worktrees: Worktrees, project: Path) -> None:
