@@ -351,6 +351,12 @@ class PhantomConfig(_Section):
     readers: tuple[str, ...] = ("plan", "explore")
     """OpenCode's agents that change no files."""
 
+    setup: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Shell commands that run in each new worktree before the agent starts, for example ``["npm ci"]``."""
+
+    setup_minutes: Annotated[float, Field(gt=0, le=1440)] = 10.0
+    """How many minutes all commands of ``setup`` may take together."""
+
     host: Literal["headless", "shim"] = "headless"
     """Which OpenCode 1 runs background work: a separate one without a terminal, or yours (``shim``), where the work
     stops when you close OpenCode and continues when one is open again."""

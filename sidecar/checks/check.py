@@ -67,6 +67,10 @@ class Survey(NamedTuple):
     failing: Mapping[str, str] = {}
     """The channels to a person that did not accept the newest message, each with the error."""
     newest_gap: StreamEvent | None = None
+    worktrees: tuple[str, ...] = ()
+    """The worktrees that ended background work left behind."""
+    saved: int = 0
+    """How many ended intents have changes that are saved in a repository."""
 
 
 class Plugin(NamedTuple):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
 from sidecar.views.describe import describe
+from sidecar.views.wording import bytes_text
 from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log.presence import HEAD_FILES, kept_hint, located
 from streams.log.reader import LogReader
@@ -17,6 +20,12 @@ from streams.query import Filter, describe_span
 from streams.store import NOTHING, Record
 
 TAIL_RECORDS = 2000
+
+MAX_COUNTED = 100_000
+"""Maximum number of files whose size is added up."""
+
+MAX_NAMED = 5
+"""Maximum number of worktrees that are named."""
 
 EVERY_FAULT = "`durable-stream verify` shows every fault; `durable-stream repair --dry-run` shows what can be repaired"
 
@@ -27,7 +36,8 @@ _LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode 
 async def survey(home: Home) -> Survey:
     """Read what the checks need from the log: the newest records in full, the gaps, the sessions' directories, and the
     failing channels."""
-    from sidecar.orchestrator.reading import read_failing
+    from sidecar.orchestrator.afterwards import worktree_of
+    from sidecar.orchestrator.reading import read_failing, read_intents
 
     newest, last_ts = 0, None
     directories: dict[str, None] = {}
@@ -47,6 +57,7 @@ async def survey(home: Home) -> Survey:
                 directories.pop(directory, None)
                 directories[directory] = None
         failing = await read_failing(reader)
+        work = await read_intents(reader)
         fault, torn = await _quick_findings(home)
     except CorruptLog as error:
         return Survey(fault=str(error), hint=_with_kept(home, EVERY_FAULT))
@@ -57,9 +68,10 @@ async def survey(home: Home) -> Survey:
     manifest = located(home.store_path)
     backend = manifest.backend if manifest is not None else None
     hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)
-    return Survey(
-        head, newest, last_ts, gaps, tuple(directories), fault, hint, torn, backend, pruned, failing, newest_gap
-    )
+    kept = tuple(root for each in work.intents.values() if (root := worktree_of(work, each)))
+    saved = sum(bool(each.changes.get("ref")) for each in work.intents.values())
+    found = Survey(head, newest, last_ts, gaps, tuple(directories), fault, hint, torn, backend, pruned, failing)
+    return found._replace(newest_gap=newest_gap, worktrees=kept, saved=saved)
 
 
 def _with_kept(home: Home, hint: str) -> str:
@@ -189,6 +201,34 @@ def check_leftovers(scene: Scene) -> list[Check]:
             "`durable-stream repair` moves unneeded files out of the store, and keeps them",
         )
     ]
+
+
+def check_worktrees(scene: Scene) -> list[Check]:
+    """Whether ended background work left worktrees behind."""
+    kept = [Path(each) for each in scene.survey.worktrees if Path(each).is_dir()]
+    if not kept:
+        return []
+    size, is_whole = _size(kept)
+    room = bytes_text(size) if is_whole else f"more than {bytes_text(size)}"
+    text = f"{counted(len(kept), 'worktree')} of ended background work, {room}"
+    names = ", ".join(each.name for each in kept[:MAX_NAMED]) + (" …" if len(kept) > MAX_NAMED else "")
+    hint = f"`durable-stream intents INTENT --discard` removes one ({names}); "
+    hint += f"{counted(scene.survey.saved, 'intent')} in all have saved changes, which it removes, too"
+    return [Check("worktrees", "note", text, hint)]
+
+
+def _size(folders: list[Path]) -> tuple[int, bool]:
+    """The size of all files in these folders, and whether all were counted."""
+    total = count = 0
+    for folder in folders:
+        for place, _, files in os.walk(folder):
+            for each in files:
+                count += 1
+                if count > MAX_COUNTED:
+                    return total, False
+                with suppress(FileNotFoundError):
+                    total += Path(place, each).lstat().st_size
+    return total, True
 
 
 def check_sqlite(scene: Scene) -> list[Check]:

@@ -43,6 +43,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_log,
     recording.check_leftovers,
+    recording.check_worktrees,
     recording.check_sqlite,
     recording.check_torn,
     recording.check_gaps,

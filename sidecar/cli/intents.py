@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.removing import NOTHING_CHANGED
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
@@ -27,6 +29,11 @@ async def intents(
         bool, typer.Option("--apply", help="Apply the changes in the intent's worktree to your files.")
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Print only the changes in the intent's worktree.")] = False,
+    discard: Annotated[
+        bool,
+        typer.Option("--discard", help="Remove an ended intent's saved changes, and its worktree if it was kept."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --discard: do not ask.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Also list the background agents that OpenCode 2 started by itself.")
     ] = False,
@@ -43,7 +50,7 @@ async def intents(
 
     out = Output(json)
     home = home_of(context)
-    if intent is None and (cancel or apply or diff):
+    if intent is None and (cancel or apply or diff or discard):
         raise Failure("no-intent", "name the intent; `durable-stream intents` lists all intents")
     if apply:
         from sidecar.cli.shared.control import ask
@@ -57,6 +64,9 @@ async def intents(
             out.text(
                 f"Its changes had already been applied: {changed}." if found["was_applied"] else f"Changed {changed}."
             )
+        return
+    if discard:
+        await _discard(out, home, str(intent), yes=yes)
         return
     if cancel:
         from sidecar.cli.shared.control import ask
@@ -86,6 +96,26 @@ async def intents(
         note(f"No background work yet: {started if reader.head > NOTHING else empty_text(reader)}.")
         return
     _table(out, listed, hosts)
+
+
+async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
+    from sidecar.cli.shared.control import ask
+
+    retry = "it is safe to run the same command again"
+    found = await ask(home, "intent_discard", {"intent": intent, "preview": not yes}, retry)
+    what = [each for each in (found["ref"], found["worktree"]) if each]
+    if not yes and what and not out.json and sys.stdin.isatty():
+        out.text(f"This removes {' and '.join(what)}. It cannot be undone.")
+        yes = typer.confirm("Remove it?")
+        found = await ask(home, "intent_discard", {"intent": intent}, retry) if yes else found
+    if out.json:
+        out.object({**found, "discarded": yes})
+    elif not what:
+        out.text(f"{found['id']} has nothing to discard.")
+    elif yes:
+        out.text(f"Removed {' and '.join(what)}.")
+    else:
+        out.text(f"This would remove {' and '.join(what)}. {NOTHING_CHANGED}")
 
 
 async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
@@ -188,7 +218,8 @@ def _place(intent: Intent) -> str | None:
 def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.orchestrator.intent_state import as_row, spent_by
-    from sidecar.orchestrator.intent_texts import file_text, kept_text, overlap_text
+    from sidecar.orchestrator.intent_texts import file_text, kept_text, notes_text, overlap_text
+    from sidecar.orchestrator.lifecycle import ENDED
     from sidecar.orchestrator.waits import used as used_by
     from sidecar.views.wording import amount, local_time, money, rough_span, visible
 
@@ -209,7 +240,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         ("parent", intent.parent),
         ("directory", intent.directory),
         ("works in", _place(intent)),
-        ("left out", ", ".join(intent.worktree.get("left_out", ()))),
+        *(("note", visible(each)) for each in notes_text(intent)),
         ("registered", local_time(intent.created)),
         ("used", used_by(intent, own_identity().now_ms())),
         *(("waits for", _wait_text(each)) for each in waits),
@@ -218,6 +249,11 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
     ):
         if value:
             out.text(f"  {name:<11} {value}")
+    for run in intent.setup:
+        ended = "was stopped" if run["code"] is None else f"ended with code {run['code']}" if run["code"] else "done"
+        out.text(f"\nsetup: {visible(run['command'])} ({ended}, {rough_span(round(run['seconds'] * 1000))})")
+        if run["output"].strip():
+            out.text(visible(run["output"].rstrip()))
     out.text(f"\n{intent.prompt}")
     if intent.result:
         out.text(f"\n{intent.result}")
@@ -232,5 +268,9 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
             out.text(f"  and {more} more; --diff shows them")
     elif intent.changes.get("error"):
         out.text(f"\nIts changes could not be saved: {intent.changes['error']}. They are in {intent.worktree['root']}.")
+    if intent.discarded:
+        out.text("\nIts changes were discarded.")
     for line in kept_text(intent.changes):
         out.text(line)
+    if intent.state in ENDED and intent.session is not None:
+        out.text(f"\n`durable-stream spawn --continue {intent.id} 'PROMPT'` goes on with it.")

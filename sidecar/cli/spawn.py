@@ -54,6 +54,14 @@ async def spawn(
             "copy; refuse to start if that is impossible. shared: always edit your files.",
         ),
     ] = None,
+    continues: Annotated[
+        str | None,
+        typer.Option(
+            "--continue",
+            metavar="INTENT",
+            help="Go on with this ended intent: same session, worktree, agent and parent.",
+        ),
+    ] = None,
     key: Annotated[
         str | None,
         typer.Option(
@@ -81,6 +89,7 @@ async def spawn(
         "tokens": tokens,
         "cost": cost,
         "isolation": isolation,
+        "continues": continues,
         "key": key,
     }
     found = await ask(

@@ -10,6 +10,7 @@ Source: DESIGN 11.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
@@ -41,6 +42,13 @@ class Borrowed:
     def environment_of(self, pid: int | None) -> str:
         """See ``Headless``."""
         return self._environments.of(pid)
+
+    def variables(self, directory: str, environment: str) -> dict[str, str]:
+        """See ``Headless``. Without an ``environment``, that of the OpenCode that linked last."""
+        found = self._environments.get(environment or next(reversed(self._environments.names), ""))
+        if found is None and environment:
+            raise HostAbsent("no OpenCode is open with the environment of the one that asked for this work")
+        return dict(found.environment if found is not None else os.environ)
 
     def never_links(self, directory: str) -> bool:
         """See ``Headless``. Always false, because the user starts OpenCode, in whatever environment."""

@@ -38,13 +38,16 @@ class _Kind:
 
 
 class Create(_Kind):
-    """``opencode.create``: creates a phantom session for an intent. Result: ``{"session": id}``, or ``absent`` if the
-    intent waits for an OpenCode."""
+    """``opencode.create``: creates a phantom session for an intent, or reaches the one that it continues. Result:
+    ``{"session": id}``, or ``absent`` if the intent waits for an OpenCode."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         """See ``EffectKind``."""
         args = effect.args
         try:
+            if known := args.get("session"):
+                await self._host.holds(known, key, directory=args["directory"])
+                return {"session": known}
             session = await self._host.create(
                 args["intent"],
                 title=args["title"],
@@ -61,6 +64,8 @@ class Create(_Kind):
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """See ``EffectKind``."""
         args = effect.args
+        if args.get("session"):
+            return NotDone()
         about = {name: args.get(name) for name in ("parent", "pid")}
         try:
             found = await self._host.find(args["intent"], directory=args["directory"], **about)

@@ -83,6 +83,8 @@ class Git:
         self.folder, self.files = folder, files
         self._settings: dict[str, str] | None = None
         self._index = index
+        self.hooks = "hooks"
+        """Where the user keeps the hooks, which do not run; known after the first command."""
 
     def with_index(self, index: Path) -> Git:
         """The same, with this file as the index."""
@@ -100,6 +102,8 @@ class Git:
             # Which settings there are can depend on the repository folder (``includeIf``), so ask with the same one.
             listed = await _run(self._files, self._place(), "config", "--list", "-z")
             self._settings = _settings(listed)
+            said = [each.partition("\n")[2] for each in listed.split("\0") if each.startswith("core.hookspath\n")]
+            self.hooks = said[-1] if said else self.hooks
         environment = self._place() | _closed(self._settings)
         return await _run(self._files, environment, *arguments, given=given)
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from sidecar.home import Home
-from sidecar.orchestrator.environments import Environments
+from sidecar.orchestrator.environments import Environments, OpenCodeProcess
 from sidecar.orchestrator.host import HostAbsent
 from sidecar.processes import still_runs
 from streams.files import write_durably
@@ -176,10 +176,19 @@ class Headless:
             await asyncio.sleep(_POLL_SECONDS)
         return found
 
-    async def _start(self, environment: str) -> dict[str, Any]:
+    def variables(self, directory: str, environment: str) -> dict[str, str]:
+        """The variables of an environment; see ``link`` for what is raised and when there is none."""
+        asking = self._asking(environment or self.usual(directory))
+        return dict(asking.environment if asking is not None else os.environ)
+
+    def _asking(self, environment: str) -> OpenCodeProcess | None:
         asking = self.environments.get(environment)
         if environment and asking is None:
             raise HostAbsent("no OpenCode is open with the environment of the one that asked for this work")
+        return asking
+
+    async def _start(self, environment: str) -> dict[str, Any]:
+        asking = self._asking(environment)
         found = (asking.executable if asking is not None else None, *self._last())
         executable = self._executable or next(filter(_runs, found), None) or _on_path()
         if executable is None:

@@ -117,6 +117,17 @@ class Hosts:
         """See ``V1Host``. All work in OpenCode 2 has the environment of its service."""
         return "" if session is not None and self.two.hosts(session) else self.one.environment_of(session, pid)
 
+    async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
+        """The variables with which the OpenCode that runs a phantom was started.
+
+        Raises:
+            HostAbsent: they are not known until an OpenCode that has them is open.
+            HostError: several OpenCodes could be meant.
+        """
+        if self._new(parent) is self.two:
+            return await self.two.variables(parent or "")
+        return self.one.variables(directory, environment)
+
     def knows(self, link: Any, session: str) -> bool:
         """Whether it is known which OpenCode the session belongs to. A tool call of the session came through ``link``.
 

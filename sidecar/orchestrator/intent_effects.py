@@ -4,13 +4,15 @@ them.
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any, Final
 
+from sidecar.orchestrator.alerts import TOAST
 from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.watch import CHECK
 from sidecar.runtime.agent import Output
 
-__all__ = ["ABORT", "CHECK", "COLLECT", "CONTINUE", "CREATE", "ISOLATE", "PROMPT"]
+__all__ = ["ABORT", "CHECK", "COLLECT", "CONTINUE", "CREATE", "ISOLATE", "PROMPT", "TOAST"]
 
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
 ISOLATE, COLLECT = "worktree.add", "worktree.collect"
@@ -20,11 +22,12 @@ CONTINUE: Final = "The process that ran you ended in the middle of your work. Lo
 
 def isolate(intent: Intent) -> Output:
     """The effect that makes a worktree for an intent."""
-    return effect(ISOLATE, intent.id, {"intent": intent.id, "directory": intent.directory})
+    args: dict[str, Any] = {"intent": intent.id, "directory": intent.directory}
+    return effect(ISOLATE, intent.id, args | ({"continues": intent.continues} if intent.continues else {}))
 
 
 def create(intent: Intent, directory: str) -> Output:
-    """The effect that creates the session of an intent in a directory."""
+    """The effect that creates the session of an intent in a directory, or finds the one that it continues."""
     args = {
         "intent": intent.id,
         "title": intent.title,
@@ -34,6 +37,8 @@ def create(intent: Intent, directory: str) -> Output:
         "pid": intent.pid,
         "rights": intent.rights,
     }
+    if intent.continues:
+        args["session"] = intent.continues["session"]
     return effect(CREATE, intent.id, args)
 
 
@@ -66,8 +71,16 @@ def collect(intent: str, worktree: dict[str, Any], *, session: str | None, stop:
     """The effect that saves the changes in a worktree and removes the worktree; with ``stop``, it first stops the
     session."""
     about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
-    about["folder"] = worktree.get("folder")
+    about |= {"folder": worktree.get("folder"), "name": PurePath(worktree["root"]).name}
     return effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
+
+
+def how_to_continue(intent: Intent) -> Output:
+    """The effect that tells a person, who prompted the session of ended work, how the work can go on."""
+    text = f"Its worktree is gone. In a terminal: durable-stream spawn --continue {intent.id} 'TEXT'"
+    return effect(
+        TOAST, intent.id, {"session": intent.session, "title": "This background work has ended", "text": text}
+    )
 
 
 def effect(kind: str, node: str, args: dict[str, Any]) -> Output:

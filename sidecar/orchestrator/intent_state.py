@@ -160,6 +160,11 @@ class Intent:
     worktree if there is a git repository and the agent may write files, otherwise shared."""
     worktree: dict[str, Any] = field(default_factory=dict)
     """The intent's worktree; see ``worktrees.Worktree``."""
+    continues: dict[str, Any] = field(default_factory=dict)
+    """The ended work that the intent continues in the same session and worktree: ``intent``, ``session``, ``worktree``,
+    ``commit`` (its changes that the user has not applied) and ``kept`` (whether the worktree was kept). Or empty."""
+    setup: list[dict[str, Any]] = field(default_factory=list)
+    """What the commands did that made the worktree ready; see ``setup.Ready``."""
     ending: dict[str, Any] = field(default_factory=dict)
     """How the intent will end once its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
@@ -168,6 +173,8 @@ class Intent:
     """Whether the parent's model should answer the message with the result."""
     applied: int | None = None
     """The time when a person applied the intent's changes."""
+    discarded: int | None = None
+    """The time when a person discarded the intent's changes and worktree."""
     edited: list[str] = field(default_factory=list)
     """The user's files that the intent edited, at most ``MOST_EDITED``; empty if the intent has a worktree."""
     overlaps: dict[str, str] = field(default_factory=dict)
@@ -336,6 +343,7 @@ class State:
         intent.reason = payload.get("reason", intent.reason)
         intent.code = payload.get("code", intent.code)
         intent.changes = dict(payload.get("changes") or intent.changes)
+        intent.setup = list(payload.get("setup") or intent.setup)
         intent.tokens += payload.get("tokens", 0)
         intent.cost += payload.get("cost", 0.0)
         intent.steps += payload.get("steps", 0)
@@ -358,6 +366,10 @@ class State:
             intent.ending = {"type": payload["type"], "about": dict(payload["about"])}
         elif type_ == "intent.applied":
             intent.applied = payload["ts"]
+        elif type_ == "intent.discarded":
+            intent.discarded = payload["ts"]
+            gone = ("ref", "commit", "kept", "unsaved", "unsaved_count", "error")
+            intent.changes = {name: value for name, value in intent.changes.items() if name not in gone}
         elif type_ == "intent.edited":
             intent.edited += payload["files"]
         elif type_ == "intent.overlap":
@@ -410,8 +422,9 @@ class State:
     def _tidy(self) -> None:
         ended = [i.id for i in self.intents.values() if i.state in ENDED]
         for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
-            session = self.intents.pop(old).session
-            self.sessions.pop(session or "", None)
+            session = self.intents.pop(old).session or ""
+            if self.sessions.get(session) == old:  # otherwise, later work continues the session
+                del self.sessions[session]
             self.children = {child: of for child, of in self.children.items() if of != old}
         seen = [n.id for n in self.notices.values() if n.state == "observed"]
         for old in seen[: max(len(seen) - KEPT_ENDED, 0)]:
@@ -447,30 +460,8 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         starter=payload.get("starter"),
         isolation=str(payload.get("isolation") or "shared"),
         wake=payload.get("wake") is not False,
+        continues=dict(payload.get("continues") or {}),
     )
-
-
-_GIVEN: Final = {
-    "prompt": "prompt",
-    "directory": "directory",
-    "parent": "parent",
-    "agent": "agent",
-    "wall_ms": "minutes",
-    "max_tokens": "tokens",
-    "max_cost": "cost",
-}
-"""The values that must be equal for two registrations to be the same work, each with the name of its argument."""
-
-
-def differences(intent: Intent, payload: Mapping[str, Any]) -> list[str]:
-    """The arguments in which a registration differs from an intent. Title and isolation do not count."""
-    other = intent_of({**payload, "ts": intent.created})
-    if intent.said != other.said:
-        return ["prompt"]
-    found = [name for key, name in _GIVEN.items() if getattr(intent, key) != getattr(other, key)]
-    # The intent no longer lists the models that have failed, so compare only the remaining ones.
-    models = other.models if intent.fell_back is None else other.models[-len(intent.models) :]
-    return [*found, "models"] if models != intent.models else found
 
 
 def notice_of(payload: Mapping[str, Any]) -> Notice:

@@ -29,8 +29,16 @@ def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
     elif state == "completed":
         lines.append("It gave no answer.")
     lines += changes_text(intent, about.get("changes") or {})
+    lines += [f"Note: {inline(note)}" for note in notes_text(intent)]
     lines += [inline(line) for line in overlap_text(intent)]
     return message("background-agent", {"id": intent.id, "state": state, "title": intent.title}, lines)
+
+
+def notes_text(intent: Intent) -> list[str]:
+    """What was not in the intent's worktree, though it is in the user's directory."""
+    left_out = ", ".join(intent.worktree.get("left_out", ()))
+    notes: list[str] = intent.worktree.get("notes", [])
+    return [*([f"its worktree was without {left_out}"] if left_out else []), *notes]
 
 
 def overlap_text(intent: Intent) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sidecar.orchestrator import budgets, edits, notices, v2_ids, watch
 from sidecar.orchestrator import intent_effects as asked
+from sidecar.orchestrator.afterwards import continuing
 from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal
 from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
 from sidecar.orchestrator.intent_state import Intent, Limits, State, intent_of
@@ -130,6 +131,8 @@ class IntentAgent(OwnAgent[State]):
                 return self._cancel(event)
             case "intent.apply":
                 return self._applied(event)
+            case "intent.discard":
+                return [Output("intent.discarded", {"intent": event.payload["intent"], "ts": event.ts})]
             case "notify":
                 return notices.queued(self.data, event)
             case "notice.told":
@@ -173,6 +176,9 @@ class IntentAgent(OwnAgent[State]):
         about = {key: value for key, value in given.items() if key != "above"}
         payload = {**about, "ts": event.ts, "root": root, "depth": depth, "starter": above[0] if above else None}
         refused = refusal(self.data, self._limits, intent_of(payload))
+        other = continuing(self.data, (given.get("continues") or {}).get("session") or "-")
+        if other is not None:
+            refused = {"code": "still-running", "reason": f"{other.id} works in the same session"}
         if refused is not None:
             return [Output("intent.refused", {**payload, **refused})]
         return [Output("intent.created", payload)]
@@ -193,7 +199,11 @@ class IntentAgent(OwnAgent[State]):
         if not isinstance(found, dict) or (not found and intent.isolation == "worktree"):
             reason = f"no worktree: {error or 'the directory is in no git repository that has a commit'}"
             return self._end(intent, "intent.failed", ts, reason=reason, code="no-worktree")
-        isolated = Output("intent.isolated", {"intent": intent.id, "worktree": found})
+        setup = found.get("setup") or []
+        if found.get("failed"):
+            return self._end(intent, "intent.failed", ts, reason=found["failed"], code="setup-failed", setup=setup)
+        worktree = {name: value for name, value in found.items() if name != "setup"}
+        isolated = Output("intent.isolated", {"intent": intent.id, "worktree": worktree, "setup": setup})
         return [isolated, asked.create(intent, found.get("directory") or intent.directory)]
 
     def _cancel(self, event: StreamEvent) -> list[Output]:
@@ -283,19 +293,19 @@ class IntentAgent(OwnAgent[State]):
             is_sent = not failed and not (isinstance(result, dict) and result.get("absent"))
             return [asked.abort(intent, is_late=True)] if is_sent else []
         if intent is None or intent.state in ENDED:
-            if kind == ISOLATE and isinstance(result, dict) and result:
+            if kind == ISOLATE and isinstance(result, dict) and result.get("root"):
                 return [asked.collect(node, result, session=None, stop=False)]
             return []
         error = str(event.payload.get("error", ""))
         if kind == COLLECT or intent.state == "finishing":
             changes = {"error": error} if failed else result
             return self._finished(intent, changes, event.ts) if kind == COLLECT else []
+        if kind in (ISOLATE, CREATE) and isinstance(result, dict) and result.get("absent"):
+            return [Output("intent.unhosted", {"intent": intent.id, "ts": event.ts})]
         if kind == ISOLATE:
             return self._isolated(intent, error, None if failed else result, event.ts)
         if kind == CHECK:
             return [] if failed or not isinstance(result, dict) else self._looked(intent, result, event.ts)
-        if kind == CREATE and isinstance(result, dict) and result.get("absent"):
-            return [Output("intent.unhosted", {"intent": intent.id, "ts": event.ts})]
         if kind == CREATE:
             if failed or not isinstance(result, dict):
                 return self._end(intent, "intent.failed", event.ts, reason=f"no session: {error}", code="no-session")
@@ -331,6 +341,9 @@ class IntentAgent(OwnAgent[State]):
         intent = self.data.intents.get(self.data.sessions.get(session, ""))
         if intent is None:
             return notices.turn_ended(self.data, session)
+        if intent.state in ENDED and outcome == "aborted" and not event.payload.get("steps"):
+            # OpenCode 1 aborts a turn at once if the session's directory is gone, and tells the person nothing.
+            return [asked.how_to_continue(intent)] if intent.worktree and not intent.changes.get("kept") else []
         if intent.state in ENDED or intent.state == "finishing" or outcome == "continued":
             return []
         if intent.state == "cancelling":

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import shutil
 from pathlib import Path
 from typing import Final
 
-from sidecar.orchestrator.git import Git
+from sidecar.orchestrator.git import Git, nul
 
 _LONGEST: Final = 1024
 """A longer file is not a pointer, as Git LFS defines it."""
@@ -22,6 +23,42 @@ _POINTER: Final = re.compile(
     re.MULTILINE,
 )
 """An object's id, followed by what the object contains."""
+
+
+MAX_FILLED: Final = 1024 * 1024 * 1024
+"""Maximum size of all files that are filled in a worktree, in bytes."""
+
+
+async def fill(git: Git, repository: str) -> list[str]:
+    """Put the files themselves in the place of their pointers, as far as the repository has them. Returns the names
+    that are still pointers.
+
+    Without the program ``git-lfs``, all stay pointers: git itself could not tell that such a file is unchanged.
+    """
+    assert git.files is not None
+    given = nul(await git.names("ls-files", "-z"))
+    fields = (await git.run("check-attr", "-z", "--stdin", "filter", given=given)).split("\0")
+    names = [name for name, value in zip(fields[::3], fields[2::3], strict=False) if value == "lfs"]
+    return await asyncio.to_thread(_fill, Path(git.files), Path(repository, "lfs/objects"), names)
+
+
+def _fill(root: Path, store: Path, names: list[str]) -> list[str]:
+    left, room, has_program = [], MAX_FILLED, shutil.which("git-lfs") is not None
+    for name in names:
+        path = root / name
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > _LONGEST:
+            continue
+        pointer = _POINTER.match(f"{'0' * 40}\n{path.read_bytes().decode('utf-8', 'replace')}")
+        if pointer is None:
+            continue
+        digest, size = pointer[2], int(pointer[3])
+        kept = store / digest[:2] / digest[2:4] / digest
+        if not has_program or size > room or not _is(kept, digest, size):
+            left.append(name)
+            continue
+        room -= size
+        shutil.copyfile(kept, path)
+    return left
 
 
 async def changed(git: Git, names: list[str]) -> list[str]:

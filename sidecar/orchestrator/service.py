@@ -13,9 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal
-
-from pydantic import Field
+from typing import Any, Final
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import RequestError
@@ -24,6 +22,7 @@ from sidecar.config import PhantomConfig
 from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
+from sidecar.orchestrator.afterwards import DiscardArgs, IntentArgs, check_ended, continues, worktree_of
 from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.card import CardFile, card_text
 from sidecar.orchestrator.effects import effect_kinds
@@ -32,12 +31,14 @@ from sidecar.orchestrator.gate import Caller
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
-from sidecar.orchestrator.intent_state import Intent, Limits, as_row, differences
+from sidecar.orchestrator.intent_state import Intent, Limits, as_row
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED, WORKING
 from sidecar.orchestrator.people import People
 from sidecar.orchestrator.reading import read_intent
+from sidecar.orchestrator.registering import RegisterArgs, differences
 from sidecar.orchestrator.said import Said
+from sidecar.orchestrator.setup import Setup
 from sidecar.orchestrator.stream_read import open_reader
 from sidecar.orchestrator.tools import (
     tools_json,
@@ -46,7 +47,7 @@ from sidecar.orchestrator.v1 import V1Host
 from sidecar.orchestrator.v2 import V2Host
 from sidecar.orchestrator.worktree_effects import worktree_kinds
 from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
-from sidecar.registry import Args, NoArgs, Requests
+from sidecar.registry import NoArgs, Requests
 from sidecar.runtime.agent import Agent
 from sidecar.runtime.deciding import AgentFailed, InputRefused
 from sidecar.runtime.effects.runner import EffectKind
@@ -58,40 +59,10 @@ from streams.identity import Identity
 
 log = logging.getLogger("sidecar.orchestrator")
 
-DEFAULT_MINUTES: Final = 60.0
 IDLE_STOP_SECONDS: Final = 120.0
 """How many seconds the headless OpenCode keeps running without work."""
 
 _TICK_SECONDS: Final = 1.0
-
-
-class RegisterArgs(Args):
-    """See ``DurableStream.register_intent``."""
-
-    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent needs to know")
-    title: str = Field(default="", max_length=100, description="the work's title, in a few words")
-    directory: str = Field(max_length=8192, description="the project directory, absolute")
-    parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
-    agent: str | None = Field(default=None, max_length=100, description="the OpenCode agent to run")
-    models: list[str] = Field(
-        default=[],
-        description="`provider/model` names in order of preference: after a provider error, the next one is used",
-    )
-    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how many minutes the work may run")
-    tokens: int = Field(default=0, ge=0, description="how many tokens the work may use (0: no limit for this work)")
-    cost: float = Field(default=0.0, ge=0, description="how many dollars the work may cost (0: no limit for this work)")
-    isolation: Literal["auto", "worktree", "shared"] | None = Field(
-        default=None, description="where the agent edits; default: `[phantom] isolation`"
-    )
-    key: str | None = Field(
-        default=None, max_length=300, description="idempotency key: requests with the same key register only one intent"
-    )
-
-
-class IntentArgs(Args):
-    """A request about one intent."""
-
-    intent: str = Field(max_length=100, description="the intent's id, or a unique prefix of it")
 
 
 def write_tools(home: Home, wanted: bool) -> None:
@@ -173,7 +144,8 @@ class DurableStream:
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
         """Every effect of the orchestration."""
-        own = worktree_kinds(self.worktrees, self.host)
+        setup = Setup(self._config.setup, self._config.setup_minutes * 60)
+        own = worktree_kinds(self.worktrees, self.host, self, setup)
         return {**effect_kinds(self.host, self._said), **own, **self.people.kinds}
 
     @property
@@ -236,6 +208,17 @@ class DurableStream:
         except (AgentFailed, InputRefused, StreamError) as error:
             log.error("%s was not handled: %s", type_, error)
 
+    # --- what making a worktree asks; see ``Asker`` ---
+
+    async def variables(self, intent: str) -> Mapping[str, str]:
+        """See ``Asker``."""
+        known: Intent = self.data.intents[intent]
+        return await self.host.variables(known.parent, known.directory, known.environment)
+
+    def is_wanted(self, intent: str) -> bool:
+        """See ``Asker``."""
+        return intent in self.data.intents and self.data.intents[intent].state == "starting"
+
     # --- seed 004: observe, register_intent, resume ---
 
     async def observe(self, link: Any) -> None:
@@ -260,12 +243,19 @@ class DurableStream:
             await self.tell("sidecar.started", f"started:{self._identity.ulid()}", {})
 
     async def register_intent(
-        self, given: RegisterArgs, *, link: Any = None, agent: str | None = None, by: str = "user"
+        self,
+        given: RegisterArgs,
+        *,
+        link: Any = None,
+        agent: str | None = None,
+        by: str = "user",
+        before: Intent | None = None,
     ) -> Intent:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.
 
         The work may do no more than the session ``given.parent``, which asks for it on a ``link`` while it runs an
-        ``agent``. Without a parent, the work may do what OpenCode's configuration says.
+        ``agent``. Without a parent, the work may do what OpenCode's configuration says. Work that continues ``before``
+        may do what that session may do.
 
         Raises:
             HostError: what the parent may do is not known, so nothing was registered.
@@ -277,10 +267,12 @@ class DurableStream:
         intent = f"int_{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
         found: Intent | None = self.data.intents.get(intent)
         rights = None
-        if found is None and given.parent is not None:
+        if found is None and given.parent is not None and before is None:
             rights = await self.host.rights(given.parent, agent, link)
         environment = found.environment if found is not None else ""
-        if found is None:
+        if before is not None:
+            environment = before.environment
+        elif found is None:
             environment = self.host.environment_of(given.parent, link.pid if link is not None else None)
         if self._said.redacts([given.directory, given.agent, given.models]):
             reason = "the directory, the agent or a model contains what redaction replaces, so it cannot be recorded"
@@ -302,8 +294,10 @@ class DurableStream:
             "isolation": given.isolation or self._config.isolation,
             "pid": link.pid if link is not None else None,
             "environment": environment,
-            "above": self._above(given.parent),
-            "root": self._root(given.parent),
+            # A person continues the work, so nothing above it can stop it.
+            "above": self._above(given.parent) if before is None else [],
+            "root": self._root(given.parent) if before is None else before.root,
+            "continues": continues(before) if before is not None else {},
         } | ({"said": said} if said else {})
         if found is None:
             command = Command(f"register:{intent}", "intent.register", payload, actor=by)
@@ -381,9 +375,22 @@ class DurableStream:
             self._request_apply,
             "the intent; `was_applied`: whether its changes had already been applied",
         )
+        requests.register(
+            "intent_discard",
+            DiscardArgs,
+            self._request_discard,
+            "`ref` and `worktree`: what is removed, or would be; empty if there is none",
+        )
         self.people.register(requests)
 
     async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
+        before = None
+        if args.continues is not None:
+            before = self._ended(args)
+            isolation = "worktree" if before.worktree else "shared"
+            kept = {"parent": before.parent, "agent": before.agent, "directory": before.directory}
+            models = args.models or before.models
+            args = args.model_copy(update={**kept, "models": models, "isolation": isolation})
         if not await asyncio.to_thread(Path(args.directory).is_dir):
             raise RequestError("not-found", f"{args.directory}: this directory does not exist")
         if odd := next((model for model in args.models if "/" not in model), None):
@@ -391,17 +398,29 @@ class DurableStream:
         if await asyncio.to_thread(self.headless.never_links, args.directory):
             why = "the plugin is not installed, so no OpenCode could do this work; run `durable-stream install`"
             raise RequestError("not-installed", why)
-        parent = self._session(args.parent) if args.parent is not None else None
+        if args.parent is not None and before is None:
+            args = args.model_copy(update={"parent": self._session(args.parent)})
         try:
-            intent = await self.register_intent(args.model_copy(update={"parent": parent}))
+            intent = await self.register_intent(args, before=before)
             if intent.state == "refused":
                 raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
             return as_row(intent)
         except HostError as error:
-            why = f"what the session {parent} may do is not known, so the work may do nothing: {error}"
+            why = f"what the session {args.parent} may do is not known, so the work may do nothing: {error}"
             raise RequestError("rights-unknown", why) from None
         except (InputRefused, AgentFailed) as error:
             raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
+
+    def _ended(self, args: RegisterArgs) -> Intent:
+        """The work that ``args.continues`` names."""
+        if args.parent or args.agent or args.isolation:
+            why = "work that continues has the parent, agent and isolation of before; leave these arguments out"
+            raise RequestError("bad-arguments", why)
+        before = self.find(args.continues or "")
+        check_ended(self.data, before)
+        if before.session is None:
+            raise RequestError("no-session", f"{before.id} has no session that could go on; start new work")
+        return before
 
     async def _request_intents(self, args: NoArgs) -> dict[str, Any]:
         return self.status()
@@ -430,7 +449,9 @@ class DurableStream:
         intent = self.find(args.intent)
         if not intent.changes.get("ref"):
             why = (
-                f"{intent.id} changed nothing in its worktree"
+                f"the changes of {intent.id} were discarded"
+                if intent.discarded
+                else f"{intent.id} changed nothing in its worktree"
                 if intent.state in ENDED
                 else f"{intent.id} is still running, so its changes are not saved yet"
             )
@@ -444,6 +465,20 @@ class DurableStream:
         command = Command(f"applied:{intent.id}", "intent.apply", {"intent": intent.id})
         await self._runtime.command(NAME, command)
         return {**as_row(self.data.intents[intent.id]), "was_applied": not changed}
+
+    async def _request_discard(self, args: DiscardArgs) -> dict[str, Any]:
+        """Remove an ended intent's saved changes, and its worktree if it was kept. Idempotent."""
+        assert self._runtime is not None
+        intent = self.find(args.intent)
+        check_ended(self.data, intent)
+        found = {"id": intent.id, "ref": intent.changes.get("ref", ""), "worktree": worktree_of(self.data, intent)}
+        if not args.preview and (found["ref"] or found["worktree"]):
+            try:
+                await self.worktrees.discard(intent.id, found["worktree"], intent.worktree["repository"])
+            except WorktreeError as error:
+                raise RequestError(error.code, str(error)) from None
+            await self._runtime.command(NAME, Command(f"discard:{intent.id}", "intent.discard", {"intent": intent.id}))
+        return found
 
     def status(self) -> dict[str, Any]:
         """Every intent and notice that the state holds."""

@@ -19,7 +19,8 @@ from sidecar.orchestrator.lifecycle import ENDED
 from sidecar.orchestrator.messages import inline
 from sidecar.orchestrator.notices import notice_id
 from sidecar.orchestrator.people import AnswerArgs, until
-from sidecar.orchestrator.service import DEFAULT_MINUTES, DurableStream, RegisterArgs
+from sidecar.orchestrator.registering import DEFAULT_MINUTES, RegisterArgs
+from sidecar.orchestrator.service import DurableStream
 from sidecar.orchestrator.tools import (
     AskArgs,
     BadToolCall,

@@ -151,7 +151,9 @@ class V1Host:
         pid: int | None = None,
     ) -> bool:
         """See ``Host``."""
-        link = await self._of(session, directory)
+        # Not through a person's OpenCode in which the phantom was opened after its end, perhaps without its directory.
+        is_phantom = self._is_phantom(session)
+        link = await (self._phantoms(directory, session) if is_phantom else self._of(session, directory))
         history = await self._history(link, session)
         held = _keys(history)
         wanted = [part for part in parts if part.key not in held]
@@ -162,13 +164,12 @@ class V1Host:
         known = [str((message.get("info") or {}).get("id")) for message in history]
         message = message_id(session, known, wanted[-1].key)
         ids = dict(zip(parts, part_ids(message, [part.key for part in parts]), strict=True)) if message else {}
-        is_parent = not self._is_phantom(session)
         body: dict[str, Any] = {
             "parts": [
                 {
                     "type": "text",
                     "text": part.text,
-                    "synthetic": is_parent,
+                    "synthetic": not is_phantom,
                     "metadata": {"durable_stream": {"key": part.key}},
                     **({"id": ids[part]} if ids else {}),
                 }
@@ -326,6 +327,13 @@ class V1Host:
         if not found and sys.platform == "linux":
             raise HostError("the environment of the OpenCode that asks is not known")
         return found
+
+    def variables(self, directory: str, environment: str) -> dict[str, str]:
+        """See ``Hosts``."""
+        try:
+            return self._headless.variables(directory, environment)
+        except HeadlessError as error:
+            raise HostError(str(error)) from None
 
     def waiting_for(self, link: Link) -> list[str]:
         """The sessions on which a process that has just linked may now be asked to act."""

@@ -12,6 +12,7 @@ See ``v2_turn.py`` for how a turn ends, and ``lacks.py`` for what OpenCode 2 can
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,9 +21,10 @@ from urllib.parse import quote
 from bridge.opencode.capture.shapes import mapping
 from bridge.opencode.capture.state import CaptureState
 from sidecar.opencode2.http import ServiceClient, ServiceError
-from sidecar.opencode2.registration import UnsafeService, place_of, read_registration
+from sidecar.opencode2.registration import Registration, UnsafeService, place_of, read_registration
 from sidecar.orchestrator import lacks
 from sidecar.orchestrator import v2_requests as requests
+from sidecar.orchestrator.environments import read_process
 from sidecar.orchestrator.host import HostAbsent, HostError, Look, Part, State, Status
 from sidecar.orchestrator.rights import Rights, for_work
 from sidecar.orchestrator.v2_ids import is_phantom, message_id, session_id
@@ -312,10 +314,18 @@ class V2Host:
         """The sessions that are at work."""
         return mapping(mapping(await requests.get(client, requests.ACTIVE)).get("data"))
 
+    async def variables(self, session: str) -> dict[str, str]:
+        """See ``Hosts``."""
+        found = await asyncio.to_thread(read_process, (await self._registration(session)).pid)
+        return found.environment or dict(os.environ)
+
     async def _client(self, session: str) -> ServiceClient:
         """The service that hosts a session. For a new session, it is the service of the parent, or else the only
         service.
         """
+        return ServiceClient(await self._registration(session))
+
+    async def _registration(self, session: str) -> Registration:
         known = self._state.sessions.get(session)
         wanted = known.host if known is not None else ""
         for path in self._registrations():
@@ -326,7 +336,7 @@ class V2Host:
             except UnsafeService as error:
                 raise HostError(f"the OpenCode 2 service cannot be trusted: {error}") from None
             if registration is not None:
-                return ServiceClient(registration)
+                return registration
         raise HostAbsent("the OpenCode 2 service that hosts this session is not running")
 
 

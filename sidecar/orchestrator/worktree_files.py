@@ -39,6 +39,10 @@ _RULES: Final = re.compile(
 )
 """What can hold rules. Without it, an agent might do what the user forbids, so it is never left out."""
 
+_BEGIN: Final = re.compile(r"\s*\{")
+_SCHEMA: Final = re.compile(r'\{\n  "\$schema": "https://opencode\.ai/config\.json",')
+"""What OpenCode 1 writes in the place of a configuration's beginning, if it names no schema."""
+
 _CACHES: Final = ("node_modules", "__pycache__")
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -156,6 +160,12 @@ def holds_rules(name: str) -> bool:
     return _RULES.fullmatch(name) is not None
 
 
+def without_schema(before: str, after: str) -> str | None:
+    """A configuration without the schema that OpenCode added to it; ``None`` if it added none."""
+    begin, schema = _BEGIN.match(before), _SCHEMA.match(after)
+    return None if begin is None or schema is None or '"$schema"' in before else begin[0] + after[schema.end() :]
+
+
 def cut_links(links: Iterable[str], top: Path, root: Path) -> list[str]:
     """Remove those of these links that lead out of the worktree at ``root``, a copy of ``top``; returns their names.
 
@@ -191,18 +201,36 @@ def is_own(name: str, copied: Mapping[str, str]) -> bool:
     return any(above in copied for above in accumulate(PurePath(name).parts, "{}/{}".format))
 
 
-def unsaved(root: Path, saved: Collection[str], modules: Collection[str], copied: Mapping[str, str]) -> dict[str, str]:
+def marks(root: Path, saved: Collection[str]) -> dict[str, str]:
+    """What is in a worktree and not saved, each with a mark that changes with the file. Caches are left out."""
+    return {name: _mark(entry) for name, entry in _walk(root, _is_cache) if name != ".git" and name not in saved}
+
+
+def _mark(entry: os.DirEntry[str]) -> str:
+    about = entry.stat(follow_symlinks=False)
+    # No program can set the last of these times.
+    return f"{about.st_ino} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
+
+
+def unsaved(
+    root: Path,
+    saved: Collection[str],
+    modules: Collection[str],
+    copied: Mapping[str, str],
+    made: Mapping[str, str],
+) -> dict[str, str]:
     """What would be lost with the worktree, and why it is not saved.
 
     Args:
         saved: the files of the saved tree, which are on disk as they were saved.
         modules: the submodules of that tree.
         copied: see ``copy``.
+        made: what was there when the agent began; see ``marks``.
     """
     found: dict[str, str] = {}
     nested = set(modules)
     for name, entry in _walk(root, _is_cache):
-        if name == ".git" or name in saved:
+        if name == ".git" or name in saved or (name in made and made[name] == _mark(entry)):
             continue
         own = next((each for each in accumulate(PurePath(name).parts, "{}/{}".format) if each in copied), None)
         if own is not None:

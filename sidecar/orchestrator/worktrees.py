@@ -17,17 +17,16 @@ import json
 import os
 import re
 import shutil
-import stat
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import wraps
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
-from sidecar.orchestrator import applying, lfs, worktree_files
+from sidecar.orchestrator import applying, lfs, modules, worktree_files
 from sidecar.orchestrator.git import Git, WorktreeError, find, nul, plain
 from sidecar.orchestrator.intent_texts import with_kinds
+from sidecar.orchestrator.modules import INDEX
 
 __all__ = ["MAX_DIFF", "MAX_FILES", "Worktree", "WorktreeError", "Worktrees", "whole_diff"]
 
@@ -45,8 +44,8 @@ MAX_FILES: Final = 200
 _COPIED: Final = "durable-stream-copied"
 """The file in git's folder of a worktree that lists the copies as JSON: each name with its digest."""
 
-_INDEX: Final = "durable-stream-index"
-"""The index as it was before the agent began. The agent's own index can say that a changed file has not changed."""
+_MADE: Final = "durable-stream-made"
+"""The file beside it that lists what the user's setup wrote and git ignores: each name with its mark."""
 
 _DIFF: Final = (
     *("diff-tree", "-r", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative"),
@@ -83,7 +82,22 @@ class Worktree(NamedTuple):
     top: str
     """The user's directory of which the worktree is a copy."""
     left_out: list[str]
-    """Files of the user's that are not in the worktree, because they lead out of it or are too large."""
+    """Files of the user's that are not in the worktree, because they lead out of it or are too large, and submodules
+    that the repository does not have here."""
+    notes: list[str]
+    """What else is not as in the user's directory, in words."""
+
+
+class Before(NamedTuple):
+    """The worktree of ended work that is continued."""
+
+    name: str
+    base: str
+    folder: str
+    commit: str
+    """The changes that the user has not applied; empty if there are none."""
+    is_kept: bool
+    """Whether the worktree was kept."""
 
 
 class Worktrees:
@@ -93,15 +107,18 @@ class Worktrees:
         self._folder = folder
 
     @_as_worktree_error
-    async def add(self, intent: str, directory: str) -> Worktree | None:
+    async def add(self, intent: str, directory: str, before: Before | None = None) -> Worktree | None:
         """Create the worktree of an intent. Replaces a worktree whose creation was cut off.
+
+        If the intent continues the work ``before``, its worktree is in the same place. It has the changes of before, if
+        the user has not applied them; they count as changes of this intent, too.
 
         Returns ``None`` if the directory is not in a git repository, or if the repository has no commit.
 
         Raises:
             WorktreeError: git refused.
         """
-        root = self.root(intent)
+        root = self.root(intent if before is None else before.name)
         place = await find(directory)
         if place is None:
             return None
@@ -110,29 +127,94 @@ class Worktrees:
             head = await git.commit("HEAD")
         except WorktreeError:
             return None
+        if before is not None and await asyncio.to_thread(_is_strange, root, before.folder):
+            why = f"{root} has files that no worktree brought there; move it away, then continue the work"
+            raise WorktreeError("worktree-changed", why)
+        if before is not None and before.commit:
+            base, commit = await git.commit(before.base), await git.commit(before.commit)
+        else:
+            base = commit = await _uncommitted(git, head, f"before {intent}")
         await asyncio.to_thread(_remove, root, place.repository)
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        base = await _uncommitted(git, head, f"before {intent}")
-        await git.run("worktree", "add", "--quiet", "--detach", "--no-checkout", str(root), base)
-        folder = (root / ".git").read_text("utf-8", "surrogateescape").removeprefix("gitdir: ").removesuffix("\n")
+        await git.run("worktree", "add", "--quiet", "--detach", "--no-checkout", str(root), commit)
+        folder = await asyncio.to_thread(modules.folder_of, root)
         # A worktree can have settings of its own (``includeIf``), so the files are written with these known.
         worktree = Git(folder, str(root))
-        await worktree.run("read-tree", "--reset", "-u", base)
-        left_out = await _cut_links(worktree, Path(place.top))
-        shutil.copy2(Path(folder, "index"), Path(folder, _INDEX))
+        await worktree.run("read-tree", "--reset", "-u", commit)
         top = Path(place.top)
+        left_out = await modules.cut_links(worktree, top, root)
+        shutil.copy2(Path(folder, "index"), Path(folder, INDEX))
+        stores = [Path(each, "modules") for each in dict.fromkeys((place.folder, place.repository))]
+        left_out += await modules.fill(worktree, top, stores, root, Path(folder))
+        pointers = await lfs.fill(worktree, place.repository)
         own = await asyncio.to_thread(worktree_files.own_files, top, place.below)
         # The file may be tracked by the commit and no longer by the user's index, so ask the worktree.
         known = set(await worktree.names("ls-files", "-z"))
         wanted = [each for each in own if each not in known]
         copied, more = await asyncio.to_thread(worktree_files.copy, top, place.below, wanted, root)
-        await asyncio.to_thread(Path(folder, _COPIED).write_text, json.dumps(copied))
+        await asyncio.to_thread(_write, folder, _COPIED, copied)
         named = [plain(each) for each in (left_out + more)[: worktree_files.MAX_NAMED]]
-        return Worktree(str(root / place.below), str(root), base, place.repository, folder, place.top, named)
+        notes = _notes(pointers, await asyncio.to_thread(_hook, top, Path(place.repository), git.hooks))
+        return Worktree(str(root / place.below), str(root), base, place.repository, folder, place.top, named, notes)
 
     @_as_worktree_error
-    async def collect(self, intent: str, repository: str, base: str, folder: str | None = None) -> dict[str, Any]:
+    async def kept(self, before: Before) -> bool:
+        """Whether the worktree of the work ``before`` is still there, whole, as that work left it.
+
+        Raises:
+            WorktreeError: the worktree no longer belongs to the repository (code ``worktree-changed``).
+        """
+        if not before.is_kept or not await asyncio.to_thread(Path(before.folder, _COPIED).exists):
+            return False
+        await self._check(self.root(before.name), before.folder)
+        return True
+
+    @_as_worktree_error
+    async def settle(self, intent: str, made: Worktree) -> Worktree:
+        """Take a worktree as it is on disk now as its beginning, so that nothing of it counts as the agent's change.
+
+        Raises:
+            WorktreeError: git refused. The code is ``worktree-changed`` if the worktree no longer belongs to the
+                repository.
+        """
+        root, folder = Path(made.root), made.folder
+        await self._check(root, folder)
+        index, copied = Path(folder, INDEX), await asyncio.to_thread(_listed, folder, _COPIED)
+        scratch = Git(folder, made.root).with_index(index)
+        await _stage(scratch, copied)
+        head = await scratch.commit("HEAD")
+        settled = await _commit(scratch, head, f"setup of {intent}")
+        await scratch.run("update-ref", "--no-deref", "HEAD", settled)
+        await asyncio.to_thread(shutil.copy2, index, Path(folder, "index"))
+        saved = set(await scratch.names("ls-files", "-z"))
+        await asyncio.to_thread(_remember, root, folder, saved, copied)
+        # The changes of work that is continued, which are between its base and its head, are changes still.
+        return made._replace(base=settled if made.base == head else made.base)
+
+    @_as_worktree_error
+    async def discard(self, intent: str, root: str, repository: str) -> None:
+        """Remove a worktree (``root``; none if empty), whatever is in it, and the changes that are saved for an
+        intent."""
+        if root:
+            await asyncio.to_thread(_remove, self.root(Path(root).name), repository)
+        if await asyncio.to_thread(Path(repository).is_dir):
+            await Git(repository).run("update-ref", "-d", _ref(intent))
+
+    async def drop(self, made: Worktree) -> None:
+        """Remove a worktree, whatever is in it."""
+        await asyncio.to_thread(_remove, self.root(Path(made.root).name), made.repository)
+
+    async def _check(self, root: Path, folder: str) -> None:
+        if not await asyncio.to_thread(modules.is_ours, root, folder):
+            raise WorktreeError("worktree-changed", f"the file {root}/.git is not the one that git wrote")
+
+    @_as_worktree_error
+    async def collect(
+        self, intent: str, repository: str, base: str, folder: str | None = None, name: str = ""
+    ) -> dict[str, Any]:
         """Save the agent's changes as a commit, and remove the worktree if nothing in it would be lost. Idempotent.
+
+        ``name`` is the worktree's, if it has the name of another intent.
 
         Returns ``ref`` and ``commit`` (empty if nothing changed), ``files`` (at most ``MAX_FILES`` of
         ``{file, added, removed}``; the counts of a binary file are ``None``), ``count``, and ``diff`` (at most
@@ -143,12 +225,11 @@ class Worktrees:
             WorktreeError: git refused; the worktree is still there. The code is ``worktree-changed`` if the worktree no
                 longer belongs to the repository.
         """
-        root, ref = self.root(intent), _ref(intent)
+        root, ref = self.root(name or intent), _ref(intent)
         git, lost = Git(repository), dict[str, str]()
         if is_there := await asyncio.to_thread(os.path.lexists, root):
-            folder = folder or f"{repository}/worktrees/{intent}"
-            if not await asyncio.to_thread(_is_ours, root, folder):
-                raise WorktreeError("worktree-changed", f"the file {root}/.git is not the one that git wrote")
+            folder = folder or f"{repository}/worktrees/{root.name}"
+            await self._check(root, folder)
             lost = await _save(Git(folder, str(root)), root, base, ref, f"Changes of {intent}", git)
         saved = await self._saved(git, base, ref)
         if is_there and not lost:
@@ -220,6 +301,29 @@ async def whole_diff(repository: str, base: str, commit: str) -> str:
     return plain(await Git(repository).run(*_PATCH, "--binary", base, commit))
 
 
+def _notes(pointers: Sequence[str], hook: Path | None) -> list[str]:
+    """What an agent in a worktree, and who reads its result, must know."""
+    notes = []
+    if pointers:
+        some = ", ".join(map(plain, pointers[:3])) + (" …" if len(pointers) > 3 else "")
+        why = "is not in the repository here" if shutil.which("git-lfs") else "needs git-lfs, which is not installed"
+        count = "1 file" if len(pointers) == 1 else f"{len(pointers)} files"
+        notes.append(f"{count} of Git LFS had only a pointer in the worktree; the content {why}: {some}")
+    if hook is not None:
+        notes.append(f"the hook {plain(str(hook))} did not run; [phantom] setup can do what it does")
+    return notes
+
+
+def _hook(top: Path, repository: Path, hooks: str) -> Path | None:
+    """The user's hook that git would run for a new worktree."""
+    found = (repository if hooks == "hooks" else top) / Path(hooks).expanduser() / "post-checkout"
+    if not os.access(found, os.X_OK) or not found.is_file():
+        return None
+    does = [line for line in found.read_text("utf-8", "replace").splitlines() if line.strip() and line[0] != "#"]
+    # The hook that Git LFS installs does nothing that a worktree needs.
+    return None if all("git-lfs" in line or "git lfs" in line for line in does) else found
+
+
 async def _uncommitted(git: Git, head: str, message: str) -> str:
     """A commit with the tracked files as they are on disk; ``head`` if that is what they are."""
     with TemporaryDirectory() as temporary:
@@ -263,34 +367,19 @@ def _sorted(root: Path, names: Iterable[str]) -> tuple[list[str], list[str]]:
     return there, gone
 
 
-async def _cut_links(git: Git, top: Path) -> list[str]:
-    """Take the tracked links that lead out of a worktree away from it. Git is told not to miss them."""
-    assert git.files is not None
-    root = Path(git.files)
-    listed = await git.names("ls-files", "--stage", "-z")
-    links = [each.partition("\t")[2] for each in listed if each.startswith("120000 ")]
-    out = await asyncio.to_thread(worktree_files.cut_links, links, top, root)
-    if out:
-        await git.run("update-index", "--skip-worktree", "-z", "--stdin", given=nul(out))
-    return out
-
-
 async def _save(git: Git, root: Path, base: str, ref: str, message: str, repository: Git) -> dict[str, str]:
     """Save what is on disk as a commit; returns what could not be saved, and why."""
-    copied = await asyncio.to_thread(_copies, git.folder)
+    copied = await asyncio.to_thread(_listed, git.folder, _COPIED)
+    made = await asyncio.to_thread(_listed, git.folder, _MADE)
     with TemporaryDirectory() as temporary:
         index = Path(temporary, "index")
         try:
-            shutil.copy2(Path(git.folder, _INDEX), index)
+            shutil.copy2(Path(git.folder, INDEX), index)
         except FileNotFoundError:  # made by an earlier version
             shutil.copy2(Path(git.folder, "index"), index)
         scratch = git.with_index(index)
-        names = await _changed(scratch)
-        names += await scratch.names("ls-files", "--others", "--exclude-standard", "-z")
-        names += await _added(git, base)
-        names += [each for each in await _modules(scratch) if applying.kind(root, each) != "directory"]
-        # A name that ends with a slash is a repository of its own.
-        await _store(scratch, (n for n in names if not n.endswith("/") and not worktree_files.is_own(n, copied)))
+        await _stage(scratch, copied, await _added(git, base))
+        hosted = await _without_hosts(scratch, base)
         try:
             head = await git.commit("HEAD")
         except WorktreeError:
@@ -298,16 +387,38 @@ async def _save(git: Git, root: Path, base: str, ref: str, message: str, reposit
         commit = await _commit(scratch, head, message)
         if await git.tree(commit) != await git.tree(base):
             await repository.run("update-ref", ref, commit)
-        modules = await _modules(scratch)
-        saved = set(await scratch.names("ls-files", "-z")) - set(modules)
-        late = dict.fromkeys(await _changed(scratch), "changed while it was saved")
-        return late | await asyncio.to_thread(worktree_files.unsaved, root, saved, modules, copied)
+        inner = [name for name, _ in await modules.listed(scratch)]
+        same, changed = await modules.untouched(root, git.folder)
+        saved = set(await scratch.names("ls-files", "-z")).difference(inner) | same
+        lost = dict.fromkeys(changed, "a submodule")
+        lost |= dict.fromkeys(set(await _changed(scratch)) - hosted, "changed while it was saved")
+        return lost | await asyncio.to_thread(worktree_files.unsaved, root, saved, inner, copied, made)
 
 
-async def _modules(git: Git) -> list[str]:
-    """The submodules in the index."""
-    listed = await git.names("ls-files", "--stage", "-z")
-    return [each.partition("\t")[2] for each in listed if each.startswith("160000 ")]
+async def _stage(git: Git, copied: Mapping[str, str], more: Iterable[str] = ()) -> None:
+    """Bring the index up to date with what is on disk, and is neither ignored nor a copy."""
+    assert git.files is not None
+    names = [*await _changed(git), *await git.names("ls-files", "--others", "--exclude-standard", "-z"), *more]
+    names += [name for name, _ in await modules.listed(git) if applying.kind(Path(git.files), name) != "directory"]
+    # A name that ends with a slash is a repository of its own.
+    await _store(git, (n for n in names if not n.endswith("/") and not worktree_files.is_own(n, copied)))
+
+
+async def _without_hosts(git: Git, base: str) -> set[str]:
+    """Take from the index what OpenCode itself, and not the agent, wrote into its own tracked files; their names."""
+    found, entries = set[str](), ""
+    changed = await git.names("diff-index", "--cached", "--diff-filter=M", "-z", "--no-renames", base)
+    for about, name in zip(changed[::2], changed[1::2], strict=False):
+        old, mode, before, after, _ = about.removeprefix(":").split(" ")
+        if PurePath(name).name in worktree_files.CONFIG[:2] and old[:3] == mode[:3] == "100":
+            texts = [await git.run("cat-file", "blob", each) for each in (before, after)]
+            if (agents := worktree_files.without_schema(*texts)) is not None:
+                content = await git.run("hash-object", "-w", "-t", "blob", "--stdin", "--no-filters", given=agents)
+                entries += f"{mode} {content.strip()}\t{name}\0"
+                found.add(name)
+    if found:
+        await git.run("update-index", "-z", "--index-info", given=entries)
+    return found
 
 
 async def _added(git: Git, base: str) -> list[str]:
@@ -318,9 +429,20 @@ async def _added(git: Git, base: str) -> list[str]:
         return []
 
 
-def _copies(folder: str) -> dict[str, str]:
+def _write(folder: str, name: str, listed: Mapping[str, str]) -> None:
+    Path(folder, name).write_text(json.dumps(listed))
+
+
+def _remember(root: Path, folder: str, saved: set[str], copied: Mapping[str, str]) -> None:
+    """Remember what is in a worktree and not saved, so that only later changes of it count."""
+    _write(folder, _COPIED, {name: known and worktree_files.digest(root / name) for name, known in copied.items()})
+    _write(folder, _MADE, worktree_files.marks(root, saved))
+
+
+def _listed(folder: str, name: str) -> dict[str, str]:
+    """What ``_write`` wrote."""
     try:
-        text = Path(folder, _COPIED).read_bytes()
+        text = Path(folder, name).read_bytes()
     except FileNotFoundError:
         return {}
     try:
@@ -329,27 +451,17 @@ def _copies(folder: str) -> dict[str, str]:
         return {os.fsdecode(each): "" for each in text.split(b"\0") if each}
 
 
-def _is_ours(root: Path, folder: str) -> bool:
-    """Whether a worktree's file ``.git`` is the one that git wrote."""
-    link = root / ".git"
-    try:
-        if not stat.S_ISDIR(root.lstat().st_mode) or not stat.S_ISREG(link.lstat().st_mode):
-            return False
-        return link.read_bytes() == b"gitdir: " + os.fsencode(folder) + b"\n" and Path(folder).is_dir()
-    except OSError:
-        return False
+def _is_strange(root: Path, folder: str) -> bool:
+    """Whether there is something in a worktree's place that is not that worktree. A session of OpenCode 2 can write
+    there after its worktree was removed."""
+    return os.path.lexists(root) and not modules.is_ours(root, folder) and (not root.is_dir() or any(root.iterdir()))
 
 
 def _remove(root: Path, repository: str) -> None:
     """Remove a worktree, and what git keeps about it. Other worktrees are not touched, even if they are not there."""
     if os.path.lexists(root):
         shutil.rmtree(root)
-    kept = Path(repository, "worktrees")
-    for each in kept.glob("*/gitdir"):
-        if each.read_text("utf-8", "surrogateescape").rstrip("\n") == f"{root}/.git":
-            shutil.rmtree(each.parent)
-    with suppress(OSError):  # another worktree is still there
-        kept.rmdir()
+    modules.forget(Path(repository, "worktrees"), root)
 
 
 def _ref(intent: str) -> str:

@@ -115,6 +115,7 @@ _TELLERS: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
     "intent.overlap": _intent("edited twice", "bad", "file"),
     "intent.finishing": _intent("finishing", "quiet"),
     "intent.applied": _intent("changes applied", "good"),
+    "intent.discarded": _intent("changes discarded", "quiet"),
     "intent.completed": _intent("done", "good"),
     "intent.failed": _intent("failed", "bad", "reason"),
     "intent.cancelling": _intent("cancelling", "quiet", "reason"),

@@ -65,6 +65,16 @@ def one(durable: DurableStream, state: str, root: str | None = None) -> dict[str
     return intents(durable, root)[0]
 
 
+def ended(durable: DurableStream, intent: str) -> list[dict[str, Any]]:
+    """The intent of this id, once it has ended."""
+
+    def found() -> list[dict[str, Any]]:
+        return [each for each in intents(durable) if each["id"] == intent and each["ended"] is not None]
+
+    wait_until(lambda: bool(found()), "the end of an intent")
+    return found()
+
+
 def window(client: RealOpenCode, *arguments: str, columns: int = COLUMNS) -> Terminal:
     """OpenCode's terminal in the project."""
     environment = client.environment() | {"PWD": str(client.project)}

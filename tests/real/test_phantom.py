@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sidecar.orchestrator.tools import TOOLS
-from tests.real.background import intents, one, spawn, spawns, with_plugin
+from tests.real.background import ended, intents, one, spawn, spawns, with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.real_opencode
 
 @pytest.fixture(scope="module")
 def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    with with_plugin(opencode_binary, model, durable) as opencode:
+    setup = """[phantom]\nsetup = ['echo "$DURABLE_STREAM_PROJECT $XDG_DATA_HOME"; echo yes > .ready']\n"""
+    with with_plugin(opencode_binary, model, durable, setup) as opencode:
         yield opencode
 
 
@@ -62,6 +64,39 @@ def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(client: RealOpe
         assert said in durable.cli("intents", done["id"], "--apply")
         assert made.read_text() == "two\n"
     assert intents(durable, parent)[0]["applied"]
+
+
+def test_ended_work_goes_on_in_its_session_with_its_changes(client: RealOpenCode, durable: DurableStream) -> None:
+    first = {"command": "echo one > again.txt; cat .ready", "description": "make a file"}
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn(f"CALL:bash {json.dumps(first)}THEN: SAY:made it"))
+    done = one(durable, "completed", parent)
+    assert done["setup"][0]["output"] == f"{client.project} {client.environment()['XDG_DATA_HOME']}\n"
+    assert [each["file"] for each in done["changes"]["files"]] == ["again.txt"] and not Path(done["place"]).exists()
+    client.prompt_async(str(done["session"]), "SAY:a person prompts it, without its directory")
+    wait_until(lambda: done["id"] in tolds(durable), "the message to the person")
+    second = {"command": "test -e .ready && echo two >> again.txt; cat again.txt", "description": "go on"}
+    prompt = f"CALL:bash {json.dumps(second)}THEN: SAY:went on"
+    again = json.loads(durable.cli("spawn", "--title", "go on", "--continue", done["id"], prompt, "--json"))
+    (following,) = ended(durable, again["id"])
+    assert (following["session"], following["place"]) == (done["session"], done["place"])
+    assert following["result"] == "went on" and "+one\n+two" in following["changes"]["diff"]
+    wait_until(lambda: "went on" in json.dumps(client.messages(parent)), "the second result in the parent")
+    said = [message["info"]["role"] for message in client.messages(str(done["session"]))]
+    assert said.count("user") == 3, "one session, with a person's prompt between the two"
+    durable.cli("intents", again["id"], "--apply")
+    assert (client.project / "again.txt").read_text() == "one\ntwo\n"
+    refs = ["git", "for-each-ref", f"refs/durable-stream/{again['id']}"]
+    assert "would remove" in durable.cli("intents", again["id"], "--discard")
+    assert subprocess.run(refs, cwd=client.project, check=True, capture_output=True).stdout
+    durable.cli("intents", again["id"], "--discard", "--yes")
+    assert not subprocess.run(refs, cwd=client.project, check=True, capture_output=True).stdout
+
+
+def tolds(durable: DurableStream) -> list[str]:
+    """What the toasts that OpenCode showed were about."""
+    done = [each["event"]["payload"] for each in durable.lines("query", "--type", "effect.completed")]
+    return [each["node"] for each in done if each["kind"] == "opencode.toast" and each["result"]["shown"]]
 
 
 def test_an_agent_without_a_shell_cannot_make_the_sidecar_run_a_program(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sidecar.orchestrator.intent_effects import CHECK, PROMPT
-from tests.real.background import one, only, refused, spawn, two_with_plugin
+from tests.real.background import ended, one, only, refused, spawn, two_with_plugin
 from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
@@ -94,6 +94,8 @@ CONTINUED = "The server restarted"
 def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sidecar(
     client: RealOpenCode2, durable: DurableStream, model: ModelServer
 ) -> None:
+    (durable.home / "config.toml").write_text("[phantom]\nsetup = ['echo $XDG_DATA_HOME']\n")
+    durable.stop()
     with Terminal([str(client.binary)], client.project, client.environment()) as screen:
         screen.wait_for(READY)
         screen.wait_for("Mock 1 Mock")  # before that, it does not send
@@ -111,6 +113,7 @@ def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sid
     os.kill(durable.wait_running(), signal.SIGKILL)
     done = one(durable, "completed")
     assert done["session"] == session and CONTINUED in done["result"], "the service continued it"
+    assert done["setup"][0]["output"] == f"{client.environment()['XDG_DATA_HOME']}\n", "with the service's environment"
     settled(client, durable, parent, session)
     assert_once(client, parent, session)
     assert [m["text"].startswith(CONTINUED) for m in messages(client, session, "synthetic")] == [True]
@@ -120,6 +123,15 @@ def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sid
     client.prompt(parent, f"CALL:intent_result {json.dumps({'intent': done['id']})}")
     client.wait(parent)
     assert CONTINUED in json.dumps(messages(client, parent)[-4:]), "the tools answer"
+    assert not Path(done["place"]).exists()
+    writes = f"CALL:write {json.dumps({'path': 'again.txt', 'content': 'again'})}"
+    again = json.loads(
+        durable.cli("spawn", "--title", "go on", "--continue", done["id"], f"{writes}THEN: SAY:went on", "--json")
+    )
+    (following,) = ended(durable, again["id"])
+    assert (following["session"], following["place"]) == (session, done["place"])
+    assert (following["result"], following["changes"]["count"]) == ("went on", 1)
+    wait_until(lambda: len(told(client, parent)) == 2, "the second result in the parent")
 
 
 @pytest.mark.parametrize("kill", [True, False])

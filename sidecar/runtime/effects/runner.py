@@ -80,7 +80,8 @@ class PermanentFailure(Exception):
 
 
 class EffectKind(Protocol):
-    """Executes effects of one kind."""
+    """Executes effects of one kind. A kind that may need more time than the policy allows for one attempt has an
+    attribute ``longest_seconds``."""
 
     @property
     def effect_class(self) -> EffectClass:
@@ -251,7 +252,8 @@ class EffectRunner:
                 return None
             self._stop("effect-started")
             try:
-                async with asyncio.timeout(self._policy.deadline_seconds(effect)):
+                own = getattr(kind, "longest_seconds", 0.0)
+                async with asyncio.timeout(max(self._policy.deadline_seconds(effect), own)):
                     result = await kind.run(effect, request.key)
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is None or task.cancelling():

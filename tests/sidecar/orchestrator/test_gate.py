@@ -23,7 +23,8 @@ from bridge.opencode.capture.state import SessionState
 from bridge.opencode.link.link import CallError, RequestError
 from sidecar.orchestrator import people
 from sidecar.orchestrator.people import AnswerArgs, SignalArgs
-from sidecar.orchestrator.service import DurableStream, RegisterArgs
+from sidecar.orchestrator.registering import RegisterArgs
+from sidecar.orchestrator.service import DurableStream
 from sidecar.orchestrator.signals import MOST_AWAITED
 from sidecar.orchestrator.tool_calls import MOST_WAITS, ToolCalls
 from sidecar.orchestrator.tools import TOOLS, AskArgs

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
+from sidecar.orchestrator import intent_state
+from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT, TOAST
 from sidecar.orchestrator.intents import MAX_STOPS
 from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
 from sidecar.orchestrator.notices import WAKE
@@ -113,6 +115,98 @@ def test_without_a_repository_only_one_that_insists_fails() -> None:
     assert world.intent("b").code == "no-worktree"
     world.settle()
     assert (world.intent("a").state, world.intent("a").isolation) == ("running", "shared")
+
+
+def test_a_worktree_that_does_not_get_ready_fails_the_work_and_tells_why() -> None:
+    world = World()
+    runs = [{"command": "npm ci", "code": 1, "seconds": 2.0, "output": "no network"}]
+    for name in ("a", "cancelled"):
+        world.register(name, isolation="auto")
+        _, node, _ = world.effects.pop()
+        if name == "cancelled":
+            world.happens("intent.cancel", intent=node)
+        world.happens("effect.completed", kind=ISOLATE, node=node, result={"failed": "setup: npm ci", "setup": runs})
+    intent = world.intent("a")
+    assert (intent.state, intent.code, intent.setup) == ("failed", "setup-failed", runs) and not intent.worktree
+    assert "npm ci" in next(iter(world.agent.data.notices.values())).text
+    assert {kind for kind, _, _ in world.effects} == {WAKE}, "there is no worktree to collect"
+    world.register("b", isolation="auto")
+    _, node, _ = world.effects.pop()
+    result = {"directory": "/w", "root": "/w", "base": "b", "repository": "/r", "setup": runs}
+    world.happens("effect.completed", kind=ISOLATE, node=node, result=result)
+    assert world.intent("b").setup == runs and "setup" not in world.intent("b").worktree
+
+
+def test_a_worktree_that_waits_for_the_environment_of_its_commands_is_made_once_it_is_there() -> None:
+    world = World()
+    intent = world.register("a", isolation="auto", environment="env_1")
+    world.effects.pop()
+    world.happens("effect.completed", kind=ISOLATE, node=intent.id, result={"absent": True})
+    assert (world.intent("a").state, world.intent("a").waits) == ("queued", "environment")
+    assert world.happens("host.ready", sessions=[], environments=["env_1"]) == ["intent.hosted", "intent.starting"]
+    world.settle()
+    assert world.intent("a").state == "running" and world.done[ISOLATE, intent.id] == 1
+
+
+def test_ended_work_goes_on_in_its_session_and_worktree_as_new_work() -> None:
+    world = World()
+    old = world.register("old", isolation="worktree")
+    world.settle()
+    world.ends(old)
+    world.settle()
+    world.spends(f"ses_{old.id}", 7)
+    old = world.intent("old")
+    before = {"intent": old.id, "session": old.session, "worktree": old.worktree, "commit": "c", "kept": False}
+    world.register("new", isolation="worktree", continues=before)
+    ((kind, _, args),) = world.effects
+    assert (kind, args["continues"]) == (ISOLATE, before)
+    world.register("other", continues=before)
+    assert (world.intent("other").state, world.intent("other").code) == ("refused", "still-running")
+    world.settle()
+    new = world.intent("new")
+    assert (new.session, new.state, world.done[PROMPT, new.id]) == (old.session, "running", 1)
+    world.spends(f"ses_{old.id}", 5)
+    assert (world.intent("new").tokens, world.intent("old").tokens) == (5, 7), "each pays for its own"
+    world.happens("execution.output", session=old.session, kind="text", text="the second answer")
+    world.happens("turn.ended", session=old.session, outcome="completed")
+    (collect,) = [args for kind, node, args in world.effects if (kind, node) == (COLLECT, new.id)]
+    assert (collect["intent"], collect["name"]) == (new.id, "w"), "the worktree has the old place"
+    world.settle()
+    assert (world.intent("new").result, world.intent("old").result) == ("the second answer", "")
+    assert world.intent("new").state == "completed" and len(world.messages["ses_user"]) == 2
+
+
+def test_a_person_who_prompts_ended_work_is_told_how_it_can_go_on() -> None:
+    world = World()
+    for name, isolation in (("a", "worktree"), ("b", "shared")):
+        world.register(name, isolation=isolation)
+        world.settle()
+        world.ends(world.intent(name))
+        world.settle()
+    for name in ("a", "b"):
+        world.happens("turn.ended", session=f"ses_int_{name}", outcome="aborted", steps=0)
+        world.happens("turn.ended", session=f"ses_int_{name}", outcome="aborted", steps=2)
+    ((kind, node, args),) = world.effects
+    assert (kind, node, args["session"]) == (TOAST, "int_a", "ses_int_a") and "--continue int_a" in args["text"]
+
+
+def test_a_session_that_goes_on_outlives_the_memory_of_its_first_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intent_state, "KEPT_ENDED", 2)
+    world = World()
+    old = world.register("old")
+    world.settle()
+    world.ends(old)
+    world.settle()
+    before = {"intent": old.id, "session": world.intent("old").session, "worktree": {}, "commit": "", "kept": False}
+    world.register("new", continues=before)
+    world.settle()
+    for n in range(3):
+        world.register(f"x{n}", parent=None)
+        world.happens("intent.cancel", intent=f"int_x{n}")
+        world.settle()
+    assert old.id not in world.agent.data.intents
+    world.happens("turn.ended", session="ses_int_old", outcome="completed")
+    assert world.intent("new").state == "completed"
 
 
 def test_a_session_is_not_looked_at_before_its_prompt_is_there() -> None:

@@ -20,8 +20,9 @@ from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import intent_state
 from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.registering import RegisterArgs
 from sidecar.orchestrator.rights import Rights, Rule
-from sidecar.orchestrator.service import DurableStream, RegisterArgs
+from sidecar.orchestrator.service import DurableStream
 from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.runtime.engine import InputRefused
 from streams.identity import seeded_identity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,12 @@ def _committed_module(root: Path) -> None:
     git(root, "commit", "-qam", "the submodule")
 
 
+def _branched_module(root: Path) -> None:
+    git(root / "mod", "switch", "-q", "-c", "mine")
+    git(root / "mod", "commit", "--allow-empty", "-qm", "one")
+    git(root / "mod", "switch", "-q", "--detach", "HEAD~")
+
+
 def _nested(root: Path) -> None:
     repository(root / "app")
 
@@ -75,7 +82,10 @@ def _forced(root: Path) -> None:
         (lambda root: None, [], []),
         (lambda root: write(root / "b.txt"), ["b.txt"], []),
         (lambda root: write(root / "mod/new.txt"), [], ["mod"]),
-        (_module, [], ["mod"]),
+        (_module, [], []),
+        (_branched_module, [], ["mod"]),
+        (lambda root: (root / "mod/a.txt").unlink(), [], ["mod"]),
+        (lambda root: git(root / "mod", "commit", "--allow-empty", "-qm", "one"), [], ["mod"]),
         (_edited_module, [], ["mod"]),
         (_committed_module, [], ["mod"]),
         (_nested, [], ["app"]),
@@ -84,7 +94,7 @@ def _forced(root: Path) -> None:
         (lambda root: (write(root / "b.txt"), write(root / "out/report.txt")), ["b.txt"], ["out/report.txt"]),
         (_forced, ["out/report.txt"], []),
         (lambda root: os.mkfifo(root / "pipe"), [], ["pipe"]),
-        (lambda root: (root / "mod").rmdir(), ["mod"], []),
+        (lambda root: shutil.rmtree(root / "mod"), ["mod"], []),
         (lambda root: (root / "link").symlink_to("a.txt"), ["link"], []),
         (lambda root: write(root / "node_modules/dep/index.js"), [], []),
         (lambda root: write(root / "__pycache__/a.pyc"), [], []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Awaitable
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import TypeVar
 import pytest
 
 from sidecar.orchestrator.intent_texts import file_text
-from sidecar.orchestrator.worktrees import Worktree, WorktreeError, Worktrees
+from sidecar.orchestrator.worktrees import Before, Worktree, WorktreeError, Worktrees
+from tests.sidecar.orchestrator.projects import write
 
 T = TypeVar("T")
-ID = "int_0123456789ab"
+ID, NEXT = "int_0123456789ab", "int_ba9876543210"
 
 
 def git(directory: Path, *arguments: str) -> str:
@@ -154,6 +156,75 @@ def test_opencodes_own_untracked_files_are_in_the_worktree_and_are_no_changes_of
     assert run(worktrees.apply(ID, str(project), made._asdict())) is True
     assert (project / ".opencode/agent/b.md").is_file() and (project / "a.txt").read_text() == "changed\n"
     assert (project / ".opencode/agent/a.md").is_file(), "the user's files are still there"
+
+
+def before(made: Worktree, commit: str = "", *, is_kept: bool = False) -> Before:
+    return Before(ID, made.base, made.folder, commit, is_kept)
+
+
+def test_work_that_goes_on_has_the_changes_of_before_in_the_same_place(worktrees: Worktrees, project: Path) -> None:
+    write(project / "a.txt", "uncommitted\n")
+    made = added(worktrees, project / "sub")
+    write(Path(made.root, "sub/b.txt"), "first\n")
+    write(Path(made.root, "new.txt"), "new\n")
+    first = run(worktrees.collect(ID, made.repository, made.base, made.folder))
+    again = run(worktrees.add(NEXT, str(project / "sub"), before(made, first["commit"])))
+    assert again is not None and (again.directory, again.base) == (made.directory, made.base)
+    assert Path(again.root, "new.txt").exists() and Path(again.root, "a.txt").read_text() == "uncommitted\n"
+    write(Path(again.root, "sub/b.txt"), "second\n")
+    second = run(worktrees.collect(NEXT, again.repository, again.base, again.folder, ID))
+    assert second["ref"].endswith(NEXT) and [each["file"] for each in second["files"]] == ["new.txt", "sub/b.txt"]
+    assert not Path(made.root).exists()
+    assert run(worktrees.apply(NEXT, str(project / "sub"), again._asdict(), second["commit"])) is True
+    assert (project / "sub/b.txt").read_text() == "second\n" and (project / "new.txt").exists()
+
+
+def test_work_that_goes_on_after_its_changes_were_applied_begins_with_the_users_files(
+    worktrees: Worktrees, project: Path
+) -> None:
+    made = added(worktrees, project)
+    write(Path(made.root, "a.txt"), "first\n")
+    run(worktrees.collect(ID, made.repository, made.base, made.folder))
+    write(project / "a.txt", "first, and mine\n")
+    again = run(worktrees.add(NEXT, str(project), before(made)))
+    assert again is not None and again.root == made.root
+    assert Path(again.root, "a.txt").read_text() == "first, and mine\n"
+    found = run(worktrees.collect(NEXT, again.repository, again.base, again.folder, ID))
+    assert found["ref"] == "" and not Path(made.root).exists()
+
+
+def test_work_that_goes_on_uses_the_worktree_that_was_kept(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    write(Path(made.root, "report.log"), "only here\n")
+    found = run(worktrees.collect(ID, made.repository, made.base, made.folder))
+    assert found["kept"]
+    assert run(worktrees.kept(before(made, is_kept=True))) and not run(worktrees.kept(before(made)))
+    run(worktrees.discard(ID, made.root, made.repository))
+    assert not run(worktrees.kept(before(made, is_kept=True))) and not Path(made.root).exists()
+
+
+def test_what_was_written_after_the_worktree_was_gone_is_not_overwritten(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    run(worktrees.collect(ID, made.repository, made.base, made.folder))
+    stray = write(Path(made.root, "sub/again.txt"), "by a person's prompt\n")
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.add(NEXT, str(project), before(made)))
+    assert raised.value.code == "worktree-changed" and stray.exists()
+    shutil.rmtree(Path(made.root, "sub"))
+    assert run(worktrees.add(NEXT, str(project), before(made))) is not None, "an empty directory is no loss"
+    Path(made.folder, "durable-stream-copied").unlink()
+    assert run(worktrees.add(NEXT, str(project), before(made))) is not None, "a making that was cut off"
+
+
+def test_what_is_discarded_leaves_nothing_in_the_repository(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    write(Path(made.root, "a.txt"), "changed\n")
+    write(Path(made.root, "report.log"), "only here\n")
+    assert run(worktrees.collect(ID, made.repository, made.base, made.folder))["ref"]
+    for _ in range(2):
+        run(worktrees.discard(ID, made.root, made.repository))
+        assert git(project, "for-each-ref", "refs/durable-stream") == "" and not Path(made.root).exists()
+        assert git(project, "worktree", "list").count("\n") == 1
 
 
 def test_a_worktree_of_an_earlier_version_is_collected_and_applied(worktrees: Worktrees, project: Path) -> None:

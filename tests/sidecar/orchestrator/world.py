@@ -68,7 +68,7 @@ class World:
         self.done[kind, node] += 1
         result: dict[str, Any] = {}
         if kind == CREATE:
-            result = {"session": f"{self._begin}{node}"}
+            result = {"session": args.get("session") or f"{self._begin}{node}"}
         if kind == ISOLATE:
             result = {"directory": "/w/sub", "root": "/w", "base": "b", "repository": "/r"}
             self.worktrees.add(node)
