@@ -37,6 +37,17 @@ STRINGS = ("", "0", "call_0", "می‌خواهم", "क्‍ष 👨‍💻", "
 NUMBERS = (0, -1, 1, 0.5, -1e12, 4102444800000, 640870 * 3_600_000, 1e300, 2**53 - 1)
 
 
+SAME = {("input", "args"): ("args",), ("input", "event", "properties", "part", "state", "input"): ("args",)}
+"""A call's input is the same in the hook and in the part; so is its id."""
+
+
+def place_of(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Paths of the same thing have the same place."""
+    if path[-1] == "callID":
+        return path[-1:]
+    return next((short + path[len(long) :] for long, short in SAME.items() if path[: len(long)] == long), path)
+
+
 def fields_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The path of each string and number: the names only, so a list's elements share a path."""
     if isinstance(value, dict):
@@ -55,7 +66,7 @@ def changed(value: Any, new: dict[tuple[str, ...], Any], path: tuple[str, ...] =
         return {name: changed(one, new, (*path, name)) for name, one in value.items()}
     if isinstance(value, list):
         return [changed(one, new, path) for one in value]
-    key = path if path in new else path[-1:]
+    key = place_of(path) if path else path
     if key in new and isinstance(value, str | int | float) and not isinstance(value, bool):
         return new[key]
     return value
@@ -79,8 +90,7 @@ def fields(major: int, name: str) -> list[tuple[tuple[str, ...], bool]]:
                 found.pop(path, None)
                 selecting.add(path)
             elif path not in selecting:
-                # A call's id is the same in the hook and in the part.
-                found[path[-1:] if path[-1] == "callID" else path] = isinstance(value, str)
+                found[place_of(path)] = isinstance(value, str)
     return sorted(found.items())
 
 

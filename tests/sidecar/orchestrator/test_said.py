@@ -87,6 +87,7 @@ async def test_the_model_gets_an_answer_as_it_was_said_by_its_call_or_by_a_messa
             waits = asyncio.create_task(call(made, "checkpoint_ask", question=f"Which? {by_message}"))
             while not (asked := [c for c in made.people.checkpoints.data.checkpoints.values() if c.state == "open"]):
                 await asyncio.sleep(0)
+            await run.settled()  # the question is in the log, too
             if by_message:  # the turn is stopped, so its call waits no longer
                 await run.happened("turn.ended", session=PARENT, outcome="interrupted", message="msg_1")
             await made.people.answer(AnswerArgs(checkpoint=asked[0].id, answer=[words]), Who("user", {}))
