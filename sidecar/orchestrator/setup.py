@@ -24,7 +24,10 @@ from sidecar.orchestrator.environments import OURS
 from sidecar.processes import mark_of
 
 MAX_OUTPUT: Final = 4000
-"""How much of the end of a command's output is kept, in characters."""
+"""How much of the end of a failed command's output is kept, in characters."""
+
+MAX_DONE: Final = 400
+"""The same for a command that did not fail. All of it stays in the state of the agent ``intents``."""
 
 _LOOK_SECONDS: Final = 0.5
 _END_SECONDS: Final = 5.0
@@ -69,7 +72,7 @@ class Setup:
             start = loop.time()
             with TemporaryFile() as output:
                 code = await _run(command, root, own, note, output, began + self.seconds, wanted)
-                said = await asyncio.to_thread(_tail, output)
+                said = await asyncio.to_thread(_tail, output, MAX_OUTPUT if code != 0 else MAX_DONE)
             runs.append({"command": command, "code": code, "seconds": round(loop.time() - start, 1), "output": said})
             if code is None:
                 late = f"took more than {self.seconds / 60:g} minutes ([phantom] setup_minutes)"
@@ -148,8 +151,8 @@ def end(note: Path) -> None:
     note.unlink(missing_ok=True)
 
 
-def _tail(output: IO[bytes]) -> str:
+def _tail(output: IO[bytes], most: int) -> str:
     size = output.seek(0, os.SEEK_END)
-    output.seek(max(size - 4 * MAX_OUTPUT, 0))
+    output.seek(max(size - 4 * most, 0))
     text = output.read().decode("utf-8", "replace")
-    return text if len(text) <= MAX_OUTPUT else "…" + text[-MAX_OUTPUT:]
+    return text if len(text) <= most else "…" + text[-most:]

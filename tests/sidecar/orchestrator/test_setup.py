@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sidecar.orchestrator.host import HostAbsent
-from sidecar.orchestrator.setup import Setup
+from sidecar.orchestrator.setup import MAX_DONE, MAX_OUTPUT, Setup
 from sidecar.orchestrator.worktree_effects import Isolate
 from sidecar.orchestrator.worktrees import Worktrees
 from sidecar.processes import mark_of
@@ -91,12 +91,12 @@ async def appears(path: Path) -> str:
 async def test_the_commands_run_in_the_worktree_with_the_environment_of_the_one_that_asked(
     worktrees: Worktrees, project: Path
 ) -> None:
-    tell = 'echo "$WHOSE $DURABLE_STREAM_PROJECT $PWD"; env'
+    tell = 'echo "$WHOSE $DURABLE_STREAM_PROJECT $PWD$OPENCODE_SERVER_PASSWORD"'
     asker = Asker(ENVIRONMENT | {"GIT_DIR": "/elsewhere", "OPENCODE_SERVER_PASSWORD": "secret"})
     made = await ran(isolate(worktrees, tell, "git status --short", asker=asker), project)
     (told, status) = made["setup"]
-    assert told["output"].splitlines()[0] == f"ada {project} {made['root']}" and told["code"] == 0
-    assert "PASSWORD" not in told["output"] and (status["code"], status["output"]) == (0, "")
+    assert (told["output"], told["code"]) == (f"ada {project} {made['root']}\n", 0)
+    assert (status["code"], status["output"]) == (0, "")
 
 
 async def test_what_they_change_is_not_the_agents_change_and_keeps_no_worktree(
@@ -132,6 +132,13 @@ async def test_a_command_that_fails_ends_the_work_with_its_output(worktrees: Wor
     assert "cannot" in found["failed"] and "3" in found["failed"]
     assert [run["code"] for run in found["setup"]] == [0, 3] and "about to" in found["setup"][1]["output"]
     assert not worktrees.root(ID).exists() and not git(project, "worktree", "list").count(ID)
+
+
+async def test_only_the_end_of_long_output_is_kept(worktrees: Worktrees, project: Path) -> None:
+    found = await ran(isolate(worktrees, "seq 9999", "seq 9999; exit 1"), project)
+    done, failed = (run["output"] for run in found["setup"])
+    assert done.endswith("9998\n9999\n") and done[0] == failed[0] == "…"
+    assert len(done) == MAX_DONE + 1 and len(failed) == MAX_OUTPUT + 1
 
 
 async def test_a_command_that_takes_too_long_is_stopped_with_what_it_started(
