@@ -25,9 +25,11 @@ from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint, CheckpointAgent
 from sidecar.orchestrator.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.orchestrator.notify_effects import Answering, notify_kinds
 from sidecar.orchestrator.reading import read_checkpoints
+from sidecar.orchestrator.rings import Rules
 from sidecar.orchestrator.said import Said
 from sidecar.orchestrator.signals import SignalAgent
 from sidecar.orchestrator.stream_read import open_reader, read_lines
+from sidecar.orchestrator.terminals import read_focus
 from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.registry import Args, NoArgs, Requests
 from sidecar.runtime.deciding import AgentFailed, InputRefused
@@ -105,6 +107,7 @@ class People:
             self.channels.stages,
             quiet_until=lambda now: quiet_until(config.quiet_hours, now),
             min_ms=round(config.min_seconds * 1000),
+            rings=Rules(config.turns, round(config.min_seconds * 1000)),
             children=config.children,
             escalate_ms=round(config.escalate_after_seconds * 1000),
         )
@@ -142,11 +145,18 @@ class People:
         for agent in (self.checkpoints, self.alerts):
             deadline = agent.deadline()
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
-                await self._command(agent.name, f"tick:{now}", "tick", {"now": now})
+                await self._command(agent.name, f"tick:{now}", "tick", {"now": now, **await self._focus()})
         waiting = [c.id for c in self.checkpoints.data.checkpoints.values() if c.waiting]
         if left := [identifier for identifier in waiting if not self._waited[identifier]]:
             payload = {"checkpoints": left}
             await self._command(checkpoints.NAME, f"later:{self._identity.ulid()}", "checkpoint.later", payload)
+
+    async def _focus(self) -> dict[str, Any]:
+        """The focus of the terminals, for a tick; empty unless a turn waits for it."""
+        alerted = self.alerts.data.alerts.values()
+        if not any(a.is_turn and a.due is not None for a in alerted):
+            return {}
+        return {"focus": await asyncio.to_thread(read_focus, self._home.path)}
 
     # --- tools ---
 
