@@ -256,7 +256,7 @@ class AlertAgent(OwnAgent[State]):
     def _turn_began(self, given: dict[str, Any], ts: int) -> list[Output]:
         if not self._rings_turns or not given.get("message"):
             return []
-        return [Output("alert.turn_began", {"turn": f"{given.get('session')} {given['message']}", "ts": ts})]
+        return [Output("ring.began", {"turn": f"{given.get('session')} {given['message']}", "ts": ts})]
 
     def _turn_ended(self, given: dict[str, Any], ts: int) -> list[Output]:
         session, outcome = str(given.get("session")), str(given.get("outcome"))
@@ -264,11 +264,11 @@ class AlertAgent(OwnAgent[State]):
         if turn is None:
             return []
         began = self.data.turns[turn]
-        over = Output("alert.turn_over", {"turn": turn})
+        over = Output("ring.over", {"turn": turn})
         if outcome == "continued":
-            return [over, Output("alert.turn_began", {"turn": session, "ts": began})]
+            return [over, Output("ring.began", {"turn": session, "ts": began})]
         if why := why_not_raised(self._rings, outcome, ts - began):
-            return [Output("alert.turn_over", {"turn": turn, "why": why})]
+            return [Output("ring.over", {"turn": turn, "why": why})]
         error = given.get("error")
         name = str(error.get("name") or "") if isinstance(error, dict) else str(error or "")
         text = on_one_line(turn_text(outcome, name, str(given.get("title") or ""), session))
@@ -387,11 +387,11 @@ class AlertAgent(OwnAgent[State]):
             self.data.alerts[given["alert"]] = _alert(given)
             self._tidy()
             return
-        if event.type == "alert.turn_began":
+        if event.type == "ring.began":
             self.data.turns[given["turn"]] = given["ts"]
             for old in list(self.data.turns)[:-KEPT_TURNS]:
                 del self.data.turns[old]
-        elif event.type == "alert.turn_over":
+        elif event.type == "ring.over":
             self.data.turns.pop(given["turn"], None)
         alert = self.data.alerts.get(given.get("alert", "")) if event.type.startswith("alert.") else None
         if alert is None:

@@ -100,7 +100,7 @@ class People:
     ) -> None:
         self._home, self._identity, self._said = home, identity, said
         self.answerers = Answerers(linked, agents_may_answer, home.read_token)
-        self.channels = Channels(config)
+        self.channels, self._turns = Channels(config), config.turns
         self.checkpoints = CheckpointAgent(everywhere=bool(self.channels.names))
         self.signals = SignalAgent()
         self.alerts = AlertAgent(
@@ -311,7 +311,7 @@ class People:
         requests.register("checkpoints", NoArgs, self._listed, "`checkpoints`, oldest first")
         requests.register("checkpoint_answer", AnswerArgs, self.answer, "the checkpoint")
         requests.register("signal", SignalArgs, self.signal, "`name`, `count`")
-        requests.register("notify_test", NoArgs, self.test, "`channels`: `channel`, `ok`, `error`")
+        requests.register("notify_test", NoArgs, self.test, "`channels`: `channel`, `ok`, `error`; `turns`")
 
     async def _listed(self, args: NoArgs) -> dict[str, Any]:
         listed = await read_checkpoints(open_reader(self._home.store_path))
@@ -395,7 +395,7 @@ class People:
             found.append({"channel": channel, "ok": not error, "error": error})
         if self.page.is_on or self.page.fault:
             found.append({"channel": "links", "ok": not self.page.fault, "error": self.page.fault})
-        return {"channels": found}
+        return {"channels": found, "turns": self._turns}
 
     async def _command(self, agent: str, key: str, type_: str, payload: dict[str, Any]) -> Handled:
         assert self._runtime is not None
