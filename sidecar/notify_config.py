@@ -6,7 +6,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-
 Turns = Literal["off", "away", "unless-in-front", "always"]
 
 

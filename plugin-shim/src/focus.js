@@ -44,6 +44,10 @@ export function tellFocus(renderer, home, session) {
     clearInterval(timer);
     renderer.off("focus", front);
     renderer.off("blur", away);
-    fs.rmSync(file, { force: true });
+    try {
+      fs.rmSync(file, { force: true });
+    } catch {
+      // the sidecar ignores the file of a terminal that has ended, and removes it
+    }
   };
 }

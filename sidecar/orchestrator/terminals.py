@@ -26,10 +26,13 @@ def read_focus(home: Path) -> dict[str, Focus]:
             if path.is_symlink() or (known := path.stat()).st_size > MOST_BYTES:
                 continue
             told = json.loads(path.read_bytes())
-            session, focus, pid = told["session"], told["focus"], int(path.stem)
+            session, focus = told["session"], told["focus"]
+            if not still_runs(int(path.stem), round(known.st_mtime * 1000)):
+                path.unlink(missing_ok=True)  # a killed terminal leaves its file
+                continue
         except (OSError, ValueError, TypeError, KeyError):
             continue
-        if not still_runs(pid, round(known.st_mtime * 1000)) or not isinstance(session, str):
+        if not isinstance(session, str):
             continue
         if focus == "front" or (focus == "away" and session not in found):
             found[session] = focus

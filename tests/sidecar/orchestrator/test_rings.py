@@ -68,3 +68,4 @@ def test_only_terminals_that_run_and_tell_their_focus_count(tmp_path: Path) -> N
     told(os.getppid(), ["ses_1"], "x" * MOST_BYTES)
     (folder / "7.json").write_text("[")
     assert read_focus(tmp_path) == {}
+    assert not (folder / f"{2**22 + 1}.json").exists(), "the file of a terminal that was killed"
