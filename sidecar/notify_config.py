@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Turns = Literal["off", "away", "unless-in-front", "always"]
 
 
 class NotifyConfig(BaseModel):
@@ -30,7 +32,11 @@ class NotifyConfig(BaseModel):
     """
 
     min_seconds: Annotated[float, Field(ge=0)] = 60.0
-    """Background work that took less time is reported only to the model."""
+    """Background work that took less time is reported only to the model, and shorter turns not at all."""
+
+    turns: Turns = "off"
+    """Whether the end of an ordinary turn that took ``min_seconds`` is reported: ``off``; ``away``, if its terminal
+    says that it is not in front; ``unless-in-front``, also if the terminal says nothing; ``always``."""
 
     children: bool = False
     """Whether a person also gets a message when work that was started by background work ends."""

@@ -5,6 +5,7 @@
  */
 import { createHash } from "node:crypto";
 import { showCard } from "./card.js";
+import { tellFocus } from "./focus.js";
 import { ABOUT, List, TITLE, runner } from "./list.js";
 
 /**
@@ -30,6 +31,8 @@ export function tui(options, file = "") {
           onSelect: () => void list.open(),
         },
       ]);
+      const end = tellFocus(api.renderer, options.home, () => api.route.current?.params?.sessionID);
+      api.lifecycle?.onDispose(end);
       await showCard(api, options.home);
     },
   };

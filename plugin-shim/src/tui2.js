@@ -7,6 +7,7 @@
  */
 import path from "node:path";
 import { CardFile, FILE, HEADING, LOOK_MS, lines, of, summary, terminal } from "./card.js";
+import { tellFocus } from "./focus.js";
 import { ABOUT, List, TITLE, runner } from "./list.js";
 
 /** Two copies of the plugin have the same id, because then OpenCode loads only one of them. */
@@ -26,7 +27,9 @@ export function tui2(options, drawing = terminal) {
     setup: async (context) => {
       const list = new List(screen2(context.ui), runner(options));
       context.ui.slot({ append: "app", render: () => command(context, list) });
-      return showWork(context, options.home, drawing);
+      const end = tellFocus(context.renderer, options.home, () => context.ui.router.current?.()?.sessionID);
+      const endWork = await showWork(context, options.home, drawing);
+      return () => (end(), endWork());
     },
   };
 }

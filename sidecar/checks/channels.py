@@ -21,6 +21,19 @@ def check_urls(scene: Scene) -> list[Check]:
     return [Check("notify", "note", f"{', '.join(names)}: {why}", hint) for why, names in named.items()]
 
 
+def check_turns(scene: Scene) -> list[Check]:
+    """Whether ordinary turns ring, and through which channels; nothing if they do not and should not."""
+    if scene.config is None or scene.config.notify.turns == "off":
+        return []
+    from sidecar.orchestrator.channels import Channels
+
+    names = Channels(scene.config.notify).names
+    if names:
+        return [Check("notify", "ok", f"long turns ring ({scene.config.notify.turns}) through {', '.join(names)}")]
+    hint = "set `urls`, `command` or `desktop` in [notify], then run `durable-stream stop`"
+    return [Check("notify", "note", "long turns cannot ring, because no channel is configured", hint)]
+
+
 def check_channels(scene: Scene) -> list[Check]:
     """The configured channels that did not accept the newest message sent on them, named without secrets."""
     if scene.config is None or not scene.survey.failing:

@@ -38,6 +38,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     nats.check_nats,
     agents.check_agents,
     channels.check_urls,
+    channels.check_turns,
 )
 
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (

@@ -82,6 +82,8 @@ async def notify(
     for each in found["channels"]:
         if not json:
             out.text(f"{each['channel']}: {'works' if each['ok'] else each['error']}")
+    if not json and found["channels"]:
+        out.text(f"turns: {found['turns']}")
     if not found["channels"] and not changed:
         note("No channel is configured: set `urls`, `command` or `desktop` in [notify] in config.toml.")
     return 0 if found["channels"] and all(each["ok"] for each in found["channels"]) else 1

@@ -2,11 +2,12 @@
 Pure.
 
 An alert is one fact that a person should know: background work ended or has nearly used up a budget, something is
-waiting for an answer, or the model called ``notify_user``. The stages of an alert are a toast in OpenCode, a desktop
-notification, and the ``urls`` of ``[notify]``, such as a phone. After a stage that reached a screen, the next stage
-begins after ``escalate_after_seconds``; after a stage that reached nobody, the next one begins at once. An alert ends
-as soon as there is a sign that somebody saw it: the result is in the parent's history, the checkpoint is closed, or a
-person wrote in that session.
+waiting for an answer, the model called ``notify_user``, or an ordinary turn ended (see ``rings``). The stages
+of an alert are a toast in OpenCode, a desktop notification, and the ``urls`` of ``[notify]``, such as a phone. After a
+stage that reached a screen, the next stage begins after ``escalate_after_seconds``; after a stage that reached nobody,
+the next one begins at once. An alert ends as soon as there is a sign that somebody saw it: the result is in the
+parent's history, the checkpoint is closed, or a person wrote in that session. The alert of a turn also ends when its
+terminal is in front, or unknown if the rules say so.
 
 An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
 
@@ -25,6 +26,7 @@ from typing import Any, Final
 
 from sidecar.orchestrator.lifecycle import after
 from sidecar.orchestrator.own_agent import OwnAgent
+from sidecar.orchestrator.rings import QUIET, Focus, Rules, turn_text, why_not_raised, why_not_sent
 from sidecar.runtime.agent import Output
 from sidecar.views.asked import on_one_line
 from sidecar.views.wording import cut_middle, visible
@@ -36,6 +38,9 @@ SEND: Final = "notify.send"
 
 KEPT_ENDED: Final = 200
 """How many ended alerts stay in the state; the log has them all."""
+
+KEPT_TURNS: Final = 200
+"""How many begun turns are remembered; a turn that is forgotten does not ring."""
 
 MAX_TEXT: Final = 500
 MAX_TITLE: Final = 100
@@ -98,6 +103,11 @@ class Alert:
         """Whether somebody is waiting for an answer to this alert."""
         return self.about.startswith("chk_")
 
+    @property
+    def is_turn(self) -> bool:
+        """Whether this alert is about the end of an ordinary turn."""
+        return self.about.startswith("turn:")
+
 
 @dataclass(slots=True)
 class State:
@@ -108,6 +118,9 @@ class State:
     """By channel, the time when the last message on it was sent, not counting questions."""
     asked: dict[str, list[int]] = field(default_factory=dict)
     """By channel, the times of its last ``MOST_ALONE`` messages with questions."""
+    turns: dict[str, int] = field(default_factory=dict)
+    """By session and user message, when a person began a turn that has not ended. A turn that continues after a
+    compaction answers another message, so it is kept by its session alone."""
 
 
 class AlertAgent(OwnAgent[State]):
@@ -117,6 +130,7 @@ class AlertAgent(OwnAgent[State]):
         stages: the channels of each stage after the toast.
         quiet_until: the quiet hours, in which only toasts are shown and no other stage begins.
         min_ms: background work that took less time raises no alert.
+        rings: the rules for ordinary turns.
         children: whether work that was started by background work also raises alerts.
         escalate_ms: how long after one stage the next stage begins.
     """
@@ -127,12 +141,13 @@ class AlertAgent(OwnAgent[State]):
         *,
         quiet_until: QuietUntil = lambda now: None,
         min_ms: int = 0,
+        rings: Rules = Rules(),  # noqa: B008 - it is frozen
         children: bool = False,
         escalate_ms: int = 120_000,
     ) -> None:
         self._stages = [list(stage) for stage in stages if stage]
         self._quiet_until, self._min_ms, self._children = quiet_until, min_ms, children
-        self._escalate_ms = escalate_ms
+        self._escalate_ms, self._rings = escalate_ms, rings
         super().__init__(NAME, State)
 
     @property
@@ -149,7 +164,12 @@ class AlertAgent(OwnAgent[State]):
             "checkpoint.expired",
             "checkpoint.withdrawn",
             "human.input",
+            *(("turn.ended",) if self._rings_turns else ()),
         )
+
+    @property
+    def _rings_turns(self) -> bool:
+        return self._rings.turns != "off" and bool(self._stages)
 
     def deadline(self) -> int | None:
         """When the agent wants the next ``tick``, in ms UTC."""
@@ -182,13 +202,16 @@ class AlertAgent(OwnAgent[State]):
                 session = None if shown else given.get("tell")
                 return self._raise(f"alr_{identifier[4:]}", session, title, text, identifier, event.ts, wait=shown)
             case "tick":
-                return self._tick(given["now"])
+                return self._tick(given["now"], given.get("focus") or {})
             case "effect.completed" | "effect.failed":
                 return self._effect_ended(event)
             case "human.input":
                 session = given.get("session")
                 open_ = [a for a in self.data.alerts.values() if a.session == session and a.state != "seen"]
-                return _seen([a for a in open_ if not a.is_question], "a person wrote here", event.ts)
+                seen = _seen([a for a in open_ if not a.is_question], "a person wrote here", event.ts)
+                return seen if event.metadata.get("history") else [*seen, *self._turn_began(given, event.ts)]
+            case "turn.ended":
+                return self._turn_ended(given, event.ts)
             case "notice.observed":
                 return self._closed(f"int_{str(given.get('notice'))[4:]}", "in the parent's history", event.ts)
             case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
@@ -198,10 +221,12 @@ class AlertAgent(OwnAgent[State]):
     def _raise(
         self, identifier: str, session: str | None, title: str, text: str, about: str, ts: int, wait: bool = False
     ) -> list[Output]:
-        """Raise an alert, but only once; ``wait`` leaves time for the result to reach the parent first."""
+        """Raise an alert, but only once; ``wait`` leaves time for the result to reach the parent first. The end of a
+        turn needs no toast, because OpenCode shows it."""
+        is_turn = about.startswith("turn:")
         if identifier in self.data.alerts:
             return []
-        stages = [["toast"], *self._stages] if session is not None else self._stages
+        stages = [["toast"], *self._stages] if session is not None and not is_turn else self._stages
         due = ts + self._escalate_ms * wait if stages else None
         raised = {
             "alert": identifier,
@@ -213,7 +238,7 @@ class AlertAgent(OwnAgent[State]):
             "ts": ts,
             "due": due,
         }
-        toast = [] if wait or session is None else self._advance(_alert(raised), ts)
+        toast = [] if wait or session is None or is_turn else self._advance(_alert(raised), ts)
         return [Output("alert.raised", raised), *toast]
 
     def _intent_ended(self, type_: str, given: dict[str, Any], ts: int) -> list[Output]:
@@ -229,12 +254,38 @@ class AlertAgent(OwnAgent[State]):
         raised = self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
         return [*glance, *raised]
 
-    def _tick(self, now: int) -> list[Output]:
+    def _turn_began(self, given: dict[str, Any], ts: int) -> list[Output]:
+        if not self._rings_turns or not given.get("message"):
+            return []
+        return [Output("ring.began", {"turn": f"{given.get('session')} {given['message']}", "ts": ts})]
+
+    def _turn_ended(self, given: dict[str, Any], ts: int) -> list[Output]:
+        session, outcome = str(given.get("session")), str(given.get("outcome"))
+        turn = next((t for t in (f"{session} {given.get('message')}", session) if t in self.data.turns), None)
+        if turn is None:
+            return []
+        began = self.data.turns[turn]
+        over = Output("ring.over", {"turn": turn})
+        if outcome == "continued":
+            return [over, Output("ring.began", {"turn": session, "ts": began})]
+        if why := why_not_raised(self._rings, outcome, ts - began):
+            return [Output("ring.over", {"turn": turn, "why": why})]
+        error = given.get("error")
+        name = str(error.get("name") or "") if isinstance(error, dict) else str(error or "")
+        text = on_one_line(turn_text(outcome, name, str(given.get("title") or ""), session))
+        identifier = f"alr_{given.get('message')}"
+        return [over, *self._raise(identifier, session, "OpenCode", text, f"turn:{given.get('message')}", ts)]
+
+    def _tick(self, now: int, focus: Mapping[str, Focus]) -> list[Output]:
         outputs: list[Output] = []
         sending: set[str] = set()
         asked = {channel: list(times) for channel, times in self.data.asked.items()}
         for alert in self.data.alerts.values():
             if alert.due is not None and alert.due <= now and alert.id not in sending and len(outputs) < 60:
+                shown = focus.get(str(alert.session), "unknown")
+                if alert.is_turn and (why := why_not_sent(self._rings, shown, now - alert.raised)):
+                    outputs += _seen([alert], QUIET[why], now)
+                    continue
                 joined = self._joined(alert, now, sending)
                 said = self._advance(alert, now, joined, asked)
                 if said[0].type == "alert.sending":
@@ -337,6 +388,12 @@ class AlertAgent(OwnAgent[State]):
             self.data.alerts[given["alert"]] = _alert(given)
             self._tidy()
             return
+        if event.type == "ring.began":
+            self.data.turns[given["turn"]] = given["ts"]
+            for old in list(self.data.turns)[:-KEPT_TURNS]:
+                del self.data.turns[old]
+        elif event.type == "ring.over":
+            self.data.turns.pop(given["turn"], None)
         alert = self.data.alerts.get(given.get("alert", "")) if event.type.startswith("alert.") else None
         if alert is None:
             return

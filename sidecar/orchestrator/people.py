@@ -25,9 +25,11 @@ from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint, CheckpointAgent
 from sidecar.orchestrator.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.orchestrator.notify_effects import Answering, notify_kinds
 from sidecar.orchestrator.reading import read_checkpoints
+from sidecar.orchestrator.rings import Rules
 from sidecar.orchestrator.said import Said
 from sidecar.orchestrator.signals import SignalAgent
 from sidecar.orchestrator.stream_read import open_reader, read_lines
+from sidecar.orchestrator.terminals import read_focus
 from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.registry import Args, NoArgs, Requests
 from sidecar.runtime.deciding import AgentFailed, InputRefused
@@ -98,13 +100,14 @@ class People:
     ) -> None:
         self._home, self._identity, self._said = home, identity, said
         self.answerers = Answerers(linked, agents_may_answer, home.read_token)
-        self.channels = Channels(config)
+        self.channels, self._turns = Channels(config), config.turns
         self.checkpoints = CheckpointAgent(everywhere=bool(self.channels.names))
         self.signals = SignalAgent()
         self.alerts = AlertAgent(
             self.channels.stages,
             quiet_until=lambda now: quiet_until(config.quiet_hours, now),
             min_ms=round(config.min_seconds * 1000),
+            rings=Rules(config.turns, round(config.min_seconds * 1000)),
             children=config.children,
             escalate_ms=round(config.escalate_after_seconds * 1000),
         )
@@ -142,11 +145,18 @@ class People:
         for agent in (self.checkpoints, self.alerts):
             deadline = agent.deadline()
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
-                await self._command(agent.name, f"tick:{now}", "tick", {"now": now})
+                await self._command(agent.name, f"tick:{now}", "tick", {"now": now, **await self._focus()})
         waiting = [c.id for c in self.checkpoints.data.checkpoints.values() if c.waiting]
         if left := [identifier for identifier in waiting if not self._waited[identifier]]:
             payload = {"checkpoints": left}
             await self._command(checkpoints.NAME, f"later:{self._identity.ulid()}", "checkpoint.later", payload)
+
+    async def _focus(self) -> dict[str, Any]:
+        """The focus of the terminals, for a tick; empty unless a turn waits for it."""
+        alerted = self.alerts.data.alerts.values()
+        if not any(a.is_turn and a.due is not None for a in alerted):
+            return {}
+        return {"focus": await asyncio.to_thread(read_focus, self._home.path)}
 
     # --- tools ---
 
@@ -301,7 +311,7 @@ class People:
         requests.register("checkpoints", NoArgs, self._listed, "`checkpoints`, oldest first")
         requests.register("checkpoint_answer", AnswerArgs, self.answer, "the checkpoint")
         requests.register("signal", SignalArgs, self.signal, "`name`, `count`")
-        requests.register("notify_test", NoArgs, self.test, "`channels`: `channel`, `ok`, `error`")
+        requests.register("notify_test", NoArgs, self.test, "`channels`: `channel`, `ok`, `error`; `turns`")
 
     async def _listed(self, args: NoArgs) -> dict[str, Any]:
         listed = await read_checkpoints(open_reader(self._home.store_path))
@@ -385,7 +395,7 @@ class People:
             found.append({"channel": channel, "ok": not error, "error": error})
         if self.page.is_on or self.page.fault:
             found.append({"channel": "links", "ok": not self.page.fault, "error": self.page.fault})
-        return {"channels": found}
+        return {"channels": found, "turns": self._turns}
 
     async def _command(self, agent: str, key: str, type_: str, payload: dict[str, Any]) -> Handled:
         assert self._runtime is not None

@@ -9,11 +9,13 @@ import pytest
 
 from sidecar.install.tui import TUI_NAME
 from sidecar.install.tui2 import SETTINGS_NAME
+from tests.real import rings
 from tests.real.background import one, only, spawn, window
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.terminal import DOWN, ENTER, READY, Terminal
+from tests.sidecar.orchestrator.receiver import Receiver
 from tools.install_opencode import VERSION_2, binary_path
 
 pytestmark = pytest.mark.real_opencode
@@ -38,6 +40,22 @@ def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2
         opencode.api("GET", f"/api/model?location[directory]={opencode.project}")  # type: ignore[attr-defined]
         yield opencode  # type: ignore[misc]
         durable.end_with(opencode)
+
+
+def test_an_ordinary_turn_that_was_long_rings_the_phone(model: ModelServer, durable: DurableStream) -> None:
+    with Receiver() as phone:
+        rings.configure(durable, phone)
+        durable.cli("agents")
+        config = {"snapshot": False}
+        with RealOpenCode2(binary_path(VERSION_2), model.port, config=config, serve=False) as opencode:
+            durable.in_project(opencode, "install")
+            opencode.start()  # type: ignore[attr-defined]
+            opencode.api("GET", f"/api/model?location[directory]={opencode.project}")  # type: ignore[attr-defined]
+            with window(opencode) as screen:
+                screen.wait_for(READY)
+                screen.wait_for("Mock 1 Mock")
+                rings.assert_rings(screen, durable, model, phone)
+            durable.end_with(opencode)
 
 
 def prompt(screen: Terminal, text: str) -> None:

@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
+from tests.real import rings
+from tests.real.background import window
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode, free_port
+from tests.real.terminal import READY
 from tests.sidecar.orchestrator.receiver import SECRET, Receiver
 
 pytestmark = pytest.mark.real_opencode
@@ -73,6 +76,19 @@ def test_the_phone_answers_and_is_told_when_opencode_is_closed(
         signature = link[0].rpartition("/")[2]
         for secret in (SECRET, signature):
             assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
+def test_an_ordinary_turn_that_was_long_rings_the_phone(
+    opencode_binary: Path, model: ModelServer, tmp_path: Path
+) -> None:
+    with Receiver() as phone, DurableStream(tmp_path / "home") as durable:
+        rings.configure(durable, phone)
+        durable.cli("agents")
+        with RealOpenCode(opencode_binary, model.port, serve=False) as client:
+            durable.in_project(client, "install")
+            with window(client) as screen:
+                screen.wait_for(READY)
+                rings.assert_rings(screen, durable, model, phone)
 
 
 def test_what_the_model_tells_the_user_is_durable(opencode_binary: Path, model: ModelServer, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sidecar.checks.channels import check_channels, check_urls
+from sidecar.checks.channels import check_channels, check_turns, check_urls
 from sidecar.checks.check import Check, scene_of
 from sidecar.checks.recording import survey
 from sidecar.checks.table import BEFORE_THE_LOG, WITH_THE_LOG
@@ -37,6 +37,17 @@ def notifying_home(home: Home) -> Home:
 def configured(home: Home, *urls: str) -> list[Check]:
     home.config_path.write_text(f"[notify]\nurls = {json.dumps(urls)}\n")
     return check_urls(scene_of(home, ("durable-stream",), home.path, {"HOME": str(home.path), "PATH": ""}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "levels"),
+    [("", []), ('turns = "away"', ["note"]), ('turns = "away"\ndesktop = true', ["ok"]), ("desktop = true", [])],
+)
+def test_whether_long_turns_ring_is_told(home: Home, settings: str, levels: list[str]) -> None:
+    assert check_turns in BEFORE_THE_LOG
+    home.config_path.write_text(f"[notify]\n{settings}\n")
+    scene = scene_of(home, ("durable-stream",), home.path, {"HOME": str(home.path), "PATH": ""})
+    assert [check.level for check in check_turns(scene)] == levels
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # apprise's own

@@ -23,6 +23,7 @@ def test_each_channel_is_proved(tmp_path: Path) -> None:
         done = run_and_stop(home, "notify", "test", "--json")
         assert done.code == 1
         found = done.objects()[0]["channels"]
+        assert done.objects()[0]["turns"] == "off"
         assert [each["ok"] for each in found] == [True, False]
         assert "500" in found[1]["error"]
         assert len(phone.taken) == 1

@@ -44,6 +44,8 @@ class Bench:
     def __init__(self, runtime: Runtime, store: StreamStore, clock: Clock, agents: Sequence[Agent]) -> None:
         self.runtime, self.store, self.clock, self._agents = runtime, store, clock, agents
         self._count = 0
+        self.facts: dict[str, Any] = {}
+        """What the sidecar adds to each tick."""
 
     async def command(self, agent: str, type_: str, **payload: Any) -> list[str]:
         """Send a command; the types of what it led to."""
@@ -55,7 +57,7 @@ class Bench:
     async def tick(self, agent: str, later_s: float = 0.0) -> list[str]:
         """Move the clock and let the agent see it."""
         self.clock.now_ms += round(later_s * 1000)
-        return await self.command(agent, "tick", now=self.clock.now_ms)
+        return await self.command(agent, "tick", now=self.clock.now_ms, **self.facts)
 
     async def happened(
         self, type_: str, stream: str = "ses_1", metadata: dict[str, Any] | None = None, **payload: Any
@@ -83,7 +85,7 @@ class Bench:
         for agent in self._agents:
             deadline = getattr(agent, "deadline", lambda: None)()
             if deadline is not None and 0 < deadline <= self.clock.now_ms:
-                await self.command(agent.name, "tick", now=self.clock.now_ms)
+                await self.command(agent.name, "tick", now=self.clock.now_ms, **self.facts)
 
     async def types(self, agent: str) -> list[str]:
         return [record.event.type for record in await records(self.store, agent_stream(agent))]

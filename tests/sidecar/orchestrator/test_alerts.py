@@ -14,12 +14,13 @@ from sidecar.orchestrator import alerts
 from sidecar.orchestrator.alerts import ALERT, NAME, SEND, TOAST, AlertAgent
 from sidecar.orchestrator.channels import ChannelError, Channels, channel_name, quiet_until
 from sidecar.orchestrator.notify_effects import Send
+from sidecar.orchestrator.rings import Rules
 from sidecar.runtime.inputs import Command
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.stores.memory import MemoryStore
 from tests.sidecar.orchestrator.receiver import SECRET, Receiver
-from tests.sidecar.orchestrator.support import Script, bench
+from tests.sidecar.orchestrator.support import Bench, Script, bench
 from tests.sidecar.runtime.kinds import Clock, Crash
 from tests.sidecar.runtime.support import until
 
@@ -276,6 +277,94 @@ async def test_a_message_whose_attempt_was_cut_off_is_sent_again(point: str, sen
         await run.settled()
         assert len(send.runs) == sent
         assert agent.data.alerts["alr_1"].channels == {"json:1": "sent"}
+
+
+async def turn(run: Bench, seconds: float, outcome: str = "completed", message: str = "msg_1", **about: Any) -> None:
+    """A person begins a turn, which ends after that many seconds."""
+    await run.happened("human.input", session="ses_1", message=message)
+    run.clock.now_ms += round(seconds * 1000)
+    ended = {"session": "ses_1", "message": message, "outcome": outcome, "title": "fix it", **about}
+    await run.happened("turn.ended", **ended)
+
+
+RINGS = Rules("unless-in-front", 60_000)
+
+
+async def test_an_ordinary_turn_rings_once_if_it_was_long_and_nobody_is_looking() -> None:
+    toast, send = Script({"shown": True}), Script({})
+    agent = AlertAgent(PHONE, rings=RINGS, quiet_until=lambda now: None)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        await turn(run, 59, message="msg_short")
+        await turn(run, 61, "aborted", message="msg_aborted")
+        run.facts = {"focus": {"ses_1": "front"}}
+        await turn(run, 61, message="msg_front")
+        assert (agent.data.alerts["alr_msg_front"].state, send.runs) == ("seen", [])
+        run.facts = {"focus": {"ses_1": "away"}}
+        await turn(run, 61)
+        assert [args["text"] for args in send.runs] == ["fix it finished (ses_1)"]
+        await run.happened("turn.ended", session="ses_1", message="msg_1", outcome="completed")
+        run.clock.now_ms += 60_000
+        await turn(run, 61, "failed", message="msg_2", error={"name": "APIError"})
+        assert [args["text"] for args in send.runs[1:]] == ["fix it failed: APIError (ses_1)"]
+        assert agent.data.alerts["alr_msg_1"].state == "seen", "a person wrote there since"
+        assert (agent.data.turns, toast.runs) == ({}, [])
+
+
+async def test_a_turn_that_nobody_began_or_that_is_told_as_history_does_not_ring() -> None:
+    send = Script({})
+    agent = AlertAgent(PHONE, rings=Rules("always"))
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        await run.happened("agent.input", session="ses_1", message="msg_1")
+        await run.happened("turn.ended", session="ses_1", message="msg_1", outcome="completed")
+        await run.happened("human.input", metadata={"history": True}, session="ses_1", message="msg_2")
+        await run.happened("turn.ended", session="ses_1", message="msg_2", outcome="completed")
+        assert (send.runs, agent.data.alerts) == ([], {})
+
+
+async def test_a_turn_that_is_compacted_rings_at_its_end() -> None:
+    send = Script({})
+    agent = AlertAgent(PHONE, rings=RINGS)
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        await turn(run, 50, "continued")
+        run.clock.now_ms += 20_000
+        await run.happened("turn.ended", session="ses_1", message="msg_compacted", outcome="completed")
+        assert len(send.runs) == 1
+
+
+async def test_a_turn_that_ends_in_quiet_hours_rings_after_them_unless_its_terminal_is_then_in_front() -> None:
+    send, clock = Script({}), Clock()
+    until_ms = clock.now_ms + 3_600_000
+    agent = AlertAgent(PHONE, rings=RINGS, quiet_until=lambda now: until_ms if now < until_ms else None)
+    async with bench(MemoryStore(), [agent], {SEND: send}, clock) as run:
+        await turn(run, 61)
+        assert (send.runs, agent.deadline()) == ([], until_ms)
+        await run.tick(NAME, HOUR)
+        assert len(send.runs) == 1
+
+
+async def test_turns_are_not_even_remembered_unless_they_are_to_ring() -> None:
+    for agent in (AlertAgent(PHONE), AlertAgent(rings=Rules("always"))):
+        async with bench(MemoryStore(), [agent], {}) as run:
+            await turn(run, 600)
+            assert await run.types(NAME) == []
+
+
+async def test_the_ring_of_a_turn_survives_a_crash() -> None:
+    """The process ends after the end of the turn is recorded as an alert, before anything is sent."""
+
+    def stop(reached: str) -> None:
+        if reached == "effect-started":
+            raise Crash
+
+    store, send = MemoryStore(), Script({})
+    async with bench(store, [AlertAgent(PHONE, rings=RINGS)], {SEND: send}, stop=stop) as run:
+        await run.happened("human.input", session="ses_1", message="msg_1")
+        run.clock.now_ms += 61_000
+        await run.happened("turn.ended", session="ses_1", message="msg_1", outcome="completed")
+        await until(lambda: bool(run.runtime.view.effects))
+    async with bench(store, [AlertAgent(PHONE, rings=RINGS)], {SEND: send}, seed=4) as run:
+        await run.settled()
+        assert len(send.runs) == 1
 
 
 @pytest.mark.parametrize(
