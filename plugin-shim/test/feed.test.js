@@ -161,25 +161,25 @@ test("a subscription that breaks is renewed", async (t) => {
 });
 
 test("a copy in a project sends only what happens below it, beside a copy of the user all", async (t) => {
-  const mine = "file:///work/mine/.opencode/plugins/a.js";
+  const mine = "file:///home/ada/mine/.opencode/plugins/a.js";
   const { sidecar, service, setUp, types } = bench(t);
   await sidecar.start();
-  await setUp("/work/mine", mine);
+  await setUp("/home/ada/mine", mine);
   const at = (/** @type {string} */ directory) => ({ location: { directory }, durable: { seq: 1 } });
-  service.announce("session.here", { sessionID: "ses_1" }, at("/work/mine/sub"));
-  service.announce("session.there", { sessionID: "ses_2" }, at("/work/mine2"));
+  service.announce("session.here", { sessionID: "ses_1" }, at("/home/ada/mine/sub"));
+  service.announce("session.there", { sessionID: "ses_2" }, at("/home/ada/mine2"));
   service.announce("session.there.too", { sessionID: "ses_2" }, {}); // says nowhere, but its session did
   service.announce("session.here.too", { sessionID: "ses_1" }, { durable: { seq: 2 } });
   await until(() => types().includes("session.here.too"), "the events");
   assert.deepEqual(types(), ["session.here", "session.here.too"]);
-  await setUp("/work/other");
-  service.announce("session.all", { sessionID: "ses_2" }, at("/work/mine2"));
+  await setUp("/home/ada/other");
+  service.announce("session.all", { sessionID: "ses_2" }, at("/home/ada/mine2"));
   await until(() => types().includes("session.all"), "the event of the other directory");
 });
 
 test("what belongs to a project is known by its place", () => {
   const env = { HOME: "/home/ada" };
-  assert.equal(scopeOf("file:///work/p/.opencode/plugin/a.js", env), "/work/p");
+  assert.equal(scopeOf("file:///home/ada/p/.opencode/plugin/a.js", env), "/home/ada/p");
   assert.equal(scopeOf("file:///home/ada/.opencode/plugins/a.js", env), null);
   assert.equal(scopeOf("file:///home/ada/.config/opencode/plugin/a.js", env), null);
   assert.equal(scopeOf("", env), null);

@@ -213,6 +213,24 @@ class Emitter:
             at_ms=at_ms,
         )
 
+    def link(self, session: SessionState, parent_id: str | None, entry: Entry | None) -> None:
+        """Link a session of unknown lineage to its parent's root. A session without a parent becomes a root itself."""
+        parent = self.state.sessions.get(parent_id) if parent_id else None
+        if session.known or (parent_id and parent is None):
+            return
+        self.emit(
+            entry,
+            type_=LINKED,
+            key=session.id,
+            payload=shapes.present(
+                session=session.id, parent=parent_id, root=parent.root if parent is not None else session.id
+            ),
+            cause=session.event_id,
+            actor="opencode",
+            stream=session.stream,
+            trace=traceparent(session.root, session.id),
+        )
+
 
 def safe_stream(session_id: str) -> str:
     """A valid stream id for any session id, even one that a foreign program made up."""

@@ -29,7 +29,7 @@ from bridge.opencode.capture.table import Rule, rule_for
 from bridge.opencode.link.frames import HookItem
 from streams.errors import InvalidEvent
 from streams.identity import Identity
-from streams.lineage import CREATED, ENDED, LINKED, RESUMED, traceparent
+from streams.lineage import CREATED, ENDED, RESUMED, traceparent
 
 __all__ = ["HOLD_S", "Drained", "Origin", "Token", "Translator"]
 
@@ -220,25 +220,7 @@ class Translator(Parts):
             trace=traceparent(parent.root if parent is not None else session_id, session_id),
         )
         for orphan in [s for s in self.state.unknown() if s.parent == session_id]:
-            self._link(orphan, session_id, entry)
-
-    def _link(self, session: SessionState, parent_id: str | None, entry: Entry) -> None:
-        """Link a session of unknown lineage to its parent's root. A session without a parent becomes a root itself."""
-        parent = self.state.sessions.get(parent_id) if parent_id else None
-        if session.known or (parent_id and parent is None):
-            return
-        self.emit(
-            entry,
-            type_=LINKED,
-            key=session.id,
-            payload=present(
-                session=session.id, parent=parent_id, root=parent.root if parent is not None else session.id
-            ),
-            cause=session.event_id,
-            actor="opencode",
-            stream=session.stream,
-            trace=traceparent(session.root, session.id),
-        )
+            self.link(orphan, session_id, entry)
 
     def _meet(self, session: SessionState, entry: Entry, source: str) -> None:
         """Record what a hook reveals about a known session: a new boot, or a parent unknown until now."""
@@ -247,7 +229,7 @@ class Translator(Parts):
             return  # as for nearly every hook
         info = shapes.session_info(entry.item)
         if info is not None and not session.known:
-            self._link(session, text(info.get("parentID")), entry)
+            self.link(session, text(info.get("parentID")), entry)
         if boot in session.boots or session.ended or source in ("session.created", "session.deleted"):
             return
         title = self._titles.get(session.id) or session.title

@@ -14,23 +14,23 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from math import inf
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from bridge.opencode.capture.emitter import HOLD_S, Origin, Token, safe_stream
 from bridge.opencode.capture.shapes import appeared, mapping, number, present, text
 from bridge.opencode.capture.state import RENAMED, CaptureState, SessionState
 from bridge.opencode.capture.v2 import shapes
+from bridge.opencode.capture.v2.gates import MET, Called, Gate, Gates
 from bridge.opencode.capture.v2.memory import Memory
-from bridge.opencode.capture.v2.rules import CUT, HostEntry, HostRules, replace_seq
+from bridge.opencode.capture.v2.rules import CUT, HostEntry, replace_seq
 from bridge.opencode.capture.v2.shapes import HostEvent
 from bridge.opencode.capture.v2.table import BY_NAME
 from bridge.opencode.link.frames import HookItem
 from streams.errors import InvalidEvent
 from streams.event import StreamEvent
 from streams.identity import Identity
-from streams.lineage import CREATED, ENDED, LINKED, RESUMED, traceparent
+from streams.lineage import CREATED, ENDED, RESUMED, traceparent
 
 HOOK = "service"
 """The hook name of an item that is an event of a service."""
@@ -39,12 +39,8 @@ SESSION_HOOK = "service.session"
 """The hook name of an item that describes a session which began before the plugin was loaded."""
 
 _SEEN_EVENTS = 50_000
-_MET = 20_000
 _REBUILT = 50_000
 _FAULTS = (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-
-SILENT = 3
-"""How many numbers in a row the service may count without announcing them, such as the cost of a title."""
 
 
 def is_of_service(item: HookItem) -> bool:
@@ -52,43 +48,7 @@ def is_of_service(item: HookItem) -> bool:
     return item.hook in (HOOK, SESSION_HOOK)
 
 
-class _Called(NamedTuple):
-    """The call that created a child session."""
-
-    message: str | None
-    call: str
-    turn: str | None
-
-
-@dataclass(slots=True)
-class _Gate:
-    """The events of a session from one process that wait until the session is placed and compared."""
-
-    deadline: float
-    entries: deque[tuple[HostEntry, HostEvent]] = field(default_factory=deque)
-    info: dict[str, Any] | None = None
-    is_asked: bool = False
-    is_compared: bool = False
-    reached: int | None = None
-    """The highest number of the session before."""
-
-    @property
-    def first(self) -> int | None:
-        """The number of the first event."""
-        return self.entries[0][1].seq if self.entries else None
-
-    @property
-    def is_late(self) -> bool:
-        """Whether other events of the session that are newer have been translated, or may have been."""
-        return self.reached is None or (self.first is not None and self.first <= self.reached)
-
-    @property
-    def is_described(self) -> bool:
-        """Whether the session can be placed without asking the service about it."""
-        return self.info is not None or self.entries[0][1].name in ("created", "deleted")
-
-
-class HostTranslator(HostRules):
+class HostTranslator(Gates):
     """Translates the sessions of OpenCode 2 services, on the same state as OpenCode 1's translator.
 
     ``excludes`` is true for a directory whose sessions are not recorded.
@@ -106,11 +66,6 @@ class HostTranslator(HostRules):
         super().__init__(identity, state, clean, hold_s)
         self._excludes = excludes
         self._memories: dict[str, Memory] = {}
-        self._called: OrderedDict[str, _Called] = OrderedDict()
-        self._gates: dict[tuple[str, str], _Gate] = {}
-        self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._reached: OrderedDict[str, int] = OrderedDict()
-        """The highest number of each session that came from any process."""
         self._infos: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._rebuilt: OrderedDict[str, None] = OrderedDict()
@@ -136,66 +91,6 @@ class HostTranslator(HostRules):
         else:
             self._of_session(entry, event, event.session)
 
-    def open(self, session_id: str, origin: Origin, now: float) -> None:
-        """Translate the events that waited: the session has been compared with the service's messages, or cannot be.
-
-        A session that is not placed waits on for the plugin's description of it.
-        """
-        self.now = now
-        gate = self._gates.get((session_id, origin.boot_id))
-        if gate is not None:
-            gate.is_compared = True
-            self._open_compared(session_id, origin.boot_id)
-
-    def _open_compared(self, session_id: str, boot: str, *, at_once: bool = False) -> None:
-        gate = self._gates[session_id, boot]
-        if not (at_once or session_id in self.state.sessions or gate.is_described or not gate.entries):
-            return
-        del self._gates[session_id, boot]
-        if session_id not in self.state.sessions and not self._is_placed_by(session_id, gate):
-            for entry, event in gate.entries:
-                self.counts[f"unplaced:{event.type[:60]}"] += 1
-                self.finish(entry.token)
-            return
-        self._meet_boot(session_id, boot)
-        for entry, event in _in_order(gate.entries):
-            self._run(entry, event)
-            self.finish(entry.token)
-        self._open_children(session_id)
-
-    def tick(self, now: float) -> None:
-        """Open the gates whose deadline has passed."""
-        self.now = now
-        for (session_id, boot), gate in list(self._gates.items()):
-            if gate.deadline <= now and self._gates.get((session_id, boot)) is gate:
-                self.counts["not_compared"] += not gate.is_compared
-                self._open_compared(session_id, boot, at_once=True)
-
-    def next_deadline(self) -> float | None:
-        """When ``tick`` next has something to do; ``None`` while nothing waits."""
-        return min((gate.deadline for gate in self._gates.values() if gate.deadline < inf), default=None)
-
-    def hold(self, session_id: str, origin: Origin, now: float | None) -> None:
-        """Wait for ``open`` without a limit; with ``now``, again for at most ``hold_s`` seconds."""
-        gate = self._gates.get((session_id, origin.boot_id))
-        if gate is not None:
-            gate.deadline = inf if now is None else now + self.hold_s
-
-    def lose_track(self, boot: str) -> None:
-        """Events of this process were lost: compare each of its sessions before its next event."""
-        for key in [key for key in self._met if key[1] == boot]:
-            del self._met[key]
-
-    def is_met(self, session_id: str, origin: Origin) -> bool:
-        """Whether a session was compared since this process and this sidecar run, or is waiting for it."""
-        key = session_id, origin.boot_id
-        return key in self._met or key in self._gates
-
-    def waiting(self, session_id: str, origin: Origin) -> list[HostEvent]:
-        """The events of a session that wait in a process's gate, oldest first."""
-        gate = self._gates.get((session_id, origin.boot_id))
-        return [event for _, event in _in_order(gate.entries)] if gate is not None else []
-
     def end_missing(self, session_id: str, origin: Origin) -> None:
         """Record, once, the end of a session that the service no longer has."""
         session = self.state.sessions.get(session_id)
@@ -206,7 +101,7 @@ class HostTranslator(HostRules):
         """Take an event that was made from what the service's API lists, such as an open ask."""
         if event.session in self.state.sessions:
             entry = self._own_entry(origin, event.t or self.identity.now_ms())
-            self._run(replace(entry, is_history=False), event)
+            self.run(replace(entry, is_history=False), event)
 
     # --- history, see ``sidecar/opencode2`` ---
 
@@ -227,7 +122,7 @@ class HostTranslator(HostRules):
             entry.is_history = not self.waiting(session_id, origin)
             self._appear(entry, info, CREATED if is_new else RESUMED)
         elif not session.known and (text(info.get("parentID")) in self.state.sessions or not info.get("parentID")):
-            self._link(session, text(info.get("parentID")))
+            self.link(session, text(info.get("parentID")), None)
         return True
 
     def rebuild(
@@ -259,7 +154,7 @@ class HostTranslator(HostRules):
         )
         scratch = HostTranslator(self.identity, state, clean=self.clean)
         for event in events:
-            scratch._run(replace(scratch._own_entry(origin, event.t), event_id=event.id), event)
+            scratch.run(replace(scratch._own_entry(origin, event.t), event_id=event.id), event)
         return scratch.drain().events, scratch._memories.get(session_id)
 
     def fill(self, rebuilt: Iterable[StreamEvent], known: Mapping[str, str]) -> int:
@@ -301,8 +196,8 @@ class HostTranslator(HostRules):
     def note_call(self, child: str, message: str | None, call: str, turn: str | None) -> None:
         """Note the call that created a session which is not placed yet."""
         if child not in self.state.sessions:
-            self._called.setdefault(child, _Called(message, call, turn))
-            if len(self._called) > _MET:
+            self._called.setdefault(child, Called(message, call, turn))
+            if len(self._called) > MET:
                 self._called.popitem(last=False)
 
     def rename(self, session_id: str, title: str, origin: Origin) -> None:
@@ -317,7 +212,7 @@ class HostTranslator(HostRules):
         session_id = text(info.get("id"))
         if session_id is not None:
             self._infos[session_id] = info
-            if len(self._infos) > _MET:
+            if len(self._infos) > MET:
                 self._infos.popitem(last=False)
             for (waiting, boot), gate in list(self._gates.items()):
                 if waiting == session_id:
@@ -359,10 +254,10 @@ class HostTranslator(HostRules):
         elif (gate := self._gate_for(key, event)) is not None:
             gate.entries.append((entry, event))
         elif key in self._met and session_id in self.state.sessions and not self._is_jump(session_id, event):
-            self._run(entry, event)
+            self.run(entry, event)
             self.finish(entry.token)
         else:
-            gate = _Gate(self.now + self.hold_s, deque([(entry, event)]), self._infos.get(session_id))
+            gate = Gate(self.now + self.hold_s, deque([(entry, event)]), self._infos.get(session_id))
             gate.reached = self._reached.get(session_id)
             self._gates[key] = gate
         if event.seq is not None:
@@ -371,74 +266,7 @@ class HostTranslator(HostRules):
         if child is not None:
             self._open_children(session_id)
 
-    def _gate_for(self, key: tuple[str, str], event: HostEvent) -> _Gate | None:
-        """The gate in which an event waits: the process's own, or that of another process which runs the session too,
-        if what waits there is newer and precedes the event."""
-        session_id, boot = key
-        found = self._gates.get(key)
-        if found is None and key not in self._met:
-            return None
-        for (waiting, other), gate in self._gates.items():
-            # What a dead process left does not wait for the gate that is held for it.
-            if waiting != session_id or other == boot or not gate.entries or gate.deadline == inf:
-                continue
-            if event.seq is None or gate.first is None:
-                follows = gate.entries[-1][0].token.origin.boot_id == boot
-            else:
-                follows = gate.first < event.seq and (found is None or (found.first or 0) < gate.first)
-            if follows:
-                found = gate
-        return found
-
-    def _try_gate(self, session_id: str, origin: Origin) -> None:
-        """Open the gate of a session that has just begun; otherwise have the session compared."""
-        gate = self._gates.get((session_id, origin.boot_id))
-        if gate is None:
-            return
-        _, first = gate.entries[0]
-        info = shapes.session_info(first.data)
-        if first.name == "created" and session_id not in self.state.sessions:
-            parent = text(info.get("parentID"))
-            # OpenCode announces the call that created a child session after the session, but before its next event.
-            if parent is None or (
-                parent in self.state.sessions and (session_id in self._called or len(gate.entries) > 1)
-            ):
-                self.open(session_id, origin, self.now)
-            elif parent not in self.state.sessions and not gate.is_asked:
-                gate.is_asked = True
-                self.ask(session_id, origin)
-        elif first.name == "deleted" and session_id not in self.state.sessions:
-            self.open(session_id, origin, self.now)
-        elif not gate.is_asked:
-            gate.is_asked = True
-            self.ask(session_id, origin)
-
-    def _open_children(self, parent: str) -> None:
-        """Try the gates of the sessions that wait for their parent or for the call that created them."""
-        for session_id, boot in list(self._gates):
-            gate = self._gates.get((session_id, boot))
-            if gate is None or not gate.entries or gate.entries[0][1].name != "created":
-                continue
-            if text(gate.entries[0][1].data.get("parentID")) == parent:
-                self._try_gate(session_id, gate.entries[0][0].token.origin)
-
-    def _is_jump(self, session_id: str, event: HostEvent) -> bool:
-        """Whether numbers of a session are missing that were perhaps announced while nobody listened."""
-        reached = self._reached.get(session_id)
-        return event.seq is not None and reached is not None and event.seq > reached + 1 + SILENT
-
-    def _note_reached(self, session_id: str, seq: int) -> None:
-        self._reached[session_id] = max(seq, self._reached.get(session_id, -1))
-        self._reached.move_to_end(session_id)
-        if len(self._reached) > _MET:
-            self._reached.popitem(last=False)
-
-    def _meet_boot(self, session_id: str, boot: str) -> None:
-        self._met[session_id, boot] = None
-        if len(self._met) > _MET:
-            self._met.popitem(last=False)
-
-    def _run(self, entry: HostEntry, event: HostEvent) -> None:
+    def run(self, entry: HostEntry, event: HostEvent) -> None:
         """Translate one event of a placed session."""
         session = self.state.sessions[event.session or ""]
         memory = self._memories.setdefault(session.id, Memory())
@@ -465,7 +293,7 @@ class HostTranslator(HostRules):
 
     # --- what a session is ---
 
-    def _is_placed_by(self, session_id: str, gate: _Gate) -> bool:
+    def is_placed_by(self, session_id: str, gate: Gate) -> bool:
         """Place a session by its first event, or by the plugin's description of it; the lineage is unknown without
         either. Returns false if there is nothing to place, or the session is excluded."""
         if not gate.entries:
@@ -521,26 +349,11 @@ class HostTranslator(HostRules):
         known = {"id": session.id, "parentID": session.parent, "title": session.title, "directory": session.directory}
         self._appear(replace_seq(entry, None), known, RESUMED, is_known=session.known)
 
-    def _link(self, session: SessionState, parent_id: str | None) -> None:
-        parent = self.state.sessions.get(parent_id) if parent_id else None
-        self.emit(
-            None,
-            type_=LINKED,
-            key=session.id,
-            payload=present(
-                session=session.id, parent=parent_id, root=parent.root if parent is not None else session.id
-            ),
-            cause=session.event_id,
-            actor="opencode",
-            stream=session.stream,
-            trace=traceparent(session.root, session.id),
-        )
-
     def _spawn(self, entry: HostEntry, parent: SessionState, child: str, info: dict[str, Any]) -> None:
         agent, title = text(info.get("agent")), text(info.get("title"))
         called = self._called.pop(child, None)
         if called is None and (call := self._memories.get(parent.id, Memory()).spawning(title, agent)) is not None:
-            called = _Called(call.message, call.id, None)
+            called = Called(call.message, call.id, None)
         turn = parent.turn or parent.last_turn
         message = called.turn if called is not None and called.turn is not None else None
         message = message or (turn.user_message if turn is not None else None)
@@ -589,17 +402,6 @@ class HostTranslator(HostRules):
 
     def _own_entry(self, origin: Origin, t: int) -> HostEntry:
         return HostEntry(Token(origin, 0), HookItem(HOOK, t), is_history=True)
-
-
-def _in_order(entries: Iterable[tuple[HostEntry, HostEvent]]) -> list[tuple[HostEntry, HostEvent]]:
-    """The entries by the service's numbers. An event without a number follows the one before it of its process."""
-    reached: dict[str, int] = {}
-    numbered: list[tuple[int, tuple[HostEntry, HostEvent]]] = []
-    for entry, event in entries:
-        boot = entry.token.origin.boot_id
-        reached[boot] = max(reached.get(boot, -1), -1 if event.seq is None else event.seq)
-        numbered.append((reached[boot], (entry, event)))
-    return [each for _, each in sorted(numbered, key=lambda pair: pair[0])]
 
 
 def read_event_of(item: HookItem) -> HostEvent:
