@@ -12,7 +12,7 @@ from typing import Any
 
 from sidecar.views.asked import CHECKPOINT, asked_text
 from sidecar.views.background import Tone, tell
-from sidecar.views.fields import as_list, as_mapping, is_forgotten, is_number, is_said
+from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number, is_said
 from sidecar.views.timing import LEAST_SHOWN_MS
 from sidecar.views.wording import amount, money, one_line
 from streams.event import StreamEvent
@@ -235,7 +235,7 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return one_line((value if isinstance(value, str) else _json(value))[:LONGEST])
+    return one_line((as_text(value) or ("" if value == "" else _json(value)))[:LONGEST])
 
 
 def _json(value: Any) -> str:

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
+from sidecar.views.wording import bytes_text
+
+_CUT = {"$sha256", "bytes", "beginning"}
+
 
 def as_text(value: Any) -> str:
-    """``value`` if it is a string; otherwise the empty string."""
-    return value if isinstance(value, str) else ""
+    """``value`` if it is a string; of a string that was too long to keep, its size and its beginning; otherwise the
+    empty string."""
+    if isinstance(value, str):
+        return value
+    return cut_text(value) if isinstance(value, dict) else ""
+
+
+def cut_text(value: dict[str, Any]) -> str:
+    """What is left of a string that was too long to keep (see ``bridge/opencode/redact``), with what is missing; the
+    empty string for any other mapping."""
+    size, beginning = value.get("bytes"), value.get("beginning")
+    if value.keys() != _CUT or not is_number(size) or not isinstance(beginning, str):
+        return ""
+    told = f"cut: {bytes_text(int(size))} is too long to keep; OpenCode's own history has the rest"
+    return f"[{told}] {beginning} […]"
 
 
 def as_mapping(value: Any) -> dict[str, Any]:

@@ -11,6 +11,10 @@ _UNSEEN = re.compile("[\u034f\u115f\u1160\u2800\u3164\ufe00-\ufe0e\uffa0\U000e01
 """Characters that Python calls printable, but that a screen shows as nothing or as a space."""
 
 
+_SPELLS = "\n\t\u200c\u200d"
+"""Characters that Python calls unprintable, but that are part of a text."""
+
+
 def visible(text: str) -> str:
     """``text`` with its line breaks and tabs, and every character that a screen hides or obeys as ``<U+202E>``.
 
@@ -36,11 +40,14 @@ def cut_middle(text: str, most: int) -> tuple[str, int]:
 
 
 def printable(text: str) -> str:
-    """``text`` with its line breaks, but without escape sequences, control characters and format characters."""
+    """``text`` with its line breaks, but without escape sequences, control characters and format characters.
+
+    The two joiners stay: Persian, Hindi and joined emoji are spelled with them, and no terminal obeys them.
+    """
     if text.isprintable():
         return text
     text = _ANSI.sub("", text)
-    return "".join(c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text)
+    return "".join(c if c.isprintable() or c in _SPELLS else " " if c.isspace() else "" for c in text)
 
 
 def one_line(text: str) -> str:
