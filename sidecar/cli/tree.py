@@ -138,7 +138,7 @@ def _plain(out: Output, overview: Overview, session: SessionView, depth: int) ->
         if turn is not None:
             out.text(f"{indent}  " + one_line(f"turn {turn.outcome or 'open'} {_figures(turn)} {turn.asked}"))
         for child in below:
-            _plain(out, overview, child, depth + 2)
+            _plain(out, overview, child, depth + (1 if turn is None else 2))
 
 
 def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView | None, list[SessionView]]]:
