@@ -40,6 +40,9 @@ def page() -> str:
     lines += [_row(rule) for rule in recorded]
     lines += [
         "",
+        "A string of more than 8 MiB (8,388,608 characters) is replaced by its digest, its size and its first 64 KiB.",
+        "Readers say so where it stands. What is missing is in OpenCode's own history only.",
+        "",
         "## Known, but not final",
         "",
         "Most events that OpenCode sends are not final. The translator counts an event that is not final and remembers",

@@ -475,4 +475,8 @@ def test_a_reader_sees_the_child_below_its_call_and_a_command_as_such() -> None:
     child, tools = ([item for item in items if isinstance(item, Call)] for items in conversations)
     assert [(call.tool, call.child is not None and len(call.child.turns)) for call in child] == [("task", 1)]
     failed = next(call for call in tools if call.exit == 3)
-    assert (failed.tool, call_text(failed, "/home/ada/project"), call_output(failed)) == ("bash", "echo out; exit 3", "out")
+    assert (failed.tool, call_text(failed, "/home/ada/shop"), call_output(failed)) == (
+        "bash",
+        "echo out; exit 3",
+        "out",
+    )
