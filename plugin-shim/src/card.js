@@ -11,6 +11,8 @@ import path from "node:path";
 export const FILE = "background.json";
 /** How often a terminal looks whether the file has changed, ms. */
 export const LOOK_MS = 1000;
+const PICTURE =
+  "A picture, not live: this work runs in another process, so nothing moves here. /background shows what it does now.";
 /** The card's title. */
 export const HEADING = "Background work";
 const MAX_SHOWN = 6;
@@ -20,7 +22,8 @@ const ORDER = 150;
 
 /**
  * @typedef {{id: string, title: string, state: string, since: number | null, cost: number, asks: number,
- *   parent: string | null, root: string}} Agent
+ *   parent: string | null, root: string, session?: string | null}} Agent
+ * @typedef {{id: string, session: string, text: string}} Ask
  * @typedef {{id: string, session: string, title: string, text: string}} Toast
  * @typedef {{jsx: (type: string, props: any) => any, createSignal: (value: any) => [() => any, (value: any) => void]}} Drawing
  */
@@ -37,11 +40,13 @@ export async function showCard(api, home, drawing = terminal) {
     const { jsx, createSignal } = await drawing();
     const [agents, setAgents] = createSignal([]);
     const [now, setNow] = createSignal(Date.now());
+    const [asks, setAsks] = createSignal([]);
     const file = new CardFile(path.join(home, FILE));
     const timer = setInterval(async () => {
       const found = await file.changed();
       try {
         if (found) setAgents(found);
+        if (found) setAsks(file.asks);
         if (agents().length > 0) setNow(Date.now());
       } catch {
         clearInterval(timer); // drawing the card failed, and no card is better than an error every second
@@ -58,9 +63,13 @@ export async function showCard(api, home, drawing = terminal) {
       const title = jsx("text", { fg: theme().text, children: jsx("b", { children: HEADING }) });
       return [title, ...rows.map(({ content, color }) => text(content, color))];
     };
+    const notes = () => notesOf(asks(), agents(), onScreen(api)).map((line) => wrapped(line));
+    const wrapped = (/** @type {string} */ content) =>
+      jsx("text", { fg: theme().warning, wrapMode: "word", children: content });
     api.slots.register({
       order: ORDER,
       slots: {
+        app_bottom: () => jsx("box", { flexDirection: "column", paddingLeft: 2, paddingRight: 2, children: notes }),
         sidebar_content: (/** @type {any} */ _, /** @type {any} */ given) =>
           jsx("box", { flexDirection: "column", children: () => card(given.session_id) }),
         session_prompt_right: (/** @type {any} */ _, /** @type {any} */ given) =>
@@ -79,12 +88,38 @@ export async function terminal() {
   return { jsx, createSignal };
 }
 
+/** The session on screen, or "". @param {any} api OpenCode's TUI API @returns {string} */
+function onScreen(api) {
+  const { name, params } = api.route?.current ?? {};
+  return name === "session" && typeof params?.sessionID === "string" ? params.sessionID : "";
+}
+
+/**
+ * What stays on screen until it is over: the question that the session on screen waits for, or that this session is a
+ * picture. OpenCode 1 draws what other processes do only once, when the session is opened.
+ *
+ * @param {Ask[]} asks
+ * @param {Agent[]} agents
+ * @param {string} session
+ * @param {boolean} [isLive] whether this OpenCode draws the sessions of other processes as they change
+ * @returns {string[]} lines
+ */
+export function notesOf(asks, agents, session, isLive = false) {
+  const mine = asks.filter((ask) => ask.session === session);
+  const rows = mine.slice(0, 1).flatMap(({ text }) => text.split("\n"));
+  if (mine.length > 1) rows.push(`${mine.length - 1} more in /background.`);
+  if (!isLive && session && agents.some((agent) => agent.session === session)) rows.push(PICTURE);
+  return rows;
+}
+
 /** The sidecar's file, which is read only when it has changed. */
 export class CardFile {
   #path;
   #seen = "";
   /** The toasts that OpenCode 2 shows, oldest first. @type {Toast[]} */
   toasts = [];
+  /** What waits for a person, oldest first. @type {Ask[]} */
+  asks = [];
 
   /** @param {string} path */
   constructor(path) {
@@ -97,9 +132,10 @@ export class CardFile {
       const { mtimeMs, ino, size } = await stat(this.#path);
       const seen = `${mtimeMs} ${ino} ${size}`;
       if (seen === this.#seen) return null;
-      const { agents, toasts } = JSON.parse(await readFile(this.#path, "utf8"));
+      const { agents, asks, toasts } = JSON.parse(await readFile(this.#path, "utf8"));
       this.#seen = seen;
       this.toasts = Array.isArray(toasts) ? toasts.filter(isToast) : [];
+      this.asks = Array.isArray(asks) ? asks.filter(isAsk) : [];
       // Leave out malformed entries, because an error while the terminal draws would end OpenCode.
       return Array.isArray(agents) ? agents.filter(isWhole) : [];
     } catch {
@@ -113,6 +149,11 @@ function isWhole(agent) {
   const { title, state, since, cost, asks } = agent ?? {};
   const texts = typeof title === "string" && typeof state === "string";
   return texts && (since === null || typeof since === "number") && typeof cost === "number" && typeof asks === "number";
+}
+
+/** @param {any} ask @returns {boolean} */
+function isAsk(ask) {
+  return [ask?.id, ask?.session, ask?.text].every((each) => typeof each === "string");
 }
 
 /** @param {any} toast @returns {boolean} */

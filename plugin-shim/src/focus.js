@@ -1,8 +1,8 @@
 /**
  * Tells the sidecar whether this terminal is in front, and which session it shows.
  *
- * OpenCode asks the terminal for focus reports and passes them on. A terminal that reports nothing has no file, so the
- * sidecar knows that its focus is unknown.
+ * OpenCode asks the terminal for focus reports and passes them on. The focus of a terminal that reports nothing is
+ * `unknown`, but its session is on a screen.
  */
 import fs from "node:fs";
 import path from "node:path";
@@ -20,12 +20,12 @@ const LOOK_MS = 1000;
 export function tellFocus(renderer, home, session) {
   if (typeof renderer?.on !== "function" || typeof renderer.off !== "function") return () => {};
   const file = path.join(home, FOLDER, `${process.pid}.json`);
-  let focus = "";
+  let focus = "unknown";
   let told = "";
   const tell = () => {
     try {
       const now = JSON.stringify({ session: session() ?? null, focus });
-      if (focus === "" || now === told) return;
+      if (now === told) return;
       fs.mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
       fs.writeFileSync(`${file}.new`, now, { mode: 0o600 });
       fs.renameSync(`${file}.new`, file);

@@ -36,6 +36,7 @@ export const ABOUT = "What is running and waiting, and its cost";
  * @property {() => void} clear
  * @property {(variant: "info" | "error", message: string) => void} toast
  * @property {(session: string) => void} open
+ * @property {boolean} isLive whether the terminal draws a session that another process works on as it changes
  */
 
 /** @param {Options} options @returns {Run} */
@@ -125,7 +126,7 @@ export class List {
   /** @param {any} each */
   #waiting(each) {
     const onSelect = () => void this.#asked(each);
-    const title = cutMiddle(onOneLine(each.text), MAX_ASK);
+    const title = cutMiddle(onOneLine(each.what ?? each.text), MAX_ASK);
     return { title, value: each.id, description: each.kind, category: "Waiting for you", onSelect };
   }
 
@@ -137,7 +138,9 @@ export class List {
         this.#screen.clear();
         this.#screen.open(agent.session);
       };
-      options.push({ title: "Open its session", value: "open", onSelect });
+      const isPicture = !this.#screen.isLive && !ENDED.has(agent.state);
+      const title = isPicture ? "See its session as it is now (not live)" : "Open its session";
+      options.push({ title, value: "open", onSelect });
     }
     if (!ENDED.has(agent.state)) {
       const onSelect = () => void this.#do(`${agent.title} is being cancelled`, "intents", agent.id, "--cancel");

@@ -49,5 +49,6 @@ export function screen(api) {
     clear: () => dialog.clear(),
     toast: (variant, message) => api.ui.toast({ variant, message }),
     open: (session) => api.route.navigate("session", { sessionID: session }),
+    isLive: false,
   };
 }

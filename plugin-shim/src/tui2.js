@@ -6,7 +6,7 @@
  * OpenCode 2 loads it from `plugins/durable-stream/tui.js` in a config directory.
  */
 import path from "node:path";
-import { CardFile, FILE, HEADING, LOOK_MS, lines, of, summary, terminal } from "./card.js";
+import { CardFile, FILE, HEADING, LOOK_MS, lines, notesOf, of, summary, terminal } from "./card.js";
 import { tellFocus } from "./focus.js";
 import { ABOUT, List, TITLE, runner } from "./list.js";
 
@@ -71,6 +71,7 @@ export function screen2(ui) {
     clear: () => ui.dialog.clear(),
     toast: (variant, message) => ui.toast.show({ variant, message }),
     open: (session) => ui.router.navigate({ type: "session", sessionID: session }),
+    isLive: true,
   };
 }
 
@@ -86,10 +87,12 @@ async function showWork(context, home, drawing) {
   try {
     const { jsx, createSignal } = await drawing();
     const [agents, setAgents] = createSignal([]);
+    const [asks, setAsks] = createSignal([]);
     const [now, setNow] = createSignal(Date.now());
     const file = new CardFile(path.join(home, FILE));
     const toasts = new Toasts(context);
     setAgents((await file.changed()) ?? []);
+    setAsks(file.asks);
     toasts.skip(file.toasts); // nobody wants to read what happened before this terminal was opened
     const colors = () => context.theme.text;
     const color = (/** @type {string} */ name) =>
@@ -110,13 +113,19 @@ async function showWork(context, home, drawing) {
     context.ui.slot({
       append: "session.composer.top",
       render: (/** @type {any} */ given) =>
-        column(() => summary(of(agents(), given.sessionID)).map((line) => text(`${line} · /background`, "muted"))),
+        column(() => [
+          ...notesOf(asks(), agents(), given.sessionID, true).map((line) =>
+            jsx("text", { fg: color("warning"), wrapMode: "word", children: line }),
+          ),
+          ...summary(of(agents(), given.sessionID)).map((line) => text(`${line} · /background`, "muted")),
+        ]),
     });
     const timer = setInterval(async () => {
       const found = await file.changed();
       try {
         if (found) {
           setAgents(found);
+          setAsks(file.asks);
           toasts.show(file.toasts);
         }
         if (agents().length > 0) setNow(Date.now());

@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { test } from "node:test";
-import { CardFile, FILE, lines, showCard, summary } from "../src/card.js";
+import { CardFile, FILE, lines, notesOf, showCard, summary } from "../src/card.js";
 
 const RUNS = { id: "int_1", title: "run the\u001b[31m tests", state: "running", since: 1000, cost: 0.5, asks: 0, parent: "ses_1", root: "ses_1" };
 const QUEUED = { ...RUNS, id: "int_2", title: "x".repeat(50), state: "queued", since: null, cost: 0, parent: "ses_2" };
@@ -30,6 +30,17 @@ test("what does not fit is counted", () => {
 test("the prompt says how many run and wait", () => {
   assert.deepEqual(summary([]), []);
   assert.match(String(summary([RUNS, ASKS])), /^2 .*1 /);
+});
+
+test("what waits stays at the foot of its session, and the session of running work says that it is a picture", () => {
+  const asks = ["first\nhow", "second"].map((text, n) => ({ id: `chk_${n}`, session: "ses_1", text }));
+  assert.deepEqual(notesOf(asks.slice(0, 1), [], "ses_1"), ["first", "how"]);
+  assert.match(notesOf(asks, [], "ses_1").join("|"), /^first\|how\|1 more/);
+  assert.deepEqual(notesOf(asks, [], "ses_2"), []);
+  const agents = [{ ...RUNS, session: "ses_below" }];
+  assert.equal(notesOf([], agents, "ses_below").length, 1);
+  assert.deepEqual(notesOf([], agents, "ses_below", true), [], "OpenCode 2 draws it live");
+  assert.deepEqual(notesOf([], [{ ...RUNS, session: null }], ""), []);
 });
 
 test("the file is read when it changed, and a broken one changes nothing", async () => {

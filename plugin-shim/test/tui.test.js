@@ -75,6 +75,20 @@ test("the list says that no sidecar is running, and is empty before the first se
   assert.deepEqual([last(none.shown.dialogs).options, none.shown.toasts], [[], []]);
 });
 
+test("only in a terminal that draws it live is the session of running work opened as live", async () => {
+  for (const isLive of [false, true]) {
+    /** @type {any[]} */
+    const dialogs = [];
+    const shown = { ...screen({ ui: {} }), select: (/** @type {any[]} */ ...given) => void dialogs.push(given), isLive };
+    const run = async () => JSON.stringify({ agents: [RUNS, ENDED], waiting: [] });
+    for (const agent of ["int_1", "int_2"]) {
+      await new List(shown, run).open();
+      dialogs.at(-1)[1].find((/** @type {any} */ each) => each.value === agent).onSelect();
+      assert.equal(/not live/.test(dialogs.at(-1)[1][0].title), !isLive && agent === "int_1");
+    }
+  }
+});
+
 test("what runs can be cancelled and its session opened; what has ended, only opened", async () => {
   const { list, shown, ran } = newBench();
   await list.open();

@@ -92,6 +92,7 @@ def _named(listed: list[Checkpoint], given: str) -> Checkpoint:
 def _table(out: Output, listed: list[Checkpoint]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Column
+    from sidecar.orchestrator import teller
     from sidecar.views.asked import on_one_line
     from sidecar.views.wording import ago
 
@@ -100,7 +101,7 @@ def _table(out: Output, listed: list[Checkpoint]) -> None:
     out.table(
         (*(Column(name) for name in names), Column("what", middle=True)),
         [
-            (each.id, each.kind, each.state, ago(now - each.opened), each.session[-10:], on_one_line(each.text))
+            (each.id, each.kind, each.state, ago(now - each.opened), each.session[-10:], on_one_line(teller.asks(each)))
             for each in listed
         ],
     )

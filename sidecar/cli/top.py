@@ -148,7 +148,7 @@ def _waiting(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
     now = state["at"]
     return [
-        (each["id"], each["kind"], ago(now - each["since"]), on_one_line(each["text"])) for each in state["waiting"]
+        (each["id"], each["kind"], ago(now - each["since"]), on_one_line(each["what"])) for each in state["waiting"]
     ]
 
 

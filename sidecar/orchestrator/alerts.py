@@ -5,8 +5,8 @@ An alert is one fact that a person should know: background work ended or has nea
 waiting for an answer, the model called ``notify_user``, or an ordinary turn ended (see ``rings``). The stages
 of an alert are a toast in OpenCode, a desktop notification, and the ``urls`` of ``[notify]``, such as a phone. After a
 stage that reached a screen, the next stage begins after ``escalate_after_seconds``; after a stage that reached nobody,
-the next one begins at once. An alert ends as soon as there is a sign that somebody saw it: the result is in the
-parent's history, the checkpoint is closed, or a person wrote in that session. The alert of a turn also ends when its
+the next one begins at once. An alert ends as soon as there is a sign that somebody saw it: a terminal shows
+the parent when the result is in its history, the checkpoint is closed, or a person wrote in that session. The alert of a turn also ends when its
 terminal is in front, or unknown if the rules say so.
 
 An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from sidecar.orchestrator import teller
+from sidecar.orchestrator.checkpoints import Checkpoint, opened_as
 from sidecar.orchestrator.lifecycle import after
 from sidecar.orchestrator.own_agent import OwnAgent
 from sidecar.orchestrator.rings import QUIET, Focus, Rules, turn_text, why_not_raised, why_not_sent
@@ -35,6 +37,7 @@ from streams.event import StreamEvent
 NAME: Final = "alerts"
 TOAST: Final = "opencode.toast"
 SEND: Final = "notify.send"
+LOOK: Final = "opencode.look"
 
 KEPT_ENDED: Final = 200
 """How many ended alerts stay in the state; the log has them all."""
@@ -95,6 +98,8 @@ class Alert:
     closed: int | None = None
     leader: str = ""
     """The alert whose message includes this one, during a stage."""
+    how: str = ""
+    """How to answer it in the terminal; only the toast says so."""
     is_held: bool = False
     """Whether the next stage waits, so that its message can include other alerts."""
 
@@ -184,7 +189,7 @@ class AlertAgent(OwnAgent[State]):
             case "alert.raise":
                 return self._raise(given["alert"], given.get("session"), given["title"], given["text"], "", event.ts)
             case "intent.started":
-                return _glance(given, "started")
+                return _glance(given, "started", f"{_worker(given)} started")
             case "intent.completed" | "intent.failed":
                 return self._intent_ended(event.type, given, event.ts)
             case "budget.warning":
@@ -195,12 +200,15 @@ class AlertAgent(OwnAgent[State]):
             case "checkpoint.opened":
                 title = "OpenCode asks" if given["kind"] == "ask" else f"OpenCode waits: {given['kind']}"
                 identifier = given["checkpoint"]
-                text = _question(given["text"], identifier, given.get("left_out", 0))
+                known = opened_as({"session": "", **given, "ts": event.ts})
+                text = _question(known)
                 # OpenCode itself shows what the user's own session asks, so send no toast; the other channels follow
                 # after the escalation delay.
                 shown = given.get("intent") is None and given["kind"] != "ask"
                 session = None if shown else given.get("tell")
-                return self._raise(f"alr_{identifier[4:]}", session, title, text, identifier, event.ts, wait=shown)
+                how = teller.how(known)
+                identifier = f"alr_{identifier[4:]}"
+                return self._raise(identifier, session, title, text, known.id, event.ts, wait=shown, how=how)
             case "tick":
                 return self._tick(given["now"], given.get("focus") or {})
             case "effect.completed" | "effect.failed":
@@ -213,13 +221,21 @@ class AlertAgent(OwnAgent[State]):
             case "turn.ended":
                 return self._turn_ended(given, event.ts)
             case "notice.observed":
-                return self._closed(f"int_{str(given.get('notice'))[4:]}", "in the parent's history", event.ts)
+                return self._in_history(f"int_{str(given.get('notice'))[4:]}")
             case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
                 return self._closed(str(given.get("checkpoint")), event.type, event.ts)
         return []
 
     def _raise(
-        self, identifier: str, session: str | None, title: str, text: str, about: str, ts: int, wait: bool = False
+        self,
+        identifier: str,
+        session: str | None,
+        title: str,
+        text: str,
+        about: str,
+        ts: int,
+        wait: bool = False,
+        how: str = "",
     ) -> list[Output]:
         """Raise an alert, but only once; ``wait`` leaves time for the result to reach the parent first. The end of a
         turn needs no toast, because OpenCode shows it."""
@@ -234,6 +250,7 @@ class AlertAgent(OwnAgent[State]):
             "title": cut_middle(visible(title), MAX_TITLE)[0],
             "text": cut_middle(visible(text), MAX_TEXT)[0],
             "about": about,
+            "how": how,
             "stages": [list(stage) for stage in stages],
             "ts": ts,
             "due": due,
@@ -242,15 +259,16 @@ class AlertAgent(OwnAgent[State]):
         return [Output("alert.raised", raised), *toast]
 
     def _intent_ended(self, type_: str, given: dict[str, Any], ts: int) -> list[Output]:
-        how = "finished" if type_ == "intent.completed" else f"failed: {given.get('reason', '')}"
-        glance = _glance(given, how)
+        reason = "" if type_ == "intent.completed" else str(given.get("reason") or "unknown")
+        told = teller.ended(_worker(given), reason, given.get("gist") or "")
+        glance = _glance(given, "failed" if reason else "finished", told)
         if "created" not in given or (given.get("child") and not self._children):
             return glance
         parent = given.get("parent")
         if ts - given["created"] < self._min_ms or (parent is None and not self._stages):
             return glance
         identifier, title = given["intent"], "OpenCode: background work"
-        text = on_one_line(f"{given.get('title', '')} {how} ({identifier})")
+        text = f"{cut_middle(told, MAX_TEXT - 50)[0]} ({identifier})"
         raised = self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
         return [*glance, *raised]
 
@@ -315,7 +333,7 @@ class AlertAgent(OwnAgent[State]):
         """Begin the next stage of an alert, which must have one. ``asked`` is ``State.asked``, up to now."""
         stage = alert.stages[0]
         if stage == ["toast"]:
-            args = {"session": alert.session, "title": alert.title, "text": alert.text}
+            args = {"session": alert.session, "title": alert.title, "text": f"{alert.text}\n{alert.how}".strip()}
             effect = Output("effect.requested", args, effect=TOAST, node=alert.id)
             return [Output("alert.toasting", {"alert": alert.id}), effect]
         later = self._quiet_until(now) or self._gathering(alert, now, asked)
@@ -344,6 +362,11 @@ class AlertAgent(OwnAgent[State]):
     def _effect_ended(self, event: StreamEvent) -> list[Output]:
         given = event.payload
         identifier, _, channel = str(given.get("node")).partition(" ")
+        if given.get("kind") == LOOK:
+            result = given.get("result")
+            looks = isinstance(result, dict) and result.get("looks") is True
+            found = [a for a in self.data.alerts.values() if looks and a.id == identifier and a.state != "seen"]
+            return _seen(found, "in the parent's history, on screen", event.ts)
         if given.get("kind") == TOAST:
             alert = self.data.alerts.get(identifier)
             result = given.get("result") if event.type == "effect.completed" else None
@@ -374,6 +397,11 @@ class AlertAgent(OwnAgent[State]):
         """End the current stage. The next stage begins later if this stage reached somebody, otherwise at once."""
         due = about["ts"] + self._escalate_ms * reached
         return Output(type_, {**about, "due": due if len(alert.stages) > 1 else None})
+
+    def _in_history(self, about: str) -> list[Output]:
+        """Find out whether a terminal shows the session whose history has got the fact."""
+        found = [a for a in self.data.alerts.values() if a.about == about and a.state != "seen"]
+        return [Output("effect.requested", {"session": a.session}, effect=LOOK, node=f"{a.id} {LOOK}") for a in found]
 
     def _closed(self, about: str, why: str, ts: int) -> list[Output]:
         found = [a for a in self.data.alerts.values() if a.about == about and a.state != "seen"]
@@ -436,11 +464,15 @@ def _message(alerts: Sequence[Alert]) -> dict[str, Any]:
     return {"title": f"OpenCode: {len(alerts)} messages", "text": "\n".join(lines)}
 
 
-def _question(text: str, identifier: str, left_out: int) -> str:
+def _question(known: Checkpoint) -> str:
     """A question in a message. The id stays whole, and a text that is cut says where it can be read whole."""
-    shown, left = cut_middle(visible(text), MAX_TEXT - 150)
-    where = f"\n`durable-stream checkpoints {identifier}` shows all of it." if left or left_out else ""
-    return f"{shown} ({identifier}){where}"
+    shown, left = cut_middle(teller.asks(known), MAX_TEXT - 150)
+    where = f"\n`durable-stream checkpoints {known.id}` shows all of it." if left or known.left_out else ""
+    return f"{shown} ({known.id}){where}"
+
+
+def _worker(given: dict[str, Any]) -> str:
+    return teller.who(given.get("title") or "", given.get("directory") or "")
 
 
 def _asked(asked: Mapping[str, Sequence[int]], alert: Alert, now: int) -> dict[str, list[int]]:
@@ -450,15 +482,15 @@ def _asked(asked: Mapping[str, Sequence[int]], alert: Alert, now: int) -> dict[s
     return {channel: [*asked.get(channel, ()), now][-MOST_ALONE:] for channel in alert.stages[0]}
 
 
-def _glance(given: dict[str, Any], how: str) -> list[Output]:
+def _glance(given: dict[str, Any], how: str, told: str) -> list[Output]:
     """A toast about background work that a person's session started, for anybody who is looking at that session right
     now.
     """
     if given.get("child") or not isinstance(given.get("parent"), str) or not given.get("title"):
         return []
-    text = cut_middle(on_one_line(f"{given['title']}: {how}"), MAX_TEXT)[0]
+    text = cut_middle(told, MAX_TEXT)[0]
     args = {"session": given["parent"], "title": "OpenCode: background work", "text": text}
-    return [Output("effect.requested", args, effect=TOAST, node=f"{given['intent']} {how.partition(':')[0]}")]
+    return [Output("effect.requested", args, effect=TOAST, node=f"{given['intent']} {how}")]
 
 
 def _seen(alerts: list[Alert], why: str, ts: int) -> list[Output]:
@@ -474,6 +506,7 @@ def _alert(given: dict[str, Any]) -> Alert:
         given.get("about", ""),
         given["ts"],
         due=given.get("due"),
+        how=given.get("how", ""),
         stages=[list(stage) for stage in given["stages"]],
     )
 

@@ -18,9 +18,10 @@ from html import escape
 from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qs
 
+from sidecar.orchestrator import teller
 from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint
 from sidecar.orchestrator.consent import always_text, may_answer
-from sidecar.views.wording import visible
+from sidecar.views.wording import local_time, visible
 
 LIVES_MS: Final = 24 * 3_600_000
 """How long a link works, unless its checkpoint ends earlier."""
@@ -91,14 +92,12 @@ def answers(known: Checkpoint, body: bytes) -> list[str]:
 
 def form_page(known: Checkpoint, problem: str = "") -> str:
     """The page on which a person answers; for a closed checkpoint, it shows how it was answered."""
-    about = {"permission": "OpenCode asks for permission", "question": "OpenCode asks"}.get(
-        known.kind, "The agent asks"
-    )
     told = f"<p class=bad>{escape(problem)}</p>" if problem else ""
     if known.state in CLOSED:
         # The link stays in the phone's history, so from now on it shows neither the question nor the answer.
-        return _page(f"<h1>{about}</h1>{told}<p>It is {escape(known.state)}. There is nothing to do.</p>")
-    head = f"<h1>{about}</h1><pre>{escape(visible(known.text))}</pre>{told}"
+        return _page(f"<h1>OpenCode asked</h1>{told}<p>It is {escape(known.state)}. There is nothing to do.</p>")
+    since = f"<p>Asked at {local_time(known.opened)}.</p>"
+    head = f"<h1>{escape(teller.heading(known))}</h1>{since}<pre>{escape(visible(known.text))}</pre>{told}"
     if may_answer(known, ["once"]):
         return _page(head + _forms(known))
     seen = (

@@ -5,10 +5,11 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
+from sidecar.orchestrator import teller
 from sidecar.orchestrator.checkpoints import Checkpoint
-from sidecar.orchestrator.consent import always_text
 from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.lifecycle import ENDED
 from sidecar.views.asked import on_one_line
@@ -66,9 +67,9 @@ def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: in
 
 
 def _waiting(each: Checkpoint) -> str:
-    text, _ = cut_middle(each.text, MAX_ASK)
-    always = f" · always allows {always_text(each)}" if each.always else ""
-    return on_one_line(f"{each.id} · {each.kind} · {text}{always}")
+    # The text alone is cut, so what `always` allows is shown whole.
+    shown = replace(each, text=cut_middle(each.text, MAX_ASK)[0])
+    return on_one_line(f"{each.id} · {teller.asks(shown)}")
 
 
 def _line(intent: Intent, now_ms: int) -> str:

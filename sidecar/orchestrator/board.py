@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sidecar.orchestrator import checkpoints
-from sidecar.orchestrator.checkpoints import CheckpointAgent
+from sidecar.orchestrator import checkpoints, teller
+from sidecar.orchestrator.checkpoints import Checkpoint, CheckpointAgent
 from sidecar.orchestrator.consent import PERMISSION
 from sidecar.orchestrator.intent_state import Intent, spent_by
 from sidecar.orchestrator.intents import NAME, IntentAgent
@@ -116,6 +116,7 @@ class Board:
                 "session": each.session,
                 "since": each.opened,
                 "text": each.text,
+                "what": teller.asks(each),
                 "options": each.options,
             }
             for each in known.values()
@@ -129,6 +130,10 @@ class Board:
                 about = {"kind": "permission" if permission else "question", "session": ask.session}
                 options = list(PERMISSION) if permission else []
                 row = {"id": identifier, **about, "since": ask.since_ms, "text": ask.text, "options": options}
+                stream = self.catalog.sessions[ask.session].stream if ask.session in self.catalog.sessions else ""
+                directory = self.catalog.directory(stream)
+                asked = Checkpoint(identifier, about["kind"], ask.session, ask.text, ask.since_ms, directory=directory)
+                row["what"] = teller.asks(asked)
                 rows.append(row)
         return sorted(rows, key=lambda row: row["since"])
 

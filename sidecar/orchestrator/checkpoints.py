@@ -14,6 +14,7 @@ Source: seed 004, 3 (checkpoints); FEATURES D20, F7, U6.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final
@@ -24,6 +25,7 @@ from sidecar.orchestrator.messages import message, quoted
 from sidecar.orchestrator.own_agent import OwnAgent
 from sidecar.orchestrator.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from sidecar.runtime.agent import Output
+from sidecar.views.describe import input_text
 from streams.event import StreamEvent
 
 NAME: Final = "checkpoints"
@@ -79,6 +81,10 @@ class Checkpoint:
     tell: str | None = None
     """The user's session whose screen shows that something is waiting."""
     intent: str | None = None
+    work: str = ""
+    """The title of the background work that asks; empty for a session of the user's own."""
+    directory: str = ""
+    """The project's directory; empty if it is not known."""
     expires: int | None = None
     default: str = ""
     answer: list[str] = field(default_factory=list)
@@ -115,14 +121,16 @@ class State:
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     phantoms: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     """Maps a session of background work to its intent and to the user's session above it."""
+    works: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Maps an intent to its title and its project's directory."""
 
 
 class CheckpointAgent(OwnAgent[State]):
     """An ``Agent``. With ``everywhere``, the permissions and questions of the user's own sessions become checkpoints,
-    too."""
+    too. ``place`` gives the directory of one of the user's own sessions."""
 
-    def __init__(self, everywhere: bool = False) -> None:
-        self._everywhere = everywhere
+    def __init__(self, everywhere: bool = False, place: Callable[[str], str] = lambda session: "") -> None:
+        self._everywhere, self._place = everywhere, place
         super().__init__(NAME, State)
 
     @property
@@ -130,6 +138,7 @@ class CheckpointAgent(OwnAgent[State]):
         """See ``Agent``."""
         return (
             "workflow.checkpoint",
+            "human.input",
             "execution.step",
             "turn.ended",
             "lifecycle.session.created",
@@ -162,6 +171,8 @@ class CheckpointAgent(OwnAgent[State]):
                 return self._effect_ended(event)
             case "workflow.checkpoint":
                 return self._captured(given, event.ts)
+            case "human.input":
+                return self._typed(event)
             case "execution.step" if keeps_result(event) or loses_result(event):
                 return self._kept(event, is_lost=loses_result(event))
             case "turn.ended":
@@ -174,6 +185,7 @@ class CheckpointAgent(OwnAgent[State]):
                 above = self.data.phantoms.get(str(given.get("parent")))
                 tell = above[1] if above is not None else given.get("parent")
                 watched = {"session": given["session"], "intent": given["intent"], "tell": tell}
+                watched |= {"work": given.get("title") or "", "directory": given.get("directory") or ""}
                 return [Output("checkpoint.watching", watched)]
             case "intent.completed" | "intent.failed" | "intent.cancelled":
                 return self._intent_ended(str(given.get("intent")), event.type, event.ts)
@@ -189,10 +201,29 @@ class CheckpointAgent(OwnAgent[State]):
             return [Output("checkpoint.waiting", waiting)] if _is_asker(known, given) else []
         if "text" not in given:  # the call waits for a checkpoint that has been forgotten since
             return []
-        intent, tell = self.data.phantoms.get(given["session"], (None, given["session"]))
-        opened = {**given, "kind": "ask", "intent": intent, "tell": tell, "ts": ts}
+        opened = {**given, "kind": "ask", **self._asker(given["session"]), "ts": ts}
         waiting = {"checkpoint": given["checkpoint"], "turn": given.get("turn") or "", "ts": ts}
         return [Output("checkpoint.opened", opened), Output("checkpoint.waiting", waiting)]
+
+    def _asker(self, session: str) -> dict[str, Any]:
+        """Who asks, in the form that ``checkpoint.opened`` keeps."""
+        intent, tell = self.data.phantoms.get(session, (None, session))
+        work, directory = self.data.works.get(intent or "", ("", ""))
+        return {"intent": intent, "tell": tell, "work": work, "directory": directory or self._place(tell or session)}
+
+    def _typed(self, event: StreamEvent) -> list[Output]:
+        """Handle a message that a person typed into a session whose call waits for an answer: the message is the
+        answer, because OpenCode keeps the message back until the call has returned.
+
+        If several calls wait, nobody knows which one the person means. A cut question takes no answer here.
+        """
+        session = str(event.payload.get("session"))
+        mine = [c for c in self.data.checkpoints.values() if c.session == session and c.kind == "ask" and c.waiting]
+        mine = [c for c in mine if c.state == "open" and c.opened <= event.ts]
+        if len(mine) != 1 or mine[0].left_out or "shell" in event.payload or event.metadata.get("history"):
+            return []
+        about = {"answer": [input_text(event.payload)], "by": "user", "via": {"channel": "opencode"}, "key": ""}
+        return [Output("checkpoint.answered", {"checkpoint": mine[0].id, **about, "ts": event.ts})]
 
     def _answer(self, given: dict[str, Any], ts: int) -> list[Output]:
         outputs: list[Output] = []
@@ -201,7 +232,7 @@ class CheckpointAgent(OwnAgent[State]):
             # The ask belongs to the user's own session, so only the log has it. The person answering found it there.
             payload = {**given["ask"], "ts": given["ask"].get("ts") or ts}
             outputs.append(Output("checkpoint.opened", payload))
-            known = _checkpoint(payload)
+            known = opened_as(payload)
         if known.state != "open":
             who = {"by": given["by"], "via": given.get("via") or {}}
             return [Output("checkpoint.late", {"checkpoint": known.id, **who, "state": known.state})]
@@ -266,8 +297,7 @@ class CheckpointAgent(OwnAgent[State]):
         if given.get("state") == "asked":
             if known is not None or not (self._everywhere or session in self.data.phantoms):
                 return []
-            intent, tell = self.data.phantoms.get(session, (None, session))
-            about = {"checkpoint": identifier, "intent": intent, "tell": tell, "ts": ts}
+            about = {"checkpoint": identifier, **self._asker(session), "ts": ts}
             return [Output("checkpoint.opened", {**asked(given), **about})]
         if known is None or (known.state in CLOSED and not (known.state == "withdrawn" and known.key)):
             return []
@@ -357,11 +387,14 @@ class CheckpointAgent(OwnAgent[State]):
         given = event.payload
         if event.type == "checkpoint.watching":
             self.data.phantoms[given["session"]] = (given["intent"], given.get("tell"))
+            if "work" in given:
+                self.data.works[given["intent"]] = (given["work"], given["directory"])
         elif event.type == "checkpoint.unwatched":
             kept = {s: of for s, of in self.data.phantoms.items() if of[0] != given["intent"]}
             self.data.phantoms = kept
+            self.data.works.pop(given["intent"], None)
         elif event.type == "checkpoint.opened":
-            self.data.checkpoints[given["checkpoint"]] = _checkpoint(given)
+            self.data.checkpoints[given["checkpoint"]] = opened_as(given)
             self._tidy()
         elif event.type.startswith("checkpoint.") and given.get("checkpoint") in self.data.checkpoints:
             self._apply(event.type, given, self.data.checkpoints[given["checkpoint"]])
@@ -412,7 +445,8 @@ def as_row(known: Checkpoint) -> dict[str, Any]:
     return asdict(known)
 
 
-def _checkpoint(given: dict[str, Any]) -> Checkpoint:
+def opened_as(given: dict[str, Any]) -> Checkpoint:
+    """The checkpoint that a ``checkpoint.opened`` with this payload opens."""
     return Checkpoint(
         id=given["checkpoint"],
         kind=given["kind"],
@@ -426,6 +460,8 @@ def _checkpoint(given: dict[str, Any]) -> Checkpoint:
         left_out=given.get("left_out", 0),
         tell=given.get("tell"),
         intent=given.get("intent"),
+        work=given.get("work") or "",
+        directory=given.get("directory") or "",
         expires=given.get("expires"),
         default=given.get("default") or "",
     )

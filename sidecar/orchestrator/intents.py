@@ -26,6 +26,8 @@ from streams.event import StreamEvent
 NAME: Final = "intents"
 
 MAX_RESULT: Final = 16 * 1024
+MAX_GIST: Final = 300
+"""Length, in characters, of the beginning of a result that the sentence for a person may use."""
 """Maximum length of a result that an intent keeps and sends to its parent, in characters. The phantom's session has the
 whole result."""
 
@@ -318,6 +320,7 @@ class IntentAgent(OwnAgent[State]):
                     "parent": intent.parent,
                     "child": intent.parent in self.data.sessions,
                     "title": intent.title,
+                    "directory": intent.directory,
                     "ts": event.ts,
                 },
             )
@@ -451,6 +454,7 @@ class IntentAgent(OwnAgent[State]):
 
     def _ended(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
         known = {"title": intent.title, "parent": intent.parent, "created": intent.created}
+        known |= {"directory": intent.directory, "gist": str(about.get("result") or intent.result)[:MAX_GIST]}
         child = intent.parent in self.data.sessions
         ended = Output(type_, {"intent": intent.id, "ts": ts, **known, "child": child, **about})
         outputs = [ended]

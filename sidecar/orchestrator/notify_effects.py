@@ -7,10 +7,10 @@ first answer to a request and refuses later ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from sidecar.orchestrator.alerts import SEND, TOAST
+from sidecar.orchestrator.alerts import LOOK, SEND, TOAST
 from sidecar.orchestrator.channels import Channels
 from sidecar.orchestrator.checkpoints import ANSWER
 from sidecar.orchestrator.host import Host
@@ -105,13 +105,31 @@ class Send:
         return Unknown("a channel cannot be asked whether the message arrived")
 
 
+class Look:
+    """``opencode.look``: whether a terminal of OpenCode shows a session now. Result: ``{"looks": bool}``."""
+
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, shown: Callable[[], Iterable[str]]) -> None:
+        self._shown = shown
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        return {"looks": effect.args["session"] in self._shown()}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        return NotDone()
+
+
 def notify_kinds(
     host: Answering,
     channels: Channels,
     link: Callable[[str], str | None],
     keep: Callable[[dict[str, str]], None],
     said: Said,
+    shown: Callable[[], Iterable[str]],
 ) -> Mapping[str, EffectKind]:
     """The effects, carried out on ``host`` and the configured channels. ``link`` makes the link that answers a
-    checkpoint; for ``keep`` see ``Toast``."""
-    return {TOAST: Toast(host, keep), ANSWER: Answer(host, said), SEND: Send(channels, link)}
+    checkpoint; for ``keep`` see ``Toast``. ``shown`` lists the sessions that terminals show now."""
+    return {LOOK: Look(shown), TOAST: Toast(host, keep), ANSWER: Answer(host, said), SEND: Send(channels, link)}

@@ -101,7 +101,9 @@ class People:
         self._home, self._identity, self._said = home, identity, said
         self.answerers = Answerers(linked, agents_may_answer, home.read_token)
         self.channels, self._turns = Channels(config), config.turns
-        self.checkpoints = CheckpointAgent(everywhere=bool(self.channels.names))
+        self.checkpoints = CheckpointAgent(
+            everywhere=bool(self.channels.names), place=lambda session: str(host.about(session).get("directory") or "")
+        )
         self.signals = SignalAgent()
         self.alerts = AlertAgent(
             self.channels.stages,
@@ -114,7 +116,7 @@ class People:
         self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
         self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
         self.kinds: Mapping[str, EffectKind] = notify_kinds(
-            host, self.channels, self.page.link, self.toasts.append, said
+            host, self.channels, self.page.link, self.toasts.append, said, lambda: read_focus(home.path)
         )
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()

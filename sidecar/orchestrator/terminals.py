@@ -13,10 +13,12 @@ from sidecar.processes import still_runs
 FOLDER: Final = "terminals"
 MOST_FILES: Final = 100
 MOST_BYTES: Final = 4096
+_RANK: Final[tuple[Focus, ...]] = ("unknown", "away", "front")
 
 
 def read_focus(home: Path) -> dict[str, Focus]:
     """The focus of each session that a terminal shows. A session in two terminals is in front if one of them is.
+    ``unknown`` is the focus of a terminal that reports none.
 
     A file that cannot be read, or whose terminal has ended, says nothing.
     """
@@ -34,6 +36,6 @@ def read_focus(home: Path) -> dict[str, Focus]:
             continue
         if not isinstance(session, str):
             continue
-        if focus == "front" or (focus == "away" and session not in found):
+        if focus in _RANK and _RANK.index(focus) >= _RANK.index(found.get(session, "unknown")):
             found[session] = focus
     return found

@@ -16,6 +16,7 @@ from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.terminal import DOWN, ENTER, READY, Terminal
+from tests.sidecar.orchestrator.receiver import Receiver
 
 pytestmark = pytest.mark.real_opencode
 
@@ -80,6 +81,14 @@ def test_the_native_list_cancels_and_the_card_shows_what_runs(
             screen.wait_for("Running")
             screen.press(ENTER)
             screen.wait_for("Cancel it")
+            screen.press(ENTER)
+            screen.wait_for("A picture, not live")
+            screen.press(b"/background")
+            screen.wait_until(lambda lines: any("What is running" in line for line in lines), "the menu")
+            screen.press(ENTER)
+            screen.wait_for("Running")
+            screen.press(ENTER)
+            screen.wait_for("Cancel it")
             screen.press(DOWN)
             screen.press(ENTER)
             screen.wait_for("is being cancelled")
@@ -118,3 +127,63 @@ def test_a_question_of_several_parts_is_answered_part_by_part_in_the_native_list
                 screen.press(ENTER)
             screen.wait_for("Answered: Red; none of them")
             assert '"Which door?"="Red", "Which window?"="none of them"' in one(durable, "completed")["result"]
+
+
+def test_a_question_of_the_session_in_front_stays_on_screen_and_is_answered_by_typing(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    durable.cli("agents")
+    with RealOpenCode(opencode_binary, model.port, serve=False) as client:
+        durable.in_project(client, "install")
+        with window(client, columns=80) as screen:
+            screen.wait_for(READY)
+            ask = json.dumps({"question": "Ship it?", "options": ["now", "never"]})
+            screen.press(f"CALL:checkpoint_ask {ask}".encode())
+            screen.wait_for("checkpoint_ask")
+            screen.press(ENTER)
+            asked = f"{client.project.name} asks: Ship it? [now | never]"
+            screen.wait_for(asked)
+            screen.wait_for("Type your answer here")
+            screen.press(b"now, please")
+            screen.wait_for("now, please")
+            screen.press(ENTER)
+            wait_until(lambda: durable.lines("checkpoints") == [], "the answer")
+            (known,) = durable.lines("checkpoints", "--all")
+            assert (known["answer"], known["by"]) == (["now, please"], "user")
+            screen.wait_until(lambda lines: not any(asked in line for line in lines), "an empty foot")
+
+
+def test_the_phone_hears_what_no_window_shows(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    durable.home.mkdir(mode=0o700)
+    with Receiver() as phone, RealOpenCode(opencode_binary, model.port, serve=False) as client:
+        notify = f"[notify]\nurls = [{json.dumps(phone.url)}]\nmin_seconds = 0\nescalate_after_seconds = 0.5\n"
+        (durable.home / "config.toml").write_text(notify)
+        durable.cli("agents")
+        durable.in_project(client, "install")
+
+        def spawned(screen: Terminal, name: str) -> dict[str, Any]:
+            screen.press(spawn(f"HOLD:{name} SAY:forty two", name).encode())
+            screen.wait_for(f"HOLD:{name}")
+            screen.press(ENTER)
+            model.wait_held(name)
+            screen.wait_until(lambda lines: not any("esc interrupt" in line for line in lines), "the end of the turn")
+            return next(each for each in durable.lines("intents") if each["title"] == name)
+
+        with window(client, columns=80) as screen:
+            screen.wait_for(READY)
+            looked = spawned(screen, "looked")
+            model.release("looked")
+            wait_until(lambda: [each["state"] for each in _alerts(durable, looked)] == ["observed"], "a look at it")
+            away = spawned(screen, "left")
+        with window(client, columns=80) as screen:
+            screen.wait_for(READY)
+            model.release("left")
+            wait_until(lambda: phone.taken, "the phone")
+        (message,) = phone.taken
+        assert message["message"] == f"left in {client.project.name} finished: forty two ({away['id']})"
+
+
+def _alerts(durable: DurableStream, intent: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for each in durable.lines("notices") if each["about"] == intent["id"] and each["kind"] == "alert"]

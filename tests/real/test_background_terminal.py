@@ -36,7 +36,7 @@ def test_the_terminal_is_closed_and_the_result_waits_for_it(
             screen.press(spawn("HOLD:gate SAY:forty two").encode())
             screen.wait_for("agent_spawn")
             screen.press(ENTER)
-            screen.wait_for("count things: started")  # a toast
+            screen.wait_for("count things in project started")  # a toast
             running = one(durable, "running")
             screen.wait_until(lambda lines: any("started" in line for line in lines), "the end of the turn")
         model.release("gate")

@@ -103,7 +103,7 @@ def test_what_runs_is_in_the_sidebar_and_is_cancelled_from_the_list(
 ) -> None:
     with window(client, columns=WIDE) as screen:
         prompt(screen, spawn("HOLD:native SAY:never"))
-        screen.wait_for("count things: started")  # a toast
+        screen.wait_for("count things in project started")  # a toast
         running = one(durable, "running")
         screen.wait_for("• count things")
         screen.wait_for("running · ")

@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import alerts
-from sidecar.orchestrator.alerts import ALERT, NAME, SEND, TOAST, AlertAgent
+from sidecar.orchestrator.alerts import ALERT, LOOK, NAME, SEND, TOAST, AlertAgent
 from sidecar.orchestrator.channels import ChannelError, Channels, channel_name, quiet_until
 from sidecar.orchestrator.notify_effects import Send
 from sidecar.orchestrator.rings import Rules
@@ -80,17 +80,20 @@ async def test_one_stage_after_another_until_somebody_saw_it() -> None:
         assert agent.data.alerts["alr_1"].state == "seen"
 
 
-async def test_what_was_seen_goes_no_further() -> None:
+@pytest.mark.parametrize("looks", [True, False])
+async def test_a_result_in_a_history_is_seen_only_if_a_terminal_shows_it(looks: bool) -> None:
     toast, send = Script({"shown": True}), Script({})
     agent = AlertAgent(PHONE, escalate_ms=60_000)
-    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send, LOOK: Script({"looks": looks})}) as run:
         await run.happened("intent.failed", **ended(run.clock, reason="timeout"))
         (glance,) = toast.runs
-        assert glance["text"] == "tests: failed: timeout"
+        assert glance["text"] == "tests failed: timeout"
         await run.happened("notice.observed", stream="agent/intents", notice="ntc_1")
-        assert agent.data.alerts["alr_1"].state == "seen"
-        await run.tick(NAME, HOUR)
-        assert (toast.runs, send.runs) == ([glance], []), "the result itself came first"
+        assert (agent.data.alerts["alr_1"].state == "seen") == looks
+        await run.tick(NAME, 60)
+        await run.tick(NAME, 60)
+        assert len(send.runs) == (not looks)
+        assert not looks or toast.runs == [glance], "the result itself came first"
 
 
 async def test_a_toast_says_that_work_started_and_ended_but_not_that_of_other_background_work() -> None:
@@ -101,7 +104,7 @@ async def test_a_toast_says_that_work_started_and_ended_but_not_that_of_other_ba
         for type_ in ("intent.started", "intent.completed"):
             await run.happened(type_, **about)
             await run.happened(type_, **about | {"intent": "int_2", "child": True})
-        assert [args["text"] for args in toast.runs] == ["tests: started", "tests: finished"]
+        assert [args["text"] for args in toast.runs] == ["tests started", "tests finished"]
         assert agent.data.alerts == {}
 
 
@@ -129,13 +132,13 @@ async def test_a_stage_that_reached_nobody_is_followed_at_once() -> None:
 async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_waits_for_nothing() -> None:
     send = Script({})
     agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], escalate_ms=60_000)
-    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+    async with bench(MemoryStore(), [agent], {SEND: send, LOOK: Script({"looks": True})}) as run:
         for number in range(4):
             await run.happened("intent.completed", **ended(run.clock, intent=f"int_{number}", parent=None))
         assert [args["text"] for args in send.runs] == ["tests finished (int_0)"]
         question = {"checkpoint": "chk_q", "kind": "ask", "text": "May I?", "intent": None}
         await run.happened("checkpoint.opened", stream="agent/checkpoints", **question)
-        assert send.runs[-1]["text"] == "May I? (chk_q)" and len(send.runs) == 2
+        assert send.runs[-1]["text"] == "OpenCode asks: May I? (chk_q)" and len(send.runs) == 2
         await run.tick(NAME, 29)
         assert len(send.runs) == 2
         await run.tick(NAME, 1)
@@ -145,6 +148,28 @@ async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_wait
         urls = [(args["channel"], args["title"]) for args in send.runs[3:] if "chk_q" not in args["text"]]
         assert urls == [(channel, "OpenCode: 3 messages") for channel in ("json:1", "ntfy:2")]
         assert all(alert.stages == [] for alert in agent.data.alerts.values() if alert.state != "seen")
+
+
+async def test_a_message_can_be_acted_on_away_from_the_laptop() -> None:
+    send = Script({})
+    agent = AlertAgent(PHONE, escalate_ms=0)
+    work = {
+        "work": "tidy up",
+        "directory": "/home/ada/shop",
+        "intent": "int_1",
+        "options": ["once", "always", "reject"],
+    }
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        asked = {"checkpoint": "chk_1", "kind": "permission", "text": "rm -rf build", "always": ["rm *"], **work}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **asked)
+        asked = {**asked, "checkpoint": "chk_2", "kind": "ask", "text": "x" * 900, "always": [], "options": ["a", "b"]}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **asked)
+        gist = {"title": "tidy up", "directory": "/home/ada/shop", "gist": "all 12 tests\npass"}
+        await run.happened("intent.completed", **ended(run.clock, intent="int_9", parent=None, **gist))
+    permission, cut, done = (args["text"] for args in send.runs)
+    assert permission == "tidy up in shop asks for permission: rm -rf build (always allows: rm *) (chk_1)"
+    assert cut.startswith("tidy up in shop asks: xxx") and "left out" in cut and "x [a | b] (chk_2)" in cut
+    assert done == "tidy up in shop finished: all 12 tests ⏎ pass (int_9)"
 
 
 async def test_many_questions_share_messages_after_the_third_and_each_keeps_its_link() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from sidecar.orchestrator.card import NAME, CardFile, card_text
 from sidecar.orchestrator.checkpoints import Checkpoint
 from sidecar.orchestrator.intent_state import Intent
+from sidecar.orchestrator.teller import IN_LIST, TYPE_IT
 
 
 def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:
@@ -21,7 +23,19 @@ def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:
 
 def test_it_has_the_toasts_that_the_host_cannot_show() -> None:
     toast = {"id": "key", "session": "ses_1", "title": "OpenCode", "text": "started"}
-    assert json.loads(card_text((), (), [toast])) == {"agents": [], "toasts": [toast]}
+    assert json.loads(card_text((), (), [toast])) == {"agents": [], "asks": [], "toasts": [toast]}
+
+
+def test_what_a_session_asks_stays_on_its_screen_with_the_options_and_how_to_answer() -> None:
+    about = {"session": "ses_1", "opened": 8, "tell": "ses_1", "directory": "/home/ada/shop"}
+    mine = Checkpoint("chk_1", "ask", text="Ship it?", options=["yes", "no"], **about)
+    shown = Checkpoint("chk_2", "permission", text="bash make", **about)
+    below = Checkpoint("chk_3", "permission", text="bash make", intent="int_1", work="tidy", **about)
+    asks = json.loads(card_text((), [mine, shown, below, replace(mine, id="chk_4", state="answered")]))["asks"]
+    assert [each["id"] for each in asks] == ["chk_1", "chk_3"], "OpenCode shows its own permissions by itself"
+    typed, listed = (each["text"].split("\n") for each in asks)
+    assert (typed[0], listed[0]) == ("shop asks: Ship it? [yes | no]", "tidy in shop asks for permission: bash make")
+    assert typed[1].startswith(TYPE_IT) and listed[1].startswith(IN_LIST)
 
 
 def test_it_is_written_when_something_runs_and_emptied_when_nothing_does(tmp_path: Path) -> None:

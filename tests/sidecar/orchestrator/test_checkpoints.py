@@ -71,6 +71,39 @@ async def test_an_ask_of_the_user_is_not_opened_by_itself() -> None:
         assert [c.tell for c in everywhere.data.checkpoints.values()] == [PARENT]
 
 
+async def typed(run: Bench, session: str, text: str, **about: Any) -> None:
+    await run.happened("human.input", session=session, parts=[{"type": "text", "text": text}], **about)
+
+
+async def test_what_a_person_types_answers_the_ask_that_their_session_waits_for() -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT)
+        await typed(run, "ses_other", "no")
+        await typed(run, PARENT, "", shell="ls")
+        known = agent.data.checkpoints["chk_1"]
+        assert known.state == "open"
+        await typed(run, PARENT, "yes, do")
+        assert (known.state, known.answer, known.by, known.via) == (
+            "answered",
+            ["yes, do"],
+            "user",
+            {"channel": "opencode"},
+        )
+        assert intents.data.notices == {}, "the call that waits returns it"
+
+
+async def test_a_message_answers_nothing_if_it_is_not_clear_what_it_answers() -> None:
+    async with asking() as (run, agent, _):
+        await ask(run, PARENT)
+        await ask(run, PARENT, "chk_2")
+        await ask(run, "ses_cut", "chk_3", left_out=7)
+        await ask(run, "ses_left", "chk_4")
+        await run.command(NAME, "checkpoint.later", checkpoints=["chk_4"])
+        for session in (PARENT, "ses_cut", "ses_left"):
+            await typed(run, session, "yes")
+        assert {each.state for each in agent.data.checkpoints.values()} == {"open"}
+
+
 class Held(Script):
     """A host that takes the answer only after ``free``."""
 

@@ -45,6 +45,9 @@ class Host:
     async def toast(self, session: str, title: str, text: str) -> bool:
         return self.shows
 
+    def about(self, session: str) -> dict[str, Any]:
+        return {"directory": "/home/ada/shop"}
+
 
 @asynccontextmanager
 async def people(tmp_path: Path) -> AsyncIterator[tuple[People, Host, Bench]]:
