@@ -6,13 +6,15 @@ import path from "node:path";
 import { test } from "node:test";
 import { FOLDER, tellFocus } from "../src/focus.js";
 
-test("a terminal tells its focus once it knows it, and nothing after its end", () => {
+test("a terminal tells its session, its focus once it knows it, and nothing after its end", (t) => {
+  t.mock.timers.enable({ apis: ["setInterval"] });
   const home = fs.mkdtempSync(path.join(os.tmpdir(), "focus-"));
   const file = path.join(home, FOLDER, `${process.pid}.json`);
   const told = () => JSON.parse(fs.readFileSync(file, "utf8"));
   const renderer = new EventEmitter();
   const end = tellFocus(renderer, home, () => "ses_1");
-  assert.equal(fs.existsSync(file), false);
+  t.mock.timers.tick(1000);
+  assert.deepEqual(told(), { session: "ses_1", focus: "unknown" });
   renderer.emit("blur");
   assert.deepEqual(told(), { session: "ses_1", focus: "away" });
   assert.equal(fs.statSync(file).mode & 0o777, 0o600);

@@ -48,7 +48,7 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
         _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
         # A sidecar of an older version does not say who is left.
         if linked := answer.get("linked"):
-            note(f"OpenCode (pid {', '.join(map(str, linked))}) still runs and starts another sidecar; quit it first.")
+            note(f"OpenCode (pid {', '.join(map(str, linked))}) still runs and starts another sidecar.")
         if headless := answer.get("headless"):
             note(
                 f"Background work goes on in a headless OpenCode (pid {headless}), which starts another sidecar; "

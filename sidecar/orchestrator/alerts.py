@@ -5,9 +5,9 @@ An alert is one fact that a person should know: background work ended or has nea
 waiting for an answer, the model called ``notify_user``, or an ordinary turn ended (see ``rings``). The stages
 of an alert are a toast in OpenCode, a desktop notification, and the ``urls`` of ``[notify]``, such as a phone. After a
 stage that reached a screen, the next stage begins after ``escalate_after_seconds``; after a stage that reached nobody,
-the next one begins at once. An alert ends as soon as there is a sign that somebody saw it: a terminal shows
-the parent when the result is in its history, the checkpoint is closed, or a person wrote in that session. The alert of a turn also ends when its
-terminal is in front, or unknown if the rules say so.
+the next one begins at once. An alert ends as soon as there is a sign that somebody saw it: a terminal shows the parent
+when the parent's history gets the result, the checkpoint is closed, or a person wrote in that session. The alert of a
+turn also ends when its terminal is in front, or unknown if the rules say so.
 
 An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
 

@@ -1,7 +1,7 @@
 """The file from which a terminal draws its status card: the background work that has not ended, and what is asked.
 
-OpenCode 2's terminal also shows the toasts in this file, because OpenCode 2's service shows none. The file contains nothing that changes by itself, such as ages, so it is
-written only when something has happened.
+OpenCode 2's terminal also shows the toasts in this file, because OpenCode 2's service shows none. The file contains
+nothing that changes by itself, such as ages, so it is written only when something has happened.
 """
 
 from __future__ import annotations
