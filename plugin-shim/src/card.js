@@ -12,7 +12,7 @@ export const FILE = "background.json";
 /** How often a terminal looks whether the file has changed, ms. */
 export const LOOK_MS = 1000;
 const PICTURE =
-  "A picture, not live: this work runs in another process, so nothing moves here. /background shows what it does now.";
+  "A picture, not live: this work runs in another process, so nothing moves here. Its parent's /background shows more.";
 /** The card's title. */
 export const HEADING = "Background work";
 const MAX_SHOWN = 6;
