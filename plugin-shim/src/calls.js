@@ -138,7 +138,9 @@ function resultFrame(id, outcome) {
 /** @param {any} error an Error, or OpenCode's {name, data: {message}} @returns {string} */
 function messageOf(error) {
   try {
-    const text = error?.data?.message ?? error?.message ?? (typeof error === "string" ? error : JSON.stringify(error));
+    const text = error?.data?.message || error?.message || (typeof error === "string" ? error : JSON.stringify(error));
+    // OpenCode's client gives an empty object for an answer that is not its server's, as a proxy's is.
+    if (!text || text === "{}") return "OpenCode's own server did not answer; is a proxy in the way (NO_PROXY)?";
     return String(text).slice(0, 2000);
   } catch {
     return "an error that cannot be shown";

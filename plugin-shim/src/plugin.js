@@ -11,6 +11,7 @@ import { Background, hasList } from "./background.js";
 import { Calls } from "./calls.js";
 import { Capture } from "./capture.js";
 import { COUNTERS, newCounters } from "./counters.js";
+import { goDirectly } from "./direct.js";
 import { openRecording, textOrNull } from "./feed.js";
 import { encodeItem } from "./item.js";
 import { Link } from "./link.js";
@@ -101,6 +102,7 @@ function newInstance(options, env, input) {
     worktree: textOrNull(input.worktree),
     opencode_version: version.value,
   });
+  goDirectly(input.client);
   const startedMs = Date.now();
   const spool = new Spool({
     dir: path.join(home, "spool"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import ANY
@@ -13,6 +15,7 @@ from tests.real.background import intents, one, spawn, with_plugin
 from tests.real.durable import DurableStream, is_alive, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
+from tests.real.proxy import RefusingProxy
 
 pytestmark = pytest.mark.real_opencode
 
@@ -90,6 +93,23 @@ def test_it_runs_on_its_agents_own_model_else_on_that_of_its_parent(
         wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"] * 4, "the end of all")
         models = [intent["model"] for intent in intents(durable)]
         assert models == ["mock/parents", "mock/parents", "mock/mock-1", "mock/own"]
+
+
+def test_it_runs_behind_a_proxy_that_refuses_this_machine(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    with (
+        RefusingProxy(model.port) as proxy,
+        with_plugin(opencode_binary, model, durable, environment=proxy.environment) as client,
+    ):
+        parent = client.create_session("parent")
+        client.prompt(parent, spawn("SAY:forty two"))
+        one(durable, "completed")
+        wait_until(lambda: "background-agent" in json.dumps(client.messages(parent)), "the result")
+        # A sidecar that starts later takes the headless one for one of the same environment.
+        os.kill(durable.wait_linked(), signal.SIGKILL)
+        client.prompt(parent, spawn("SAY:again"))
+        wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"] * 2, "the next work")
 
 
 @pytest.mark.torture
