@@ -86,10 +86,10 @@ def test_what_waits_is_shown_and_answered_and_its_end_is_a_toast(
         open_list(screen)
         screen.wait_for("Waiting for you")
         screen.press(ENTER)
-        screen.wait_for("always")
+        screen.wait_for("reject")
         assert len(model.requests) == before, "no call of the model"
         screen.press(ENTER)
-        screen.wait_for("count things: finished")
+        screen.wait_for("count things in project finished")
         screen.wait_until(lambda lines: not any("in background" in line for line in lines), "no card")
         assert one(durable, "completed")["result"].startswith("RESULT<<it")
         settings = client.config_directory / SETTINGS_NAME
