@@ -75,7 +75,8 @@ def test_the_native_list_cancels_and_the_card_shows_what_runs(
             screen.wait_for("running · ")
             screen.press(b"/background")
             screen.wait_until(
-                lambda lines: sum("/background" in line and "Answer" not in line for line in lines) == 2, "one command, and the menu"
+                lambda lines: sum("/background" in line and "Answer" not in line for line in lines) == 2,
+                "one command, and the menu",
             )
             screen.press(ENTER)
             screen.wait_for("Running")
@@ -106,7 +107,8 @@ def test_a_question_of_several_parts_is_answered_part_by_part_in_the_native_list
             screen.wait_until(lambda lines: not any("esc interrupt" in line for line in lines), "the end of the turn")
             screen.press(b"/background")
             screen.wait_until(
-                lambda lines: sum("/background" in line and "Answer" not in line for line in lines) == 2, "one command, and the menu"
+                lambda lines: sum("/background" in line and "Answer" not in line for line in lines) == 2,
+                "one command, and the menu",
             )
             screen.press(ENTER)
             screen.wait_for("Waiting for you")
