@@ -231,21 +231,6 @@ def _size(folders: list[Path]) -> tuple[int, bool]:
     return total, True
 
 
-def check_sqlite(scene: Scene) -> list[Check]:
-    """Whether this SQLite has a known fault."""
-    from streams.log.backends import WAL_RESET_FIXED, sqlite_version
-
-    version = sqlite_version()
-    if scene.survey.backend != "sqlite" or version >= WAL_RESET_FIXED:
-        return []
-    number = ".".join(map(str, version))
-    text = (
-        f"SQLite {number} can damage a database if two programs write to it at once; only the sidecar writes to "
-        "this one"
-    )
-    return [Check("sqlite", "note", text, "do not open log.db in another program; SQLite 3.51.3 fixes this")]
-
-
 def check_torn(scene: Scene) -> list[Check]:
     """Incomplete tails that were set aside."""
     torn = torn_files(scene.home.store_path)

@@ -45,7 +45,6 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_log,
     recording.check_leftovers,
     recording.check_worktrees,
-    recording.check_sqlite,
     recording.check_torn,
     recording.check_gaps,
     at_home.check_clock,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
@@ -21,7 +22,11 @@ async def checkpoints(
     context: typer.Context,
     checkpoint: Annotated[
         str | None,
-        typer.Argument(metavar="[CHECKPOINT]", help="Show this checkpoint in full; give its id, or a unique prefix."),
+        typer.Argument(
+            metavar="[CHECKPOINT]",
+            help="Show this checkpoint in full; give its id, or a unique prefix.",
+            autocompletion=complete.checkpoints,
+        ),
     ] = None,
     answer: Annotated[
         list[str] | None,

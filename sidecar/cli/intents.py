@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 from sidecar.cli.shared.removing import NOTHING_CHANGED
@@ -22,7 +23,11 @@ async def intents(
     context: typer.Context,
     intent: Annotated[
         str | None,
-        typer.Argument(metavar="[INTENT]", help="Show this intent in full; give its id, or a unique prefix."),
+        typer.Argument(
+            metavar="[INTENT]",
+            help="Show this intent in full; give its id, or a unique prefix.",
+            autocompletion=complete.intents,
+        ),
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop the intent and everything it started.")] = False,
     apply: Annotated[

@@ -175,7 +175,7 @@ def _show(
 
     now = own_identity().now_ms()
     short = out.terminal and out.width < WHOLE_ID_WIDTH
-    for title, items in (("", plan["cuts"]), ("not removed, although you asked for it:", plan["kept"])):
+    for title, items in (("", plan["cuts"]), ("kept, because they are still needed:", plan["kept"])):
         if items and title:
             out.text(title)
         if items:

@@ -11,11 +11,10 @@ from streams.stores.directory import Backend, create
 from streams.stores.disk import Disk
 from streams.stores.jsonl.store import SEGMENT_BYTES, JsonlStore
 from streams.stores.space import mib_to_open
-from streams.stores.sqlite.files import WAL_RESET_FIXED, sqlite_version
 from streams.stores.sqlite.search import SearchIndex
 from streams.stores.sqlite.store import SqliteStore
 
-__all__ = ["WAL_RESET_FIXED", "DiskStore", "SearchIndex", "open_backend", "sqlite_version", "unavailable"]
+__all__ = ["DiskStore", "SearchIndex", "open_backend", "unavailable"]
 
 DiskStore = JsonlStore | SqliteStore
 

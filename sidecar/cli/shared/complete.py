@@ -1,4 +1,4 @@
-"""Shell completion of streams, sessions, events, types and actors.
+"""Shell completion of streams, sessions, events, types, actors, background work and checkpoints.
 
 Completion runs each time the Tab key is pressed, so it reads the sidecar's last catalog and a
 bounded part of the log, and ignores whatever cannot be read. The command itself
@@ -75,6 +75,21 @@ def types(ctx: typer.Context, incomplete: str) -> list[Offer]:
 def actors(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Recent actors."""
     return _fitting(_plain({event.actor for event in _read(ctx)[1]}), incomplete)
+
+
+def intents(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Ids of recent background work, the newest first."""
+    return _recent(ctx, incomplete, "intent.created", "intent", "title")
+
+
+def checkpoints(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Ids of what recently waited for a person, the newest first."""
+    return _recent(ctx, incomplete, "checkpoint.opened", "checkpoint", "text")
+
+
+def _recent(ctx: typer.Context, incomplete: str, type_: str, name: str, title: str) -> list[Offer]:
+    made = [event.payload for event in reversed(_read(ctx)[1]) if event.type == type_ and name in event.payload]
+    return _fitting({str(each[name]): str(each.get(title, "")) for each in made}, incomplete)
 
 
 def _fitting(found: dict[str, str], incomplete: str) -> list[Offer]:

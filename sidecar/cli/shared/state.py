@@ -255,7 +255,7 @@ def _linked(found: Mapping[str, Any]) -> list[str]:
         processes.setdefault(link["pid"], []).append(link)
     lines = []
     for pid, links in processes.items():
-        named = f"OpenCode {links[0].get('opencode_version') or '?'}"
+        named = f"OpenCode {links[0].get('opencode_version') or ''}".rstrip()
         if service := links[0].get("service"):
             lines.append(f"{named}, its service, pid {pid}, {'read' if service in read else 'not read'}")
         elif pid == found.get("headless"):

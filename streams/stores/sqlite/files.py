@@ -98,15 +98,6 @@ SEARCH_STEPS: Final[tuple[str, ...]] = (
 )
 
 
-WAL_RESET_FIXED: Final = (3, 51, 3)
-"""The first SQLite version without the bug that damages a database if two connections checkpoint and write at once."""
-
-
-def sqlite_version() -> tuple[int, ...]:
-    """The SQLite version that this Python uses."""
-    return sqlite3.sqlite_version_info
-
-
 class StoreInterrupted(StoreUnavailable):
     """The caller interrupted a query."""
 

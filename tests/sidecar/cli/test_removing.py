@@ -278,8 +278,12 @@ class TestForget:
             event("of-none", type_="opencode.odd", stream="system", payload={"id": "ses_other", "text": "STRAY-OTHER"}),
         ]
         asyncio.run(append(marked_home / "store", [stray]))
-        records = run(marked_home, "log", child, "--json").objects()
-        own = [each for each in records if each["event"]["payload"]["session"] == child]
+        records = run(marked_home, "log", root, "--json").objects()
+        # The session above holds what the child was asked, and what it answered.
+        own = [
+            each for each in records if child in {each["event"]["payload"].get(name) for name in ("session", "child")}
+        ]
+        assert len({each["event"]["payload"]["session"] for each in own}) == 2
         told = run(marked_home, "forget", child)
         assert told.code == 0 and f"{len(own) + 1} records" in told.out and child in told.out, told
         assert run(marked_home, "forget", child, "--yes").code == 0
