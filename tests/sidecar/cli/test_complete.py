@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import shlex
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, ROOT, environment, make_home, run, run_process
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, ROOT, append, environment, make_home, run, run_process
+from tests.streams.builders import event
 
 HEAVY = ("rich", "websockets", "watchfiles", "nats", "aiohttp")
 
@@ -85,6 +87,17 @@ def test_events_types_and_actors(programs: Path, recorded_home: Path) -> None:
     assert offered(programs, recorded_home, "query", "--type", "agent.e") == ["agent.error"]
     assert "execution.*" in offered(programs, recorded_home, "query", "--type", "exec")
     assert offered(programs, recorded_home, "query", "--actor", "us") == ["user"]
+
+
+def test_background_work_and_checkpoints(programs: Path, tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home", "chat")
+    made = [
+        event("i", type_="intent.created", stream="agent/intents", payload={"intent": "int_12ab", "title": "count"}),
+        event("c", type_="checkpoint.opened", stream="agent/checkpoints", payload={"checkpoint": "chk_34cd"}),
+    ]
+    asyncio.run(append(home / "store", [made]))
+    assert offered(programs, home, "intents", "int") == ["int_12ab"]
+    assert offered(programs, home, "checkpoints", "") == ["chk_34cd"]
 
 
 def test_an_event_id_is_completed_from_any_beginning_of_what_a_terminal_shows(
