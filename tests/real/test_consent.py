@@ -23,8 +23,8 @@ from tests.sidecar.orchestrator.receiver import Receiver
 
 pytestmark = pytest.mark.real_opencode
 
-HIDDEN = "\u202etxt.exe\u2066"
-"""Two characters that change the order in which the others are shown."""
+HIDDEN = "\u202etxt.exe\u2066\x1b[2J"
+"""Two characters that change the order in which the others are shown, and one that drives a terminal."""
 
 LONG = f"echo {HIDDEN} {'A' * 5000} ; echo END"
 
@@ -59,14 +59,14 @@ def assert_only_what_is_shown_is_allowed(durable: DurableStream, phone: Receiver
         page = answer.read().decode()
     shown = durable.cli("checkpoints", asked["id"])
     for text, is_cut in ((message, True), (page, True), (shown, False)):
-        assert not set(HIDDEN) & set(text) - set("txt.exe"), "what could reorder the text is shown as what it is"
+        assert not set(text) & set("\u202e\u2066\x1b"), "what could change the look of the text is shown as what it is"
         assert ("left out" in text) == is_cut and "END" in text, "a cut text keeps its end"
     assert re.findall('button name=answer value="(.*?)"', page) == ["reject"]
     for what in ("once", "always"):
         with pytest.raises(urllib.error.HTTPError):
             press(link[0], what)
     assert asked["id"] == only(durable, "permission")["id"], "it still waits"
-    assert all(pattern in shown for pattern in asked["always"]), "always says what it covers"
+    assert asked["always"] and all(pattern in shown for pattern in asked["always"]), "always says what it covers"
     durable.cli("checkpoints", asked["id"], "--answer", "once")
     wait_until(ends, "the end of the work")
     assert refused(durable, "checkpoints", asked["id"], "--answer", "reject") == "already-answered"
