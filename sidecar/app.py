@@ -282,6 +282,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         is_installed,
         agents_may_answer=config.link.agents_may_answer,
     )
+    translator.asked = ingest.host.asked = durable.asked
     worker = sidecar.worker = Worker(
         home,
         config.worker,

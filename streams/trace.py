@@ -68,6 +68,12 @@ def _parse(text: str) -> TraceContext | None:
     return TraceContext(trace, span, flags if version == "00" else f"{int(flags, 16) & 1:02x}")
 
 
+def is_one_trace(one: str | None, other: str | None) -> bool:
+    """Whether two values of ``traceparent`` belong to one trace."""
+    found, also = parse_traceparent(one or ""), parse_traceparent(other or "")
+    return found is not None and also is not None and found.trace_id == also.trace_id
+
+
 def session_trace(root: str, session: str) -> TraceContext:
     """A session's place: its root's trace and its own span, as in ``streams.lineage.traceparent``."""
     return TraceContext(trace_id(root), span_id(session))

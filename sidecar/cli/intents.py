@@ -47,8 +47,8 @@ async def intents(
 ) -> None:
     """List background work, newest last: its state, age, cost and title."""
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.intent_state import as_row, spent_by
     from sidecar.orchestrator.reading import read_intents
+    from sidecar.orchestrator.rows import as_row, spent_by
     from sidecar.views.select import empty_text, open_reader
     from sidecar.views.wording import visible
     from streams.store import NOTHING
@@ -222,9 +222,9 @@ def _place(intent: Intent) -> str | None:
 
 def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]) -> None:
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.orchestrator.intent_state import as_row, spent_by
     from sidecar.orchestrator.intent_texts import file_text, kept_text, notes_text, overlap_text
     from sidecar.orchestrator.lifecycle import ENDED
+    from sidecar.orchestrator.rows import as_row, spent_by
     from sidecar.orchestrator.waits import used as used_by
     from sidecar.views.wording import amount, local_time, money, rough_span, visible
 

@@ -12,9 +12,10 @@ from typing import Any, Final
 from sidecar.orchestrator import checkpoints, teller
 from sidecar.orchestrator.checkpoints import Checkpoint, CheckpointAgent
 from sidecar.orchestrator.consent import PERMISSION
-from sidecar.orchestrator.intent_state import Intent, spent_by
+from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED
+from sidecar.orchestrator.rows import spent_by
 from sidecar.runtime.inputs import agent_stream, is_applied
 from sidecar.views.catalog import Catalog
 from sidecar.views.describe import describe

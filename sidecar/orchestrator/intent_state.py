@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.orchestrator.lifecycle import ENDED, INTENT, NOTICE, after
@@ -173,6 +173,14 @@ class Intent:
     """Whether the parent's model should answer the message with the result."""
     applied: int | None = None
     """The time when a person applied the intent's changes."""
+    call: str = ""
+    """The tool call that asked for the intent; empty if no model asked."""
+    turn: str = ""
+    """The user message that the turn of that call answers; empty if unknown."""
+    cause: str = ""
+    """The event with which the intent began, and its ``traceparent`` in ``trace``. They are the cause and the trace of
+    everything that belongs to the intent."""
+    trace: str = ""
     discarded: int | None = None
     """The time when a person discarded the intent's changes and worktree."""
     edited: list[str] = field(default_factory=list)
@@ -231,6 +239,9 @@ class Notice:
     """Whether the model should answer the notice."""
     said: str = ""
     """The digest of an answer in the text, if redaction replaced words of it (see ``said.py``)."""
+    cause: str = ""
+    """The event that queued the notice, and its ``traceparent`` in ``trace``. The message has this cause."""
+    trace: str = ""
 
 
 @dataclass(slots=True)
@@ -455,6 +466,8 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
         rights=dict(payload.get("rights") or {}),
         environment=str(payload.get("environment") or ""),
         said=str(payload.get("said") or ""),
+        call=str(payload.get("call") or ""),
+        turn=str(payload.get("turn") or ""),
         root=payload.get("root") or payload.get("parent") or payload["intent"],
         depth=int(payload.get("depth") or 1),
         starter=payload.get("starter"),
@@ -474,17 +487,3 @@ def notice_of(payload: Mapping[str, Any]) -> Notice:
         wake=payload.get("wake", True),
         said=payload.get("said", ""),
     )
-
-
-def spent_by(state: State, root: str) -> dict[str, Any]:
-    """What a root has used, in the form that ``intents --json`` and ``top --json`` print; ``ran`` is in ms."""
-    spent = state.spent.get(root, Spent())
-    used = {"sessions": spent.sessions, "tokens": spent.tokens, "cost": spent.cost, "ran": spent.ran_ms}
-    return {"root": root, **used}
-
-
-def as_row(intent: Intent) -> dict[str, Any]:
-    """An intent in the form that ``intents --json`` prints."""
-    about = asdict(intent)
-    del about["rights"]
-    return {**about, "place": intent.place}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sidecar.orchestrator import budgets, edits, notices, v2_ids, watch
+from sidecar.orchestrator import budgets, causes, edits, notices, v2_ids, watch
 from sidecar.orchestrator import intent_effects as asked
 from sidecar.orchestrator.afterwards import continuing
 from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal
@@ -80,6 +80,9 @@ class IntentAgent(OwnAgent[State]):
 
     def receive(self, event: StreamEvent) -> list[Output]:
         """See ``Agent``."""
+        return causes.in_their_chains(self.data, event, self._receive(event))
+
+    def _receive(self, event: StreamEvent) -> list[Output]:
         outputs = self._decide(event)
         if event.type == "execution.step" and budgets.is_last(event):
             return outputs  # the turn's end follows, and finished work is not stopped because of its cost
@@ -470,6 +473,7 @@ class IntentAgent(OwnAgent[State]):
     def apply(self, event: StreamEvent) -> None:
         """See ``Agent``."""
         self.data.fold(event.type, event.payload)
+        causes.begin(self.data, event)
 
 
 _CHANGES: Final = {

@@ -10,11 +10,12 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from bridge.opencode.capture.emitter import Asked
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import RequestError
 from sidecar.components import in_background
@@ -22,6 +23,7 @@ from sidecar.config import PhantomConfig
 from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
+from sidecar.orchestrator import causes
 from sidecar.orchestrator.afterwards import DiscardArgs, IntentArgs, check_ended, continues, worktree_of
 from sidecar.orchestrator.borrowed import Borrowed
 from sidecar.orchestrator.card import CardFile, card_text
@@ -31,12 +33,13 @@ from sidecar.orchestrator.gate import Caller
 from sidecar.orchestrator.headless import Headless
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.hosts import Hosts
-from sidecar.orchestrator.intent_state import Intent, Limits, as_row
+from sidecar.orchestrator.intent_state import Intent, Limits
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED, WORKING
 from sidecar.orchestrator.people import People
 from sidecar.orchestrator.reading import read_intent
 from sidecar.orchestrator.registering import RegisterArgs, differences
+from sidecar.orchestrator.rows import as_row
 from sidecar.orchestrator.said import Said
 from sidecar.orchestrator.setup import Setup
 from sidecar.orchestrator.stream_read import open_reader
@@ -250,12 +253,13 @@ class DurableStream:
         agent: str | None = None,
         by: str = "user",
         before: Intent | None = None,
+        call: str | None = None,
     ) -> Intent:
         """Register work that survives every process; returns when it is durable. The same key returns the same intent.
 
         The work may do no more than the session ``given.parent``, which asks for it on a ``link`` while it runs an
-        ``agent``. Without a parent, the work may do what OpenCode's configuration says. Work that continues ``before``
-        may do what that session may do.
+        ``agent``, with the tool call ``call``. Without a parent, the work may do what OpenCode's configuration says.
+        Work that continues ``before`` may do what that session may do.
 
         Raises:
             HostError: what the parent may do is not known, so nothing was registered.
@@ -299,8 +303,10 @@ class DurableStream:
             "root": self._root(given.parent) if before is None else before.root,
             "continues": continues(before) if before is not None else {},
         } | ({"said": said} if said else {})
+        about, cause, trace = causes.of_call(self._state.sessions.get(given.parent or ""), call, before)
         if found is None:
-            command = Command(f"register:{intent}", "intent.register", payload, actor=by)
+            command = Command(f"register:{intent}", "intent.register", payload | about, actor=by)
+            command = replace(command, causation_id=cause, traceparent=trace or None)
             try:
                 await self._runtime.command(NAME, command)
             except InputRefused as error:
@@ -314,6 +320,10 @@ class DurableStream:
             other = f"this key already started {found.id}, which is different work (it differs in {', '.join(differs)})"
             raise InputRefused("key-conflict", f"{other}; use a new key")
         return found
+
+    def asked(self, session: str, mark: str) -> Asked | None:
+        """See ``Asks``."""
+        return causes.asked(self.data, session, mark)
 
     def _environment(self, work: str) -> str:
         """The environment of an intent, or of a phantom's session."""

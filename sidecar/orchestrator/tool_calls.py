@@ -82,7 +82,7 @@ class ToolCalls:
             mine = self._durable.of_caller(session)
             match checked:
                 case SpawnArgs():
-                    return await self._spawn(link, session, checked, context)
+                    return await self._spawn(link, call, checked, context)
                 case StatusArgs():
                     return self._listing(mine.started(), checked.unfinished)
                 case ResultArgs():
@@ -104,7 +104,8 @@ class ToolCalls:
             raise CallError("tool", str(error)) from None
         raise AssertionError(name)
 
-    async def _spawn(self, link: Any, session: str, args: SpawnArgs, context: dict[str, Any]) -> str:
+    async def _spawn(self, link: Any, call: _Call, args: SpawnArgs, context: dict[str, Any]) -> str:
+        session = call.session
         key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
         given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
         # Another agent may have its own model, which the parent's model must not replace.
@@ -125,7 +126,9 @@ class ToolCalls:
             key=key,
         )
         agent = str(context.get("agent") or "")
-        intent = await self._durable.register_intent(given, link=link, agent=agent or None, by=agent or "model")
+        intent = await self._durable.register_intent(
+            given, link=link, agent=agent or None, by=agent or "model", call=call.id
+        )
         if intent.state == "refused":
             return f"Not started ({intent.code}): {intent.reason}. Do the work yourself, or tell the user."
         return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."

@@ -99,6 +99,13 @@ class BadOutput(ValueError):
     """An agent returned a value that cannot be recorded; the text says what is wrong."""
 
 
+class Cause(NamedTuple):
+    """An event that led to another: its id and its ``traceparent``."""
+
+    id: str
+    traceparent: str
+
+
 class Output(NamedTuple):
     """One output of an agent: an event, a command (``to``), or an effect (``effect``)."""
 
@@ -110,6 +117,8 @@ class Output(NamedTuple):
     effect: str | None = None
     node: str = ""
     """The step of the agent that asks for the effect; a part of the effect's idempotency key."""
+    cause: Cause | None = None
+    """The cause of the output, if that is not its input but an earlier event. The input may be a tick, for example."""
 
     @classmethod
     def of(cls, given: Any) -> Output:

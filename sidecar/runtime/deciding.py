@@ -127,7 +127,8 @@ class Decider:
                 taken = {*in_batch, *(event.idempotency_key for event in events)}
                 visit = await self._visit(partial(self._outbox.visit_key, effect), taken)
                 effect = replace(effect, visit=visit)
-                events.append(self._outbox.requested(given, number, effect, self._outbox.visit_key(effect, visit)))
+                key = self._outbox.visit_key(effect, visit)
+                events.append(self._outbox.requested(given, number, effect, key, output.cause))
         except InvalidEvent as error:
             raise AgentFailed(self._agent.name, str(error)) from None
         if any(event.idempotency_key in self._removed for event in events):

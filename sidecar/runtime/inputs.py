@@ -16,7 +16,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
-from sidecar.runtime.agent import Output
+from sidecar.runtime.agent import Cause, Output
 from sidecar.runtime.effects.policy import Effect, EffectPolicy
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
@@ -238,7 +238,7 @@ class Outbox:
             # Each call has its own correlation id, under which its depth is recorded. The trace id belongs to the whole
             # chain.
             correlation = identity
-        return self._stamp(cause, number, identity, type_, payload, metadata, correlation)
+        return self._stamp(cause, number, identity, type_, payload, metadata, correlation, output.cause)
 
     def effect(self, cause: Input, number: int, output: Output) -> Effect:
         """The effect that an output asks for, with its visit set to 1."""
@@ -246,8 +246,11 @@ class Outbox:
         args, run = self._clean(output.payload), self._run_of(cause)
         return Effect(output.effect, args, run, output.node, agent=self._agent)
 
-    def requested(self, cause: Input, number: int, effect: Effect, key: str) -> StreamEvent:
-        """The event that requests an effect with a known visit; ``key`` is its ``visit_key``."""
+    def requested(
+        self, cause: Input, number: int, effect: Effect, key: str, earlier: Cause | None = None
+    ) -> StreamEvent:
+        """The event that requests an effect with a known visit; ``key`` is its ``visit_key``, and ``earlier`` the
+        cause of the output."""
         payload = {
             "kind": effect.kind,
             "args": effect.args,
@@ -257,8 +260,9 @@ class Outbox:
             "key": self._policy.idempotency_key(run=effect.run, node=effect.node, effect=effect),
         }
         metadata = {"role": "effect", "depth": cause.depth + 1}
+        correlation = cause.record.correlation_id
         event = self._stamp(
-            cause, number, self._identity.ulid(), "effect.requested", payload, metadata, cause.record.correlation_id
+            cause, number, self._identity.ulid(), "effect.requested", payload, metadata, correlation, earlier
         )
         return StreamEvent.parse({**event.fields(), "idempotency_key": key})
 
@@ -304,15 +308,17 @@ class Outbox:
         payload: dict[str, Any],
         metadata: dict[str, Any],
         correlation: str | None,
+        earlier: Cause | None = None,
     ) -> StreamEvent:
-        trace = parse_traceparent(cause.record.traceparent or "") or made_trace(cause.key)
+        by = earlier or Cause(cause.record.id, cause.record.traceparent or "")
+        trace = parse_traceparent(by.traceparent) or made_trace(cause.key)
         return self._identity.stamp(
             {
                 "id": identity,
                 "type": type_,
                 "stream_id": agent_stream(self._agent),
                 "idempotency_key": f"out:{self._agent}:{digest(cause.key.encode())}:{number}",
-                "causation_id": cause.record.id,
+                "causation_id": by.id,
                 "correlation_id": correlation,
                 "actor": self._agent,
                 "source": {"agent": self._agent, "adapter": ADAPTER},

@@ -102,3 +102,31 @@ def refused(durable: DurableStream, *arguments: str) -> str:
 def of_session(durable: DurableStream, session: str) -> list[dict[str, Any]]:
     """The records of one session, without its children's."""
     return [r for r in durable.log(session) if r["event"]["payload"].get("session") == session]
+
+
+def assert_one_chain(durable: DurableStream, intent: dict[str, Any]) -> None:
+    """From a person's prompt to an intent's result and to the message that told its parent: one chain of causes, in one
+    trace. And the parent's log says that it started the session."""
+    events = [record["event"] for record in durable.lines("query")]
+    by_id = {event["id"]: event for event in events}
+    parent, session = intent["parent"], intent["session"]
+    (done,) = [e for e in events if e["type"] == "intent.completed" and e["payload"]["intent"] == intent["id"]]
+    wait_until(lambda: of_type(durable, parent, "agent.input"), "the message to the parent")
+    (woken,) = of_type(durable, parent, "agent.input")
+    for event in (done, woken):
+        chain = [event]
+        while chain[-1]["causation_id"] in by_id:
+            chain.append(by_id[chain[-1]["causation_id"]])
+        types = [each["type"] for each in chain]
+        assert types[-1] == "human.input" and chain[-1]["payload"]["session"] == parent, types
+        assert "intent.register" in types and len({each["traceparent"][3:35] for each in chain}) == 1, chain
+    (spawned,) = of_type(durable, parent, "agent.spawned")
+    assert spawned["payload"]["child"] == session and spawned["payload"]["turn"] == intent["turn"] != ""
+    (created,) = of_type(durable, session, "lifecycle.session.created")
+    assert created["causation_id"] == spawned["id"]
+
+
+def of_type(durable: DurableStream, session: str, type_: str) -> list[dict[str, Any]]:
+    """The events of one type and one session, oldest first."""
+    found = [record["event"] for record in durable.lines("query", "--type", type_)]
+    return [event for event in found if event["payload"].get("session") == session]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.orchestrator.tools import TOOLS
-from tests.real.background import ended, intents, one, spawn, spawns, with_plugin
+from tests.real.background import assert_one_chain, ended, intents, one, spawn, spawns, with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -48,6 +48,7 @@ def test_the_whole_line(client: RealOpenCode, durable: DurableStream, model: Mod
     assert ["password=hunter2xyz" in json.dumps(request.body) for request in said] == [True], "the words that were said"
     assert intent["parent"] == parent
     wait_until(lambda: "42" in json.dumps(client.messages(parent)[-1]), "the parent's answer")
+    assert_one_chain(durable, intent)
 
 
 def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(client: RealOpenCode, durable: DurableStream) -> None:

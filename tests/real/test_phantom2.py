@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sidecar.orchestrator.intent_effects import CHECK, PROMPT
-from tests.real.background import ended, one, only, refused, spawn, two_with_plugin
+from tests.real.background import assert_one_chain, ended, one, only, refused, spawn, two_with_plugin
 from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
@@ -120,6 +120,7 @@ def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sid
     inputs = [record["event"] for record in durable.log(parent) if record["event"]["type"].endswith(".input")]
     woken = [event["type"] for event in inputs if "<background-agent" in json.dumps(event["payload"])]
     assert "human.input" not in woken, "it is no person's"
+    assert_one_chain(durable, done)
     client.prompt(parent, f"CALL:intent_result {json.dumps({'intent': done['id']})}")
     client.wait(parent)
     assert CONTINUED in json.dumps(messages(client, parent)[-4:]), "the tools answer"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 from bridge.opencode.capture import shapes
 from bridge.opencode.capture.history import HISTORY_INSTANCE
+from bridge.opencode.capture.shapes import mapping, text
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent, is_stream_id
 from streams.identity import Identity
-from streams.lineage import CREATED, LINKED, RESUMED, traceparent
+from streams.lineage import CREATED, LINKED, RESUMED, span_id, traceparent
+from streams.trace import parse_traceparent
 
 HOLD_S = 2.0
 """Maximum number of seconds that an item waits, unacknowledged, for its counterpart or its parent."""
@@ -35,6 +37,31 @@ class Origin:
     instance: str
     pid: int = field(default=0, compare=False)
     service: str = field(default="", compare=False)
+
+
+class Asked(NamedTuple):
+    """What asked for background work: the ``cause`` and ``traceparent`` of what follows, and the work itself.
+
+    ``parent`` is the session that asked, in the turn that answers the user message ``turn``, with the tool call
+    ``call``; each is ``None`` if unknown.
+    """
+
+    cause: str
+    traceparent: str
+    parent: str | None = None
+    turn: str | None = None
+    call: str | None = None
+    agent: str | None = None
+    title: str | None = None
+
+
+Asks = Callable[[str, str], Asked | None]
+"""Finds what asked for a session, or for a message in the session. The arguments are the session's id, and the mark
+with which the sidecar began the session or sent the message."""
+
+
+def _nothing_asked(session: str, mark: str) -> Asked | None:
+    return None
 
 
 class Token(NamedTuple):
@@ -93,6 +120,7 @@ class Emitter:
         self.state, self.hold_s = state, hold_s
         self.counts: Counter[str] = Counter()
         self.now = 0.0
+        self.asked: Asks = _nothing_asked
         self.identity, self.clean = identity, clean
         self._out = Drained()
 
@@ -208,7 +236,7 @@ class Emitter:
             cause=cause,
             actor=actor or "opencode",
             stream=session.stream if session is not None else "system",
-            trace=traceparent(session.root, session.id) if session is not None else None,
+            trace=trace_of(session) if session is not None else None,
             correlation=correlation,
             at_ms=at_ms,
         )
@@ -228,8 +256,54 @@ class Emitter:
             cause=session.event_id,
             actor="opencode",
             stream=session.stream,
-            trace=traceparent(session.root, session.id),
+            trace=trace_of(session),
         )
+
+    def spawn_asked(self, entry: Entry, session_id: str, mark: str) -> Asked | None:
+        """What asked for a new session, if the sidecar began the session for background work. Record, before the
+        session itself, that its parent started it."""
+        asked = self.asked(session_id, mark)
+        parent = self.state.sessions.get(asked.parent or "") if asked is not None else None
+        if asked is not None and parent is not None and session_id not in self.state.spawns:
+            payload = shapes.present(
+                part=asked.call or session_id,
+                turn=asked.turn,
+                child=session_id,
+                call=asked.call,
+                agent=asked.agent,
+                description=asked.title,
+            )
+            cause, turn = asked.cause, asked.turn
+            self.put(entry, parent, "agent.spawned", session_id, payload, cause=cause, correlation=turn)
+        return asked
+
+    def trace_at(self, session_id: str, parent: SessionState | None, asked: Asked | None) -> str:
+        """The ``traceparent`` of a session that appears: its own span in the trace of its parent, or of what asked for
+        it."""
+        if (known := self.state.sessions.get(session_id)) is not None:
+            return trace_of(known)
+        above = trace_of(parent) if parent is not None else asked.traceparent if asked is not None else ""
+        found = parse_traceparent(above)
+        if found is None:
+            return traceparent(session_id, session_id)
+        return str(replace(found, span_id=span_id(session_id)))
+
+    def cause_of_input(self, session: SessionState, *metadata: Any) -> str | None:
+        """The cause of an input that no person wrote: what asked for it, if the sidecar sent it with this metadata,
+        else the call that started the session."""
+        mark = next(filter(None, map(mark_of, metadata)), None)
+        asked = self.asked(session.id, mark) if mark is not None else None
+        return asked.cause if asked is not None else self.state.spawns.get(session.id)
+
+
+def trace_of(session: SessionState) -> str:
+    """The ``traceparent`` of a session."""
+    return session.trace or traceparent(session.root, session.id)
+
+
+def mark_of(metadata: Any) -> str:
+    """The mark of a message that the sidecar sent, from the message's metadata; empty for any other message."""
+    return text(mapping(mapping(metadata).get("durable_stream")).get("key")) or ""
 
 
 def safe_stream(session_id: str) -> str:

@@ -22,7 +22,7 @@ from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, LINKED, RESUMED
 
-STATE_VERSION = 8
+STATE_VERSION = 9
 """Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
@@ -99,6 +99,8 @@ class SessionState:
     parent: str | None
     known: bool
     event_id: str
+    trace: str = ""
+    """The session's ``traceparent``, which never changes; empty if it follows from ``root``."""
     directory: str | None = None
     boots: Names = field(default_factory=set)
     born: bool = False
@@ -283,6 +285,7 @@ class CaptureState:
                 parent=payload.get("parent"),
                 known=known,
                 event_id=event.id,
+                trace=event.traceparent or "",
                 directory=payload.get("directory"),
                 title=payload.get("title"),
                 born=event.type == CREATED,

@@ -35,9 +35,10 @@ RULES: tuple[Rule, ...] = (
         "session.created",
         "event",
         "session_created",
-        ("lifecycle.session.created",),
-        "the session",
-        "A child session waits for the `task` call that created it, so that the cause comes before the effect.",
+        ("lifecycle.session.created", "agent.spawned"),
+        "the session; the child session",
+        "A child session waits for the `task` call that created it, so that the cause comes before the effect. For a "
+        "session of background work, `agent.spawned` names the turn and the call that asked for the work.",
     ),
     Rule(
         "the first hook of a session in a boot",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import HOLD_S, Drained, Entry, Origin, Token, safe_stream
+from bridge.opencode.capture.emitter import HOLD_S, Asked, Drained, Entry, Origin, Token, safe_stream, trace_of
 from bridge.opencode.capture.known import is_known
 from bridge.opencode.capture.parts import Parts
 from bridge.opencode.capture.shapes import mapping, present, text
@@ -166,6 +166,7 @@ class Translator(Parts):
         parent_id = text(mapping(info).get("parentID"))
         parent = self.state.sessions.get(parent_id) if parent_id else None
         created = bool(waiting.entries) and shapes.source_of(waiting.first.item) == "session.created"
+        asked = self.spawn_asked(waiting.first, session_id, _mark_of(info)) if created else None
         if not give_up and not self._is_placeable(session_id, waiting, parent_id, parent, created):
             return False
         del self._waiting[session_id]
@@ -175,7 +176,7 @@ class Translator(Parts):
         lineage = "child" if parent is not None else "root" if is_root else "unknown"
         if lineage == "unknown":
             self.counts["lineage_unknown"] += 1
-        self._appear(waiting.first, {**(info or {}), "id": session_id}, lineage, created=created)
+        self._appear(waiting.first, {**(info or {}), "id": session_id}, lineage, created=created, asked=asked)
         for entry in waiting.entries:
             source = shapes.source_of(entry.item)
             rule = rule_for(source)
@@ -205,7 +206,9 @@ class Translator(Parts):
         # The `task` call that created a child session is the child's cause, so that call must be recorded first.
         return not (created and parent is not None and parent.turn and session_id not in self.state.spawns)
 
-    def _appear(self, entry: Entry, info: dict[str, Any], lineage: str, *, created: bool) -> None:
+    def _appear(
+        self, entry: Entry, info: dict[str, Any], lineage: str, *, created: bool, asked: Asked | None = None
+    ) -> None:
         session_id = info["id"]
         parent = self.state.sessions.get(text(info.get("parentID")) or "") if lineage == "child" else None
         boot = entry.token.origin.boot_id
@@ -214,10 +217,10 @@ class Translator(Parts):
             type_=CREATED if created else RESUMED,
             key=session_id if created else f"{session_id}:{boot}",
             payload=shapes.appeared(info, lineage),
-            cause=self.state.spawns.get(session_id) if created else None,
+            cause=self.state.spawns.get(session_id) or (asked and asked.cause) if created else None,
             actor=text(info.get("agent")) or "opencode",
             stream=parent.stream if parent is not None else safe_stream(session_id),
-            trace=traceparent(parent.root if parent is not None else session_id, session_id),
+            trace=self.trace_at(session_id, parent, asked),
         )
         for orphan in [s for s in self.state.unknown() if s.parent == session_id]:
             self.link(orphan, session_id, entry)
@@ -297,5 +300,10 @@ class Translator(Parts):
             cause=(session.last_end or session.event_id) if session is not None else None,
             actor="opencode",
             stream=session.stream if session is not None else safe_stream(session_id),
-            trace=traceparent(session.root if session is not None else session_id, session_id),
+            trace=trace_of(session) if session is not None else traceparent(session_id, session_id),
         )
+
+
+def _mark_of(info: dict[str, Any] | None) -> str:
+    """The intent for which the sidecar began a session; empty for any other session."""
+    return text(mapping(mapping(info).get("metadata")).get("intent")) or ""

@@ -105,7 +105,7 @@ class Turns(Shells):
             "human.input" if human else "agent.input",
             message_id,
             present(message=message_id, agent=agent, model=shapes.model_of(message), parts=parts),
-            cause=None if human else self.state.spawns.get(session.id),
+            cause=None if human else self.cause_of_input(session, *(mapping(part).get("metadata") for part in parts)),
             actor="user" if human else "opencode",
             correlation=message_id,
         )

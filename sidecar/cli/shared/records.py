@@ -218,8 +218,10 @@ def no_cause(record: Record) -> str:
 
 
 def begins_a_chain(record: Record) -> bool:
-    """True if the record cannot have a cause in the log: a person's input, a root session, or a link's own event."""
+    """True if the record cannot have a cause in the log: what a person did, a root session, or a link's own event."""
     event = record.event
     if event.type.startswith("lifecycle.session."):
         return not event.payload.get("parent")
+    if event.actor == "user" and event.metadata.get("role") == "input":
+        return True  # a command that a person gave
     return event.type in ("human.input", "lineage.linked", "capture.gap", "opencode.unreadable")

@@ -95,6 +95,9 @@ class Player:
     def types(self) -> list[str]:
         return [event.type for event in self.log.events.values()]
 
+    def events(self) -> list[StreamEvent]:
+        return list(self.log.events.values())
+
     def of(self, type_: str) -> list[StreamEvent]:
         return [event for event in self.log.events.values() if event.type == type_]
 

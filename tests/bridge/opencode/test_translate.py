@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.capture.emitter import Asked
 from bridge.opencode.capture.shapes import beginning
 from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
@@ -105,6 +106,29 @@ class TestWhatBecomesOfARun:
         result = next(e for e in player.of("execution.step") if e.payload.get("tool") == "task")
         assert result.causation_id == ended.id and result.payload["child"] == child
         assert not [e for e in player.of("human.input") if e.payload["session"] == child]
+
+    def test_background_work_hangs_on_what_asked_for_it(self) -> None:
+        items = recording("task_child")
+        spawning = next(n for n, (_, item) in enumerate(items) if _is_created(item) and _info(item).get("parentID"))
+        player = Player()
+        player.feed(items[:spawning])
+        (root,) = player.translator.state.sessions
+        asked = Asked("01E", player.events()[0].traceparent or "", root, "msg_1")
+        player.translator.asked = lambda session, mark: asked if mark in ("int_a", "key_a") else None
+        info = {"id": "ses_work", "parentID": root, "title": "work", "metadata": {"intent": "int_a"}}
+        event = {"id": "evt_work", "type": "session.created", "properties": {"sessionID": "ses_work", "info": info}}
+        mark = {"durable_stream": {"key": "key_a"}}
+        message = {"id": "msg_work", "sessionID": "ses_work", "role": "user"}
+        part = {"id": "prt_work", "type": "text", "text": "do it", "metadata": mark}
+        given = {"message": message, "parts": [part]}
+        hooks = [HookItem("event", 5, {"event": event}), HookItem("chat.message", 6, {"sessionID": "ses_work"}, given)]
+        player.feed([(Token(Origin("e" * 32, "1" * 16), seq), hook) for seq, hook in enumerate(hooks, 1)])
+        spawned, created, prompted = player.events()[-3:]
+        assert (spawned.type, spawned.causation_id, spawned.correlation_id) == ("agent.spawned", "01E", "msg_1")
+        assert spawned.payload["session"] == root and spawned.payload["child"] == "ses_work"
+        assert (created.type, created.causation_id) == ("lifecycle.session.created", spawned.id)
+        assert (prompted.type, prompted.causation_id) == ("agent.input", "01E")
+        assert {e.traceparent[3:35] for e in player.events() if e.traceparent} == {trace_id(root)}
 
     def test_the_whole_story_of_a_task_leads_back_to_the_human(self) -> None:
         player = play("task_nested")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.opencode.capture.emitter import Token
+from bridge.opencode.capture.emitter import Asked, Token
 from bridge.opencode.link.frames import HookItem
 from sidecar.views.catalog import Catalog
 from sidecar.views.conversation import Conversation
@@ -225,6 +225,27 @@ def test_a_child_is_a_span_in_the_stream_of_its_root_and_the_call_is_its_cause()
         == step.causation_id
     )
     assert [event.payload["reason"] for event in player.of(ENDED)] == ["deleted", "deleted"]
+
+
+def test_background_work_and_its_children_are_in_the_trace_of_what_asked_for_it() -> None:
+    player = play2("errors")
+    above = player.of(CREATED)[0]
+    parent, trace = above.payload["session"], f"00-{'5' * 32}-{'6' * 16}-01"
+    recording = Recording("subagent")
+    asking = Asked("01E", trace, parent, "msg_1", "call_1")
+    player.translator.asked = lambda session, mark: (
+        asking if session == recording.rows[0]["data"]["sessionID"] else None
+    )
+    before = len(player.log.events)
+    player.told |= recording.told
+    player.feed(recording.items)
+    player.settle()
+    spawned, root, *rest = list(player.log.events.values())[before:]
+    assert (spawned.type, spawned.causation_id, spawned.stream_id) == ("agent.spawned", "01E", above.stream_id)
+    assert spawned.payload["turn"] == "msg_1" and spawned.payload["child"] == root.payload["session"]
+    assert (root.type, root.causation_id) == (CREATED, spawned.id)
+    assert {event.traceparent[3:35] for event in (root, *rest) if event.traceparent} == {"5" * 32}
+    assert player.log.state().sessions[root.payload["session"]].root == root.payload["session"], "it has its own stream"
 
 
 @pytest.mark.parametrize("live", [True, False])

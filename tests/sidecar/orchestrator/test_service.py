@@ -26,6 +26,7 @@ from sidecar.orchestrator.service import DurableStream
 from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.runtime.engine import InputRefused
 from streams.identity import seeded_identity
+from streams.lineage import trace_id
 from streams.log.log import Log
 from tests.sidecar.cli.helpers import run
 from tests.sidecar.orchestrator.support import Bench, bench
@@ -218,6 +219,37 @@ async def test_work_gets_the_rights_and_the_agent_of_the_session_that_asks(tmp_p
         (about,) = host.created
         assert (about["agent"], about["rights"]) == (named or "build", RIGHTS)
         assert "rights" not in json.dumps(made.status()), "they are not listed"
+
+
+async def test_one_chain_of_causes_and_one_trace_lead_from_the_call_to_the_message_with_the_result(
+    tmp_path: Path,
+) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        host.answers("msg_1")
+        await call(made, "agent_spawn", prompt="do it", title="work")
+        await run.settled()
+        (intent,) = made.data.intents.values()
+        session = f"ses_{intent.id}"
+        about = made.asked("ses_new", intent.id)
+        assert about is None, "a fork of its session has its mark"
+        about = made.asked(session, intent.id)
+        assert about is not None and (about.parent, about.turn, about.call) == (PARENT, "msg_1", "call_1")
+        # The end comes from another chain.
+        await run.command("intents", "intent.cancel", intent="int_none")
+        await run.happened("turn.ended", session=session, outcome="completed")
+        await run.settled()
+        events = {r.event.id: r.event for r in await records(run.store, "agent/intents")}
+        events |= {r.event.id: r.event for r in await records(run.store, "agent/intents/effects")}
+        (notice,) = made.data.notices.values()
+        woken = made.asked(PARENT, notice.key)
+        assert woken is not None and events[woken.cause].type == "notice.queued"
+        for first in (about, woken):
+            cause = first.cause
+            while cause in events:
+                cause = events[cause].causation_id or ""
+            assert cause == "e", "the parent's turn"
+        own = [e for e in events.values() if intent.id in json.dumps(e.payload) and e.type != "agent.received"]
+        assert {e.traceparent[3:35] for e in own if e.traceparent} == {trace_id(PARENT)}
 
 
 async def test_nothing_starts_while_it_is_not_known_what_the_session_may_do(tmp_path: Path) -> None:

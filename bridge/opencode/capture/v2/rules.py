@@ -103,7 +103,7 @@ class HostRules(Emitter):
         known = self.state.sessions.get(child or "")
         if known is not None and known.last_end is not None:
             return known.last_end
-        return self.state.spawns.get(child or session.id)
+        return self.state.spawns.get(child) if child else self.cause_of_input(session, given.metadata)
 
     def cancelled(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Record that a waiting input was taken back before the model saw it."""

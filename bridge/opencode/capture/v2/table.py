@@ -17,7 +17,8 @@ RULES: tuple[Rule, ...] = (
         "the session; the child session",
         "The first session of a process is created before the plugin is loaded, so the service's API describes it. "
         "A child session names its parent session; `tool.progress` or the end of the call names the child session. If "
-        "neither does, the child session belongs to the open call with the same description and agent.",
+        "neither does, the child session belongs to the open call with the same description and agent. "
+        "For a session of background work, `agent.spawned` names the turn and the call that asked for the work.",
     ),
     Rule(
         "forked",

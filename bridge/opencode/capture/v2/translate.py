@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bridge.opencode.capture.emitter import HOLD_S, Origin, Token, safe_stream
+from bridge.opencode.capture.emitter import HOLD_S, Origin, Token, safe_stream, trace_of
 from bridge.opencode.capture.shapes import appeared, mapping, number, present, text
 from bridge.opencode.capture.state import RENAMED, CaptureState, SessionState
 from bridge.opencode.capture.v2 import shapes
@@ -30,7 +30,7 @@ from bridge.opencode.link.frames import HookItem
 from streams.errors import InvalidEvent
 from streams.event import StreamEvent
 from streams.identity import Identity
-from streams.lineage import CREATED, ENDED, RESUMED, traceparent
+from streams.lineage import CREATED, ENDED, RESUMED
 
 HOOK = "service"
 """The hook name of an item that is an event of a service."""
@@ -143,6 +143,7 @@ class HostTranslator(Gates):
             id=session_id,
             stream=session.stream,
             root=session.root,
+            trace=session.trace,
             parent=session.parent,
             known=session.known,
             event_id=session.event_id,
@@ -153,6 +154,7 @@ class HostTranslator(Gates):
             agent="" if is_whole else session.agent,
         )
         scratch = HostTranslator(self.identity, state, clean=self.clean)
+        scratch.asked = self.asked
         for event in events:
             scratch.run(replace(scratch._own_entry(origin, event.t), event_id=event.id), event)
         return scratch.drain().events, scratch._memories.get(session_id)
@@ -326,6 +328,7 @@ class HostTranslator(Gates):
         parent = self.state.sessions.get(parent_id or "")
         if parent is not None and type_ == CREATED and session_id not in self.state.spawns:
             self._spawn(entry, parent, session_id, info)
+        asked = self.spawn_asked(replace_seq(entry, None), session_id, "") if type_ == CREATED else None
         lineage = "child" if parent is not None else "root" if is_known and parent_id is None else "unknown"
         if lineage == "unknown":
             self.counts["lineage_unknown"] += 1
@@ -335,10 +338,10 @@ class HostTranslator(Gates):
             type_=type_,
             key=session_id if type_ == CREATED else f"{session_id}:{boot}",
             payload={**appeared(info, lineage), **present(fork=info.get("fork"))},
-            cause=self.state.spawns.get(session_id) if type_ == CREATED else None,
+            cause=self.state.spawns.get(session_id) or (asked and asked.cause) if type_ == CREATED else None,
             actor=text(info.get("agent")) or "opencode",
             stream=parent.stream if parent is not None else safe_stream(session_id),
-            trace=traceparent(parent.root if parent is not None else session_id, session_id),
+            trace=self.trace_at(session_id, parent, asked),
         )
 
     def _meet(self, session: SessionState, entry: HostEntry, event: HostEvent) -> None:
@@ -388,7 +391,7 @@ class HostTranslator(Gates):
             cause=session.last_end or session.event_id,
             actor="opencode",
             stream=session.stream,
-            trace=traceparent(session.root, session.id),
+            trace=trace_of(session),
         )
 
     def renamed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
