@@ -228,7 +228,7 @@ class Notice:
     sent: int | None = None
     failures: int = 0
     due: int | None = None
-    """The time, in ms UTC, when the notice is sent again after a failure."""
+    """The time, in ms UTC, when the notice is sent: after it has waited for other results, or again after a failure."""
     call: str = ""
     """The tool call that returned the notice's content."""
     turn: str = ""
@@ -421,6 +421,8 @@ class State:
         if type_ == "notice.sending":
             notice.key = payload["key"]
             self.nudged.pop(notice.session, None)
+        elif type_ == "notice.gathering":
+            notice.due = payload["due"]
         elif type_ == "notice.held":
             notice.due = payload.get("due")
             notice.failures = notice.failures + 1 if notice.due is not None else 0

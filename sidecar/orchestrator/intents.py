@@ -113,7 +113,8 @@ class IntentAgent(OwnAgent[State]):
             add(self._stop(intent, ts, doom))
         add(budgets.warnings(self.data, limits))
         for session in notices.to_deliver(self.data, [*outputs, *more]):
-            add(notices.deliver(self.data, session))
+            gathering = notices.gather(self.data, session, ts)
+            add(notices.deliver(self.data, session) if gathering is None else gathering)
         for intent in [each for each in self.data.intents.values() if each.state == "queued"]:
             if doomed(self.data, limits, intent) is None and has_room(self.data, limits, intent):
                 add(self._start(intent))

@@ -58,7 +58,7 @@ session is being prompted again. ``finishing``: the changes in the worktree are 
 forbade the intent."""
 
 NOTICE: Final[dict[str, dict[str, str]]] = {
-    "queued": {"notice.sending": "sending", "notice.returned": "returned"},
+    "queued": {"notice.gathering": "queued", "notice.sending": "sending", "notice.returned": "returned"},
     "sending": {
         "notice.sent": "sent",
         "notice.held": "queued",
@@ -70,6 +70,8 @@ NOTICE: Final[dict[str, dict[str, str]]] = {
     "observed": {},
 }
 """A notice is ``observed`` when its own message is found in the session's history; nothing before that counts as proof.
+
+``notice.gathering``: other work of the same parent still runs, so the result waits a few seconds for more results.
 
 ``sent``: OpenCode accepted the message, but the history does not have the message yet.
 

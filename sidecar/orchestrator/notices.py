@@ -21,6 +21,10 @@ AGAIN_MS: Final = 60_000
 LONGEST_AGAIN_MS: Final = 3_600_000
 
 
+GATHER_MS: Final = 3_000
+"""How many ms a result waits for the results of its parent's other background work, so that one message has all."""
+
+
 def notice_id(intent: str) -> str:
     """The id of the notice with an intent's result."""
     return f"ntc_{intent[4:]}"
@@ -48,6 +52,16 @@ def deliver(state: State, session: str) -> list[Output]:
     texts = [{"key": n.key or key, "text": n.text, **({"said": n.said} if n.said else {})} for n in waiting]
     args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting)}
     return [*outputs, Output("effect.requested", args, effect=WAKE, node=session)]
+
+
+def gather(state: State, session: str, now: int) -> list[Output] | None:
+    """Let the results for a session wait for more results, for at most ``GATHER_MS``. ``None`` if nothing more can
+    come, or if something else waits that must not be late."""
+    waiting = [n for n in state.notices.values() if n.session == session and n.state == "queued"]
+    if any(n.intent is None or n.key for n in waiting) or all(i.parent != session for i in state.unfinished()):
+        return None
+    due = min((n.due for n in waiting if n.due is not None), default=now + GATHER_MS)
+    return [Output("notice.gathering", {"notice": n.id, "due": due}) for n in waiting if n.due is None]
 
 
 def deliver_to(state: State, sessions: Any) -> list[Output]:
@@ -142,7 +156,8 @@ def unseen(state: State, now: int) -> list[Output]:
 
 
 def again(state: State, now: int) -> list[Output]:
-    """Resend the messages whose last attempt failed some time ago."""
+    """Send the results that have waited for others, and resend the messages whose last attempt failed some time
+    ago."""
     due = {n.session for n in state.notices.values() if n.state == "queued" and n.due is not None and n.due <= now}
     return [output for session in sorted(due) for output in deliver(state, session)]
 

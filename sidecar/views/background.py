@@ -123,6 +123,7 @@ _TELLERS: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
     "budget.warning": _said("budget", "bad", "what", "share", "root"),
     "budget.closed": _said("budget", "quiet", "root"),
     "notice.queued": lambda payload: ("notice", _text(payload.get("text")), "plain"),
+    "notice.gathering": lambda payload: ("waits", "for the results of other work", "quiet"),
     "notice.sending": lambda payload: ("sending", _text(payload.get("notice")), "quiet"),
     "notice.sent": lambda payload: ("sent", _text(payload.get("notice")), "quiet"),
     "notice.held": lambda payload: ("waits", _text(payload.get("why")), "quiet"),

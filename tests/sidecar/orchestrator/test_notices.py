@@ -100,18 +100,47 @@ def test_a_result_that_another_session_read_is_still_told() -> None:
     assert world.happens("notice.told", notice="ntc_none", session="ses_user", call="call_1") == []
 
 
-def test_two_that_end_together_are_told_in_one_message() -> None:
+def test_three_that_end_soon_after_one_another_are_told_in_one_message_once_the_last_has_ended() -> None:
+    world = World()
+    for name in "abc":
+        world.register(name)
+    world.settle()
+    for name in "ab":
+        assert world.ends(world.intent(name))[-2:] == ["notice.queued", "notice.gathering"] and not world.effects
+        later(world, 1)
+    assert world.ends(world.intent("c"))[-4:] == ["notice.queued", *(["notice.sending"] * 3)]
+    world.settle()
+    assert len(set(world.messages["ses_user"])) == 1 and world.agent.deadline() is None
+    assert {notice.state for notice in world.agent.data.notices.values()} == {"observed"}
+
+
+def test_a_result_waits_a_few_seconds_at_most_for_work_that_goes_on() -> None:
+    world = World()
+    for name in "abc":
+        world.register(name)
+    world.settle()
+    world.ends(world.intent("a"))
+    later(world, 2)
+    world.ends(world.intent("b"))
+    assert "ses_user" not in world.messages
+    later(world, 1)
+    assert len(set(world.messages["ses_user"])) == 1 and world.intent("c").state == "running"
+    assert {notice.state for notice in world.agent.data.notices.values()} == {"observed"}
+
+
+@pytest.mark.parametrize("event", ["turn.ended", "host.ready"])
+def test_a_result_that_waits_for_others_is_sent_with_whatever_is_sent_anyway(event: str) -> None:
     world = World()
     for name in "ab":
         world.register(name)
     world.settle()
     world.ends(world.intent("a"))
-    world.ends(world.intent("b"))
-    kind, _, args = world.effects[0]
-    assert kind == WAKE and len(args["texts"]) == 1
+    world.happens(event, session="ses_user", outcome="completed", sessions=["ses_user"])
     world.settle()
-    assert len(world.messages["ses_user"]) == 2
+    assert len(world.messages["ses_user"]) == 1
 
+
+def test_two_that_end_together_are_told_in_one_message() -> None:
     world = World()
     for name in "ab":
         world.register(name, wall_ms=1000)
