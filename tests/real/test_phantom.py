@@ -169,17 +169,24 @@ def test_a_child_of_its_task_tool_counts(client: RealOpenCode, durable: DurableS
     assert intent["tokens"] == sum(each["tokens"] for each in spent) > 0
 
 
-def test_two_that_end_together_while_the_parent_streams_wake_it_once(
-    client: RealOpenCode, durable: DurableStream, model: ModelServer
+@pytest.mark.parametrize("streams", [True, False])
+def test_two_that_end_together_wake_a_parent_once_whether_it_streams_or_is_idle(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer, streams: bool
 ) -> None:
-    calls = " ".join(spawns(f"HOLD:both SAY:{name}", name) for name in ("first", "second"))
+    both = f"both-{streams}"
+    calls = " ".join(spawns(f"HOLD:{both} SAY:{name}", name) for name in ("first", "second"))
     parent = client.create_session("parent")
-    client.prompt_async(parent, f"{calls}THEN: HOLD:stream DRIP:30,0.05 SAY:a long answer")
+    if streams:
+        client.prompt_async(parent, f"{calls}THEN: HOLD:stream DRIP:30,0.05 SAY:a long answer")
+    else:
+        client.prompt(parent, f"{calls}THEN: SAY:started")
     wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ["running", "running"], "both at work")
-    model.wait_held("stream")
-    model.release("both")
+    if streams:
+        model.wait_held("stream")
+    model.release(both)
     wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ["completed", "completed"], "the end of both")
-    model.release("stream")
+    if streams:
+        model.release("stream")
     seen = ["observed", "observed"]
     wait_until(
         lambda: wakes(durable, parent) == seen,
