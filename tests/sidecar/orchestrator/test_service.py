@@ -20,6 +20,7 @@ from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.orchestrator import intent_state
 from sidecar.orchestrator.host import HostError, Look, Part, Status
+from sidecar.orchestrator.notices import GATHER_MS
 from sidecar.orchestrator.registering import RegisterArgs
 from sidecar.orchestrator.rights import Rights, Rule
 from sidecar.orchestrator.service import DurableStream
@@ -250,6 +251,23 @@ async def test_one_chain_of_causes_and_one_trace_lead_from_the_call_to_the_messa
             assert cause == "e", "the parent's turn"
         own = [e for e in events.values() if intent.id in json.dumps(e.payload) and e.type != "agent.received"]
         assert {e.traceparent[3:35] for e in own if e.traceparent} == {trace_id(PARENT)}
+
+
+async def test_a_result_that_waits_for_others_when_the_sidecar_dies_is_told_once(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, _, run):
+        for key in "ab":
+            given = RegisterArgs(prompt="do it", directory="/p", parent=PARENT, key=key)
+            intent = await made.register_intent(given)
+        await run.settled()
+        await run.happened("turn.ended", session=f"ses_{intent.id}", outcome="completed")
+        assert [notice.state for notice in made.data.notices.values()] == ["queued"]
+    async with orchestration(tmp_path) as (made, host, run):
+        assert host.prompts == []
+        for _ in range(3):
+            run.clock.now_ms += GATHER_MS
+            await run.settled()
+        assert [session for session, _, _ in host.prompts].count(PARENT) == 1
+        assert [notice.state for notice in made.data.notices.values()] == ["observed"]
 
 
 async def test_nothing_starts_while_it_is_not_known_what_the_session_may_do(tmp_path: Path) -> None:
