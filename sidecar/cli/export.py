@@ -99,15 +99,13 @@ async def _write_conversation(reader: LogReader, family: Family, form: str, file
 async def _write(reader: LogReader, family: Family, log_id: object, file: IO[bytes]) -> int:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import json_line
-    from sidecar.keeping.exported import header
+    from sidecar.keeping.exported import Seal, header
     from sidecar.views.select import records_of
 
-    # The header states the number of records, so records that arrive during the export are left out.
-    head = reader.head
-    count = 0
-    async for _ in records_of(reader, family, up_to=head):
-        count += 1
-    file.write(json_line(header(family.stream, [*family.streams], count, log_id, own_identity().now_ms())))
-    async for record in records_of(reader, family, up_to=head):
-        file.write(json_line(record.as_json()))
-    return count
+    seal = Seal()
+    head = header(family.stream, [*family.streams], log_id, own_identity().now_ms())
+    file.write(seal.line(json_line(head)))
+    async for record in records_of(reader, family, up_to=reader.head):
+        file.write(seal.line(json_line(record.as_json())))
+    file.write(seal.last())
+    return seal.records

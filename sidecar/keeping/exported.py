@@ -1,7 +1,9 @@
-"""Files that ``export`` writes: a header, then the records of a stream and of the streams joined to it.
+"""Files that ``export`` writes: a header, the records of a stream and of the streams joined to it, and a last line with
+the digest of all lines before it.
 
 ``read`` returns the events of such a file. ``read`` trusts nothing in the file: a file that another program wrote, that
-was cut off or that was changed by hand is refused before anything is recorded.
+was cut off or that was changed is refused before anything is recorded. The digest finds changes; it does not prove who
+wrote the file.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ import json
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
+
+import orjson
 
 from bridge.opencode.capture.state import CaptureState
 from sidecar.views.catalog import Catalog
@@ -51,16 +56,33 @@ class ExportError(Exception):
         self.code, self.reason = code, reason
 
 
-def header(stream: str, streams: Sequence[str], records: int, log_id: object, now_ms: int) -> dict[str, Any]:
+def header(stream: str, streams: Sequence[str], log_id: object, now_ms: int) -> dict[str, Any]:
     """The first line of an export."""
     return {
         _MARK: FORMAT,
         "stream_id": stream,
         "streams": sorted(streams, key=lambda name: (name != stream, name)),
-        "records": records,
         "log_id": log_id,
         "exported_ms": now_ms,
     }
+
+
+class Seal:
+    """Counts the records of an export and computes the digest of its lines, for the last line."""
+
+    def __init__(self) -> None:
+        self.records = -1
+        self._digest = sha256()
+
+    def line(self, line: bytes) -> bytes:
+        """Take the next line, with its line break, and return it; the first line is the header."""
+        self.records += 1
+        self._digest.update(line)
+        return line
+
+    def last(self) -> bytes:
+        """The last line of the export."""
+        return orjson.dumps({"records": self.records, "sha256": self._digest.hexdigest()}) + b"\n"
 
 
 def read(path: Path, now_ms: int) -> Iterator[StreamEvent | None]:
@@ -71,20 +93,27 @@ def read(path: Path, now_ms: int) -> Iterator[StreamEvent | None]:
         OSError: the file cannot be read.
     """
     with _opened(path) as file:
-        head = _object(file.readline(MAX_LINE + 1), 1, "not-an-export", path)
+        line = file.readline(MAX_LINE + 1)
+        head = _object(line, 1, "not-an-export", path)
         if _MARK not in head:
             raise ExportError("not-an-export", f"{path} was not written by `durable-stream export`")
         if head[_MARK] != FORMAT:
             raise ExportError("newer-export", f"{path} has format {head[_MARK]!r:.20}: upgrade durable-stream first")
-        count = 0
-        for count, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
-            event = _event(_object(line, count + 1, "damaged-export", path), count + 1, path)
+        seal = Seal()
+        seal.line(line)
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 2):
+            record = _object(line, number, "damaged-export", path)
+            if "sha256" in record:
+                if line == seal.last() and not file.read(1):
+                    return
+                changed = "was changed after the export: its lines do not fit the digest in the last line"
+                raise ExportError("damaged-export", f"{path} {changed}; copy the file again, or export it again")
+            seal.line(line)
+            event = _event(record, number, path)
             if event is not None and event.ts > now_ms + _DAY_MS:
-                raise ExportError("damaged-export", f"line {count + 1} of {path} has a time in the future")
+                raise ExportError("damaged-export", f"line {number} of {path} has a time in the future")
             yield event
-        if count != head.get("records"):
-            counts = f"{count} of {head.get('records')!r:.20} records"
-            raise ExportError("damaged-export", f"{path} is cut off after {counts}; copy the file again")
+        raise ExportError("damaged-export", f"{path} is cut off: its last line is missing; copy the file again")
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.keeping import exported
-from sidecar.keeping.exported import ExportError, check, header, read
+from sidecar.keeping.exported import ExportError, Seal, check, header, read
 from sidecar.views.catalog import Catalog
 from streams.identity import seeded_identity
 from streams.store import Record
@@ -32,8 +32,9 @@ def event(type_: str = "execution.output", ts: int = NOW, **payload: Any) -> dic
 
 
 def written(path: Path, *lines: str) -> Path:
-    head = json.dumps(header("ses_1", ["ses_1"], len(lines), "log", NOW))
-    path.write_text("\n".join([head, *lines, ""]))
+    head = json.dumps(header("ses_1", ["ses_1"], "log", NOW))
+    seal = Seal()
+    path.write_bytes(b"".join([*(seal.line(f"{line}\n".encode()) for line in (head, *lines)), seal.last()]))
     return path
 
 

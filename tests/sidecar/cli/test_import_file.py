@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.home import Home
+from sidecar.keeping.exported import Seal
 from sidecar.runtime.runtime import wants
 from streams.event import StreamEvent
 from tests.sidecar.cli.helpers import make_home, run, run_and_stop
@@ -43,7 +44,14 @@ def exports(home: Path, directory: Path) -> list[Path]:
 
 
 def records(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()[1:]]
+    return [json.loads(line) for line in file.read_text().splitlines()[1:-1]]
+
+
+def resealed(file: Path, lines: list[str]) -> Path:
+    """A file of these lines, with the last line that ``export`` would write."""
+    seal = Seal()
+    file.write_bytes(b"".join([*(seal.line(f"{line}\n".encode()) for line in lines), seal.last()]))
+    return file
 
 
 def without_history(record: dict[str, Any]) -> dict[str, Any]:
@@ -57,9 +65,7 @@ def changed(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     lines = file.read_text().splitlines()
     record = json.loads(lines[2])
     change(record)
-    other = file.with_name("changed.jsonl")
-    other.write_text("\n".join([*lines[:2], json.dumps(record), *lines[3:], ""]))
-    return other
+    return resealed(file.with_name("changed.jsonl"), [*lines[:2], json.dumps(record), *lines[3:-1]])
 
 
 def test_a_round_trip_keeps_every_event_but_for_the_mark(source: Path, target: Path, tmp_path: Path) -> None:
@@ -82,11 +88,10 @@ def test_a_round_trip_keeps_every_event_but_for_the_mark(source: Path, target: P
 def test_a_home_that_holds_a_part_gets_the_rest(source: Path, target: Path, tmp_path: Path) -> None:
     file = exports(source, tmp_path)[0]
     lines = file.read_text().splitlines()
-    part = tmp_path / "part.jsonl"
-    part.write_text("\n".join([json.dumps({**json.loads(lines[0]), "records": 3}), *lines[1:4], ""]))
+    part = resealed(tmp_path / "part.jsonl", lines[:4])
     run(target, "import", str(part))
     done = run_and_stop(target, "import", str(file), "--json").objects()
-    assert done == [{"added": len(lines) - 4, "known": 3, "forgotten": 0}]
+    assert done == [{"added": len(lines) - 5, "known": 3, "forgotten": 0}]
 
 
 def test_a_forgotten_session_has_nothing_to_import(source: Path, target: Path, tmp_path: Path) -> None:
@@ -107,6 +112,14 @@ def test_a_forgotten_session_has_nothing_to_import(source: Path, target: Path, t
         ("damaged-export", lambda file: rewritten(file, lambda lines: lines[:-1])),
         ("damaged-export", lambda file: rewritten(file, lambda lines: [*lines[:-1], lines[-1][:40]])),
         ("damaged-export", lambda file: rewritten(file, lambda lines: [*lines, "[]"])),
+        ("damaged-export", lambda file: rewritten(file, lambda lines: [*lines, lines[-1]])),
+        ("damaged-export", lambda file: rewritten(file, lambda lines: [lines[0], *lines[2:]])),
+        ("damaged-export", lambda file: rewritten(file, lambda lines: [*lines[:2], *lines[1:]])),
+        ("damaged-export", lambda file: rewritten(file, lambda lines: [lines[0].replace("ses_", "ses_0"), *lines[1:]])),
+        (
+            "damaged-export",
+            lambda file: rewritten(file, lambda lines: [each.replace('"text":"', '"text":"x') for each in lines]),
+        ),
         ("damaged-export", lambda file: changed(file, lambda record: record["event"].pop("type"))),
         ("damaged-export", lambda file: changed(file, broken_payload)),
         ("agent-export", lambda file: changed(file, lambda record: record["event"]["metadata"].update(role="command"))),

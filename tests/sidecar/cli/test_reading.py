@@ -239,8 +239,8 @@ class TestLinkedStreams:
     def test_export_holds_the_family(self, linked: Path, tmp_path: Path) -> None:
         file = tmp_path / "out.jsonl"
         assert run(linked, "export", "ses_root", "--output", str(file)).code == 0
-        header, *records = [json.loads(line) for line in file.read_text().splitlines()]
-        assert (header["streams"], header["records"], len(records)) == (["ses_root", "ses_lost"], 6, 6)
+        header, *records, end = [json.loads(line) for line in file.read_text().splitlines()]
+        assert (header["streams"], end["records"], len(records)) == (["ses_root", "ses_lost"], 6, 6)
 
 
 def session_event(stream: str, session: str, parent: str | None, identity: Any, **more: Any) -> Any:
@@ -389,9 +389,9 @@ class TestQuery:
 class TestExport:
     def test_a_header_then_the_records(self, recorded_home: Path, tmp_path: Path) -> None:
         stream = stream_with(recorded_home, "agent.spawned")
-        header, *records = run(recorded_home, "export", stream).objects()
+        header, *records, end = run(recorded_home, "export", stream).objects()
         assert header["durable_stream_export"] == 1
-        assert (header["stream_id"], header["streams"], header["records"]) == (stream, [stream], len(records))
+        assert (header["stream_id"], header["streams"], end["records"]) == (stream, [stream], len(records))
         assert len(header["log_id"]) == 26 and header["exported_ms"] > 1_700_000_000_000
         assert records == run(recorded_home, "log", stream, "--json").objects()
 
