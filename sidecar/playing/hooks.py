@@ -18,7 +18,7 @@ import orjson
 
 from bridge.opencode.capture.v2.shapes import read_event
 from bridge.opencode.capture.v2.translate import HOOK, is_of_service
-from bridge.opencode.link.frames import MAX_SEQ, HookItem, ShimIdentity
+from bridge.opencode.link.frames import MAX_FRAME_BYTES, MAX_SEQ, HookItem, ShimIdentity, batches
 from bridge.opencode.link.lenient import FrameError, read_leniently
 from sidecar.link.client import ShimClient
 from sidecar.playing.progress import Pace, Progress
@@ -27,6 +27,10 @@ from sidecar.version import VERSION
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]
 
 _CHUNK: Final = 64
+
+_LARGE_BYTES: Final = 1024 * 1024
+"""From this number of bytes on, a line is measured as it is sent. A number may take several times its bytes then."""
+
 _TOLD: Final = frozenset({"opencode", "session", "log", "messages"})
 
 
@@ -55,7 +59,7 @@ def read_recording(path: Path) -> Recording:
     """Parse a recording.
 
     Raises:
-        RecordingError: a line is not a hook; the error names the line.
+        RecordingError: a line is not a hook or is too long to send; the error names the line.
         OSError: the file cannot be read.
     """
     content = path.read_bytes()
@@ -68,8 +72,20 @@ def read_recording(path: Path) -> Recording:
         if item.hook.startswith("__"):
             skipped += 1
         else:
+            if len(line) > _LARGE_BYTES:
+                _check_size(number, item, f"{path}:{number}")
             items.append((number, item))
     return Recording(sha256(content).hexdigest(), items, skipped)
+
+
+def _check_size(seq: int, item: HookItem, where: str) -> None:
+    """Refuse an item that the sidecar would never accept, because it does not fit into one message."""
+    size = sum(len(text.encode()) for _, text in batches(seq, [item]))
+    if size > MAX_FRAME_BYTES:
+        raise RecordingError(
+            f"{where}: this line is too long: as a message it has {size} bytes, and a message has at most "
+            f"{MAX_FRAME_BYTES} ({MAX_FRAME_BYTES >> 20} MiB); nothing was sent. Shorten the line, then play again"
+        )
 
 
 def _item(line: bytes, where: str, *, is_of_api: bool) -> HookItem:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.link.frames import MAX_FRAME_BYTES
 from sidecar.home import Home, SidecarInfo
 from sidecar.link.client import ControlClient, LinkClosed, LinkUnavailable
 from sidecar.link.launch import ensure_running
@@ -268,6 +269,7 @@ class TestPlay:
             ('{"hook": "event"}', "must be milliseconds"),
             ('{"hook": "event", "t": "x"}', "must be milliseconds"),
             ('{"hook": "event", "t": -1}', "must be milliseconds"),
+            pytest.param(f'{{"hook": "event", "t": 1, "input": "{"é" * MAX_FRAME_BYTES}"}}', "too long", id="long"),
         ],
     )
     async def test_what_is_no_recording_is_refused_and_nothing_is_sent(
@@ -280,7 +282,7 @@ class TestPlay:
         assert f"{path}:2" in str(raised.value)
         assert home.running() is None
         shown = await asyncio.to_thread(run, home.path, "play", str(path))
-        assert shown.code == 1 and said in shown.err
+        assert shown.code == 1 and said in shown.err and shown.err.endswith("[bad-recording]\n")
 
 
 def test_the_demo_holds_and_leaves_nothing_behind(tmp_path: Path) -> None:
