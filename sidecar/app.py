@@ -297,7 +297,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     durable.attach(worker.runtime)
     upkeep.removed = worker.runtime.reload
     sidecar.durable, sidecar.tools = durable, ToolCalls(durable, state, identities.agents)
-    register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean, outside.now_ms)
+    log_id = store.manifest.log_id
+    register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean, outside.now_ms, log_id)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)
     server = sidecar.server = LinkServer(

@@ -146,9 +146,10 @@ class ImportRequests:
     """The requests that import sessions from elsewhere."""
 
     def __init__(
-        self, ingest: Ingest, services: Services, clean: Callable[[Any], Any], now_ms: Callable[[], int]
+        self, ingest: Ingest, services: Services, clean: Callable[[Any], Any], now_ms: Callable[[], int], log_id: str
     ) -> None:
         self._ingest, self._services, self._clean, self._now_ms = ingest, services, clean, now_ms
+        self._log_id = log_id
 
     def register(self, requests: Requests) -> None:
         """Add these requests to the table."""
@@ -172,7 +173,8 @@ class ImportRequests:
     async def file(self, args: ImportArgs) -> dict[str, int]:
         """Record the content of an export."""
         try:
-            imported = await import_export(Path(args.path), self._ingest.add, self._clean, self._now_ms())
+            path, add = Path(args.path), self._ingest.add
+            imported = await import_export(path, add, self._clean, self._now_ms(), self._log_id)
         except ExportError as error:
             raise RequestError(error.code, error.reason) from None
         return imported._asdict()
@@ -218,12 +220,13 @@ def register_requests(
     ingest: Ingest,
     clean: Callable[[Any], Any],
     now_ms: Callable[[], int],
+    log_id: str,
 ) -> None:
     """Add all requests of this module to the sidecar's table."""
     groups = (
         SidecarRequests(sidecar, metrics),
         LogRequests(upkeep, spools, nats),
-        ImportRequests(ingest, services, clean, now_ms),
+        ImportRequests(ingest, services, clean, now_ms, log_id),
         NatsRequests(nats),
     )
     for group in groups:

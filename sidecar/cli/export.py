@@ -96,16 +96,28 @@ async def _write_conversation(reader: LogReader, family: Family, form: str, file
     file.writelines(transcript_bytes(roots, reading, form))
 
 
-async def _write(reader: LogReader, family: Family, log_id: object, file: IO[bytes]) -> int:
+async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO[bytes]) -> int:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import json_line
     from sidecar.keeping.exported import Seal, header
+    from sidecar.keeping.retaining import told_beside
     from sidecar.views.select import records_of
 
     seal = Seal()
-    head = header(family.stream, [*family.streams], log_id, own_identity().now_ms())
-    file.write(seal.line(json_line(head)))
-    async for record in records_of(reader, family, up_to=reader.head):
+    head = reader.head
+    known = family.lineage.sessions.items()
+    sessions = {name: each.stream for name, each in known if each.stream in family.streams}
+    beside = await told_beside(reader, sessions, log_id)
+    first = header(family.stream, [*family.streams], log_id, own_identity().now_ms())
+    file.write(seal.line(json_line(first)))
+
+    def write_beside(before: int) -> None:
+        while beside and beside[0][0] < before:
+            file.write(seal.line(json_line({"event": beside.pop(0)[1].fields()})))
+
+    async for record in records_of(reader, family, up_to=head):
+        write_beside(record.position)
         file.write(seal.line(json_line(record.as_json())))
+    write_beside(head + 1)
     file.write(seal.last())
     return seal.records

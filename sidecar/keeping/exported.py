@@ -152,12 +152,17 @@ def check(path: Path, now_ms: int) -> tuple[int, int]:
 
 
 async def import_export(
-    path: Path, add: Callable[[list[StreamEvent]], Awaitable[int]], clean: Callable[[Any], Any], now_ms: int
+    path: Path,
+    add: Callable[[list[StreamEvent]], Awaitable[int]],
+    clean: Callable[[Any], Any],
+    now_ms: int,
+    log_id: str,
 ) -> Imported:
     """Record the events of an export; the whole file is checked first. Records that the log already has stay unchanged.
 
-    ``add`` appends a batch and returns how many events were new. ``clean`` redacts payloads by this home's rules. If
-    the import is interrupted, the log keeps what was added, and importing the file again adds the rest.
+    ``add`` appends a batch and returns how many events were new. ``clean`` redacts payloads by this home's rules.
+    ``log_id`` is this log's: what its own agents said counts as known, because their streams have it. If the import is
+    interrupted, the log keeps what was added, and importing the file again adds the rest.
 
     Raises:
         ExportError, OSError: see ``read``.
@@ -166,7 +171,7 @@ async def import_export(
     events, forgotten = await asyncio.to_thread(check, path, now_ms)
     source, added = read(path, now_ms), 0
     while batch := await asyncio.to_thread(lambda: list(islice(source, _BATCH))):
-        cleaned = [_cleaned(event, clean) for event in batch if event is not None]
+        cleaned = [_cleaned(event, clean) for event in batch if event and event.metadata.get("log") != log_id]
         added += await add(cleaned) if cleaned else 0
     return Imported(added, events - added, forgotten)
 

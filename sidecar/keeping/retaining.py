@@ -176,6 +176,63 @@ async def words_beside(log: Log | LogReader, sessions: Collection[str]) -> Besid
     return Beside(positions, frozenset(ids), sorted(each for each in open_ if each.startswith("int_")))
 
 
+_TOLD: Final = frozenset(
+    {
+        *("intent.created", "intent.refused", "intent.interrupted", "intent.completed", "intent.failed"),
+        *("intent.cancelled", "notice.queued", "notice.observed"),
+        *("checkpoint.opened", "checkpoint.answered", "checkpoint.expired", "checkpoint.withdrawn"),
+        *("alert.raised", "alert.sent_to", "alert.failed_to"),
+    }
+)
+"""What a person wants to know of background work, questions and messages. The other records are bookkeeping."""
+
+_WORDS: Final = frozenset(
+    {
+        *_IDS,
+        *("title", "prompt", "agent", "result", "reason", "code", "text", "questions", "answer", "by"),
+        *("channel", "error", "why"),
+    }
+)
+"""The fields of these records that tell what happened. The others, such as rights and worktrees, are of use only to the
+sidecar that did the work."""
+
+
+async def told_beside(
+    log: Log | LogReader, sessions: Mapping[str, str], log_id: str | None
+) -> list[tuple[int, StreamEvent]]:
+    """What ``words_beside`` finds, as history of the sessions themselves: the positions of the records, in order, and
+    for each an event in the stream of the session that it belongs to. ``sessions`` maps the sessions to their streams.
+
+    These events belong to no agent, so nothing is continued, sent or asked because of them. Their keys are not those of
+    the records, because an agent of another log may use the same key for its own work. ``log`` in the metadata is
+    ``log_id``, so that the log that has the records does not take the events, too.
+    """
+    positions = frozenset((await words_beside(log, sessions)).positions)
+    if not positions:
+        return []
+    owners, told = dict[str, str](), list[tuple[int, StreamEvent]]()
+    names = [size.stream_id for size in await log.sizes() if _is_ours(size.stream_id)]
+    async for record in log.query(Filter(streams=tuple(names))):
+        event = record.event
+        if record.position not in positions or event.type not in _TOLD:
+            continue
+        ids = [each for name in _IDS if isinstance(each := event.payload.get(name), str)]
+        named = [each for name in ("parent", *_OWNERS) if isinstance(each := event.payload.get(name), str)]
+        owner = next((owners[each] for each in ids if each in owners), next(filter(sessions.get, named), None))
+        if owner is None:
+            continue
+        owners |= dict.fromkeys(ids, owner)
+        payload = {name: value for name, value in event.payload.items() if name in _WORDS}
+        changes = {
+            "stream_id": sessions[owner],
+            "idempotency_key": f"told:{event.id}",
+            "payload": {**payload, "session": owner},
+            "metadata": {"history": True, "log": log_id},
+        }
+        told.append((record.position, StreamEvent.trusted({**event.fields(), **changes})))
+    return told
+
+
 def _is_ours(stream: str) -> bool:
     return stream.startswith(AGENTS) and stream.split("/")[1] in _OURS
 

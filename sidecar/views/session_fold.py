@@ -20,6 +20,9 @@ from sidecar.views.transcript import Branch, Call, Notice, NoticeKind, Prompt, S
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
 
+_BESIDE = ("intent.", "checkpoint.", "notice.", "alert.")
+"""The types of what an imported session has of its background work, questions and messages."""
+
 _UNDONE = 60
 """How many characters of a prompt are shown to identify an undone prompt."""
 
@@ -45,7 +48,8 @@ class SessionFold:
         event, payload = record.event, record.event.payload
         self.session.first_ms = min(self.session.first_ms, event.ts)
         self.session.last_ms = max(self.session.last_ms, event.ts)
-        fold = _FOLDS.get(event.type, SessionFold._other)
+        kind = SessionFold._background if event.type.startswith(_BESIDE) else SessionFold._other
+        fold = _FOLDS.get(event.type, kind)
         (SessionFold._forgotten if is_forgotten(payload) else fold)(self, record, payload)
 
     # --- turns ---
@@ -230,6 +234,9 @@ class SessionFold:
             self._other(record, payload)
         else:
             prompt.command = f"/{as_text(given.get('name'))} {as_text(given.get('arguments'))}".strip()
+
+    def _background(self, record: Record, payload: dict[str, Any]) -> None:
+        self.notice(record, "background", str(describe(record.event)))
 
     def _other(self, record: Record, payload: dict[str, Any]) -> None:
         self.notice(record, "other", f"{short_type(record.event.type)} {describe(record.event).text}".strip())

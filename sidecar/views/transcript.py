@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sidecar.views.approvals import Ask
 from sidecar.views.edits import Diff
 
-NoticeKind = Literal["error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "other"]
+NoticeKind = Literal["error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "background", "other"]
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from sidecar.home import Home
 from sidecar.keeping.exported import Seal
 from sidecar.runtime.runtime import wants
 from streams.event import StreamEvent
-from tests.sidecar.cli.helpers import make_home, run, run_and_stop
+from tests.sidecar.cli.helpers import append, make_home, run, run_and_stop
+from tests.sidecar.cli.test_top import NOW, intent, made_by
 from tests.sidecar.life import end_sidecars
 from tests.sidecar.runtime.agents import Watcher
 
@@ -143,6 +145,41 @@ def rewritten(file: Path, change: Callable[[list[str]], list[str]]) -> Path:
 def broken_payload(record: dict[str, Any]) -> None:
     """An event that the log would take, and no sidecar could start with."""
     record["event"].update(type="human.input", payload={"session": record["event"]["payload"]["session"]})
+
+
+def test_background_work_comes_along_as_history_that_nobody_acts_on(target: Path, tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home", "task_child")
+    session = run(home, "streams", "--json").objects()[0]["stream_id"]
+    ask = {"checkpoint": "chk_1", "session": session, "kind": "ask", "text": "Which colour?", "ts": NOW, "intent": None}
+    made = [
+        *intent("int_1", ("intent.completed", {"result": "It is blue.", "parent": session}), parent=session),
+        *intent(
+            "int_2", parent=session, title="paint it", prompt="Paint it.", rights={"rules": "secret"}, root=session
+        ),
+        *intent("int_3", parent="ses_other", title="not mine"),
+        made_by("intents", "notice.queued", notice="ntc_1", session=session, text="It is blue.", intent="int_1"),
+        made_by("checkpoints", "checkpoint.opened", **ask),
+        made_by("alerts", "alert.raised", alert="alt_1", session=session, text="Look here", stages=[["phone"]], due=1),
+        made_by("alerts", "alert.sent_to", alert="alt_1", channel="phone"),
+    ]
+    asyncio.run(append(home / "store", [[event] for event in made]))
+    file = exports(home, tmp_path)[0]
+    assert "secret" not in file.read_text() and "not mine" not in file.read_text()
+    told = [each["event"] for each in records(file) if each["event"]["source"]["adapter"] == "runtime"]
+    assert [each["type"] for each in told] == [
+        *("intent.created", "intent.completed", "intent.created", "notice.queued"),
+        *("checkpoint.opened", "alert.raised", "alert.sent_to"),
+    ]
+    assert run(target, "import", str(file), "--json").objects()[0]["added"] == len(records(file))
+    for verb in ("intents", "checkpoints", "notices"):
+        assert run(target, verb, "--json").out == ""
+    shown = run(target, "read", session).out
+    assert all(said in shown for said in ("paint it", "It is blue.", "Which colour?", "Look here"))
+    assert "paint it" in run(target, "log", session).out
+    assert run(target, "show", told[2]["id"], "--json").objects()[0]["event"]["payload"]["prompt"] == "Paint it."
+    assert run_and_stop(target, "verify").code == 0
+    back = run_and_stop(home, "import", str(file), "--json").objects()
+    assert back == [{"added": 0, "known": len(records(file)), "forgotten": 0}]
 
 
 def test_history_reaches_no_agent(source: Path, tmp_path: Path) -> None:
