@@ -48,6 +48,11 @@ def test_forgotten_words_are_in_no_file_and_nothing_is_done_again(
             )
         calls = len(model.requests)
         child = intents(durable, parent)[0]["session"]
+        exported = [line["event"] for line in durable.lines("export", parent) if "event" in line]
+        told = {event["type"]: event["payload"] for event in exported if event["source"]["adapter"] == "runtime"}
+        assert told["intent.created"]["prompt"] == f"SAY:{WORD}" and "intent.completed" in told
+        assert told["checkpoint.opened"]["text"] == WORD and told["checkpoint.answered"]["answer"] == [WORD]
+        assert WORD in told["notice.queued"]["text"] and KEPT not in json.dumps(exported)
         would = durable.lines("forget", parent)[0]
         assert {each["id"] for each in would["sessions"]} == {parent, child}
         done = durable.lines("forget", parent, "--yes")[0]["done"]
