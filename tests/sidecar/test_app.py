@@ -225,6 +225,8 @@ class TestPlay:
             text=True,
             timeout=HANG_SECONDS,
             check=False,
+            # A limited process would leave cut files of bytecode in the checkout, which break the next process.
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )
         assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done
         assert re.search(

@@ -30,6 +30,7 @@ LIMITED = (
             "limit = pathlib.Path(sys.argv[2], 'limit')",
             "bytes_ = int(limit.read_text()) if limit.exists() else -1",
             "resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, -1))",
+            "sys.dont_write_bytecode = True",
             "from sidecar.cli import main",
             "main()",
         ]
