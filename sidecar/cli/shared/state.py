@@ -167,8 +167,8 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
         if any(name.startswith("agent/") for name in catalog.streams) and fault is None:
             from sidecar.runtime.letters import letters_of  # this import is slow, and not needed if no agent has run
 
-            open_ = sum(letter.state == "open" for letter in await letters_of(reader))
-            notes += ["; ".join(letters_note(open_))] if open_ else []
+            open_ = [(each.agent, each.reason) for each in await letters_of(reader) if each.state == "open"]
+            notes += ["; ".join(letters_note(len(open_), open_))] if open_ else []
         if (cut_off := await reader.cut_off()) is not None:
             notes.append(cut_off)
         if fault is not None:

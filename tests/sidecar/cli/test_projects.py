@@ -383,3 +383,13 @@ def test_an_ask_that_is_too_long_to_keep_says_that_it_goes_on() -> None:
         catalog.apply(Record(made, position, position, ""))
     (ask,) = catalog.asks()
     assert len(ask.text) <= 300 and "characters left out" in ask.text and ask.text.endswith("xxx")
+
+
+def test_nothing_says_that_what_agents_alone_recorded_was_pruned(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert run(home, "agents").code == 0 and not home.exists(), "it starts no sidecar, and makes no home"
+    home.mkdir(mode=0o700)
+    asyncio.run(append(home / "store", [[agent_record("agent/intents", "ses_a")]]))
+    told = run(home, "streams").err
+    assert "pruned" not in told and "streams --all" in told
+    assert run(home, "streams", "--all", "--json").objects()[0]["stream_id"] == "agent/intents"
