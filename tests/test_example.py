@@ -15,6 +15,7 @@ import pytest
 
 from sidecar.home import Home
 from sidecar.link.client import ControlClient
+from sidecar.link.launch import ensure_running
 from streams.identity import system_identity
 from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, run, run_process
 
@@ -66,6 +67,7 @@ def lines(tmp_path: Path, count: int) -> list[str]:
 
 
 def test_the_page_is_true(example_home: Path, tmp_path: Path) -> None:
+    asyncio.run(ensure_running(Home(example_home)))
     listed = [row["name"] for row in run(example_home, "agents", "--json").objects()[0]["agents"]]
     assert listed == re.findall(r"^([a-z]+) +READY", PAGE, re.M)
     (shown,) = re.findall(r"\$ durable-stream send (\w+) (\w+) '(.*?)'\n(.*?)```", PAGE, re.S)

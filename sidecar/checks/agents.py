@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from sidecar.checks.check import Check, Scene, counted
@@ -21,9 +21,18 @@ def check_agents(scene: Scene) -> list[Check]:
 def agent_notes(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The problems of the agents, each with a hint. Empty if there are none."""
     notes = []
-    rows = (status.get("worker") or {}).get("agents") or []
+    worker = status.get("worker") or {}
+    rows = worker.get("agents") or []
     if dead := sum(row.get("dead", 0) for row in rows):
-        notes.append(letters_note(dead))
+        notes.append(letters_note(dead, [(row["name"], row["last_error"]) for row in rows if row["dead"]]))
+    notes += [
+        (f"the agent {row['name']} failed: {row['last_error']}", "sidecar.log says more")
+        for row in rows
+        if row["last_error"] and not row["dead"]
+    ]
+    for problem in worker.get("problems") or ():
+        text = f"the agent {problem['spec']} cannot be loaded: {problem['reason']}"
+        notes.append((text, "correct it, then run `durable-stream stop`; the next sidecar loads it"))
     nats = status.get("nats") or {}
     consumers = nats.get("commands") or []
     for consumer in consumers:
@@ -40,6 +49,10 @@ def agent_notes(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     return notes
 
 
-def letters_note(count: int) -> tuple[str, str]:
-    """The text and the hint about open dead letters."""
-    return f"{counted(count, 'dead letter')}: commands or events that an agent could not handle", LETTERS_HINT
+def letters_note(count: int, reasons: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """The text and the hint about open dead letters; ``reasons`` are pairs of an agent and the reason of a letter."""
+    told = ", ".join(f"{agent}: {reason}" for agent, reason in dict(reasons).items())
+    return (
+        f"{counted(count, 'dead letter')}, which an agent could not handle ({told})",
+        LETTERS_HINT,
+    )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from sidecar.home import Home
 from sidecar.install.npm import ConfigDirectories, settings_with_package
 from sidecar.install.plugin import Installed, Target, read_plugin
-from streams.event import StreamEvent
 
 if TYPE_CHECKING:
     from sidecar.config import Config
@@ -54,7 +53,6 @@ class Survey(NamedTuple):
     head: int = -1
     newest: int = 0
     last_ts: int | None = None
-    gaps: int = 0
     directories: tuple[str, ...] = ()
     fault: str | None = None
     hint: str = ""
@@ -66,7 +64,8 @@ class Survey(NamedTuple):
     """The number of records up to ``head`` that were removed."""
     failing: Mapping[str, str] = {}
     """The channels to a person that did not accept the newest message, each with the error."""
-    newest_gap: StreamEvent | None = None
+    losses: tuple[str, ...] = ()
+    """What was lost, a sentence each."""
     worktrees: tuple[str, ...] = ()
     """The worktrees that ended background work left behind."""
     saved: int = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
-from sidecar.views.describe import describe
+from sidecar.views.select import catalog_of
 from sidecar.views.wording import bytes_text
 from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log.presence import HEAD_FILES, kept_hint, located
@@ -48,9 +48,7 @@ async def survey(home: Home) -> Survey:
             newest += 1
             last_ts = max(last_ts or 0, record.event.ts)
         pruned = sum(gone.first_offset for gone in (await reader.removed()).values())
-        gaps, newest_gap = 0, None
-        async for record in reader.query(Filter(types=("capture.gap",))):
-            gaps, newest_gap = gaps + 1, record.event
+        catalog, _ = await catalog_of(reader)
         async for record in _sessions(reader):
             directory = record.event.payload.get("directory")
             if isinstance(directory, str) and directory:
@@ -70,8 +68,8 @@ async def survey(home: Home) -> Survey:
     hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)
     kept = tuple(root for each in work.intents.values() if (root := worktree_of(work, each)))
     saved = sum(bool(each.changes.get("ref")) for each in work.intents.values())
-    found = Survey(head, newest, last_ts, gaps, tuple(directories), fault, hint, torn, backend, pruned, failing)
-    return found._replace(newest_gap=newest_gap, worktrees=kept, saved=saved)
+    found = Survey(head, newest, last_ts, tuple(directories), fault, hint, torn, backend, pruned, failing)
+    return found._replace(losses=tuple(catalog.loss_texts()), worktrees=kept, saved=saved)
 
 
 def _with_kept(home: Home, hint: str) -> str:
@@ -242,10 +240,4 @@ def check_torn(scene: Scene) -> list[Check]:
 
 def check_gaps(scene: Scene) -> list[Check]:
     """Gaps in the recording."""
-    if not scene.survey.gaps:
-        return []
-    hint = "run `durable-stream query --type capture.gap` to see all of them"
-    told, gap = f"{counted(scene.survey.gaps, 'gap')} where something was lost", scene.survey.newest_gap
-    if gap is not None:
-        told += f"; the newest one, in {gap.payload.get('session') or gap.stream_id}: {describe(gap).text}"
-    return [Check("gaps", "note", told, hint)]
+    return [Check("gaps", "note", f"something was lost in {text}") for text in scene.survey.losses]

@@ -44,7 +44,8 @@ async def agents(
 ) -> int:
     """List the agents that run in the sidecar, with health, lag and last error.
 
-    Starts a sidecar if none is running. Exits with 1 if an agent failed or could not be loaded.
+    Agents run only while a sidecar is running; this command starts none. Exits with 1 if an agent failed or could
+    not be loaded.
 
     With --check, checks that one agent uses no clock, randomness, file or socket, and that it returns the same
     results for the same events. Loads the agent in the command's own process, not in the sidecar. Uses the newest
@@ -57,10 +58,14 @@ async def agents(
     out = Output(json)
     if check is not None:
         return await _check(out, home_of(context), check, events)
-    found = await ask(home_of(context), "agents", {}, "nothing was changed")
+    home = home_of(context)
+    runs = home.running() is not None
+    found = await ask(home, "agents", {}, "nothing was changed") if runs else {"agents": [], "problems": []}
     failed = bool(found["problems"]) or any(row["health"] == "FAILED" for row in found["agents"])
     if json:
         out.object(found)
+    elif not runs:
+        note("No sidecar is running, so no agent is. OpenCode starts the sidecar, or run `durable-stream serve`.")
     else:
         _table(out, found["agents"])
         for problem in found["problems"]:

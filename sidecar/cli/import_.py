@@ -73,11 +73,15 @@ async def _file(out: Output, home: Home, file: Path) -> int:
 
 def _told(found: dict[str, Any]) -> str:
     count = found["sessions"]
-    return f"{count} old session{'' if count == 1 else 's'} imported" if count else "nothing to import"
+    if not count:
+        return "nothing new to import"
+    records = found.get("records")
+    more = f", {records} record{'s'[: records != 1]}" if records is not None else ""
+    return f"{count} old session{'s'[: count != 1]} imported{more}"
 
 
 async def _opencode_1(home: Home) -> dict[str, Any] | None:
-    """Import the sessions of OpenCode 1 and return how many there were; ``None`` if OpenCode 1 is not on the PATH."""
+    """Import the sessions of OpenCode 1 and return how many are new; ``None`` if OpenCode 1 is not on the PATH."""
     from sidecar.capture.exclusion import Exclusion
     from sidecar.checks.opencode import output_of
     from sidecar.cli.shared.identity import own_identity
@@ -93,10 +97,11 @@ async def _opencode_1(home: Home) -> dict[str, Any] | None:
     if not version.startswith("1."):
         return None
     excludes = Exclusion(load_config(home.config_path).capture.exclude).covers
-    sessions, played = await import_opencode_1(
-        home, program, await _known(home), excludes=excludes, nonce=own_identity().nonce
-    )
-    return {"sessions": sessions, "records": played.added if played is not None else 0}
+    known = await _known(home)
+    _, played = await import_opencode_1(home, program, known, excludes=excludes, nonce=own_identity().nonce)
+    if played is None or not played.added:
+        return {"sessions": 0, "records": 0}  # what OpenCode has, such as a session without a prompt, makes no record
+    return {"sessions": len(await _known(home) - known), "records": played.added}
 
 
 async def _opencode_2(home: Home) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 from sidecar.cli.shared.removing import NOTHING_CHANGED, YesFlag
 
 if TYPE_CHECKING:
-    from collections import Counter
-
     from bridge.nats.jetstream.sessions import Sessions
     from sidecar.cli.shared.output import Output
     from sidecar.config import Config
@@ -58,7 +56,8 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     """Compare the copy of the log on NATS with the log.
 
     Compares ids, order, subjects, headers and bytes of every message. Messages that the
-    server's limits removed, or that the log has pruned, are not faults. Changes nothing.
+    server's limits removed, that the log has pruned, or that the mirror is just about to forget, are not faults.
+    Changes nothing.
     """
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config
@@ -71,6 +70,7 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     sessions = connection(home, config.nats)
     try:
         check = await _check(home, sessions, with_ids=json)
+        check.summary.is_forgetting = await _is_forgetting(home)
         await _run_check(out, check)
     finally:
         await sessions.close()
@@ -160,6 +160,18 @@ async def _check(home: Home, sessions: Sessions, *, with_ids: bool) -> MirrorChe
     return MirrorCheck(reader, _log_id(home), sessions, now_ms=own_identity().now_ms, with_ids=with_ids)
 
 
+async def _is_forgetting(home: Home) -> bool:
+    """Whether a running sidecar is erasing forgotten payloads on the server."""
+    from sidecar.link.client import ClientError
+
+    if home.running() is None:
+        return False
+    try:
+        return bool((await _ask(home, "mirror"))["state"] == "forgetting")
+    except ClientError:
+        return False  # the sidecar ended, or does not answer; then the comparison tells what is there
+
+
 def _log_id(home: Home) -> str:
     from streams.log.presence import located
 
@@ -179,17 +191,15 @@ async def _run_check(out: Output, check: MirrorCheck) -> None:
     with bar(out, "comparing", wanted=total >= BAR_RECORDS) as shown_bar:
         check.progress = lambda position: shown_bar.set(position + 1, total, "comparing")
         async for found in check.run():
-            shown[found.kind] += 1
             if out.json:
                 out.object({"difference": found.as_json()})
-            elif not out.terminal or shown[found.kind] <= SHOWN:
+                continue
+            if found.kind == "unforgotten" and check.summary.is_forgetting:
+                continue
+            shown[found.kind] += 1
+            if shown[found.kind] <= SHOWN:
                 named = f" ({found.events[0]})" if found.events and found.events[0] else ""
                 out.prose("", f"{found}{named}", "red")
-    if out.terminal:
-        _tell_rest(out, shown)
-
-
-def _tell_rest(out: Output, shown: Counter[str]) -> None:
     for kind, count in shown.items():
         if count > SHOWN:
             out.text(f"… and {count - SHOWN} more that are {WORDS[kind]}; --json lists them all", "red")
@@ -206,20 +216,23 @@ def _verdict(out: Output, summary: Verified) -> None:
         if count
     ]
     waiting = f"; {_records(summary.waiting)} not mirrored yet" if summary.waiting else ""
+    if summary.forgetting:
+        text = f"{_messages(summary.forgetting)} with a forgotten payload, which the mirror is erasing now"
+        out.text(f"{text}: see `durable-stream mirror status`", "yellow")
     if not summary.differences:
+        equals = "otherwise equals" if summary.forgetting else "equals"
         also = f" (and {', '.join(said)})" if said else ""
         out.text(
-            f"the copy equals the log: {_messages(kept)} of {_records(summary.records)} compared{also}{waiting}",
+            f"the copy {equals} the log: {_messages(kept)} of {_records(summary.records)} compared{also}{waiting}",
             "green",
         )
         return
-    kinds: dict[str, int] = {}
-    for stream in summary.streams:
-        for kind, count in stream.differences.items():
-            kinds[WORDS[kind]] = kinds.get(WORDS[kind], 0) + count
-    told = ", ".join(f"{count} {word}" for word, count in kinds.items())
+    told = ", ".join(f"{count} {WORDS[kind]}" for kind, count in summary.kinds.items())
     out.text(f"the copy differs from the log: {told}; nothing was changed{waiting}", "bold")
-    out.text("`durable-stream mirror rebuild` publishes this log again")
+    if summary.is_forgetting:
+        out.text("the mirror is still forgetting: compare again when `durable-stream mirror status` no longer says so")
+    else:
+        out.text("`durable-stream mirror rebuild` publishes this log again")
 
 
 # --- rebuilding ---

@@ -29,15 +29,25 @@ async def query(
         str | None,
         typer.Option(metavar="TRACE", help="Only events of this trace: its id (32 hex digits) or a traceparent."),
     ] = None,
+    internal: Annotated[
+        bool,
+        typer.Option("--internal", help="With a text: also search the records of the agents, `agent/NAME`."),
+    ] = False,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N matches.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Find events in all streams, oldest first."""
+    """Find events in all streams, oldest first.
+
+    A text is searched in what people, models and tools said and did. The agents' own records repeat much of that, so
+    they are searched only with --internal, or if --stream names them.
+    """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import NOTHING_THERE, project_streams
     from sidecar.cli.shared.records import Lines
+    from sidecar.views.catalog import is_agents
     from sidecar.views.select import catalog_of, empty_text, find_stream, newest, open_reader
     from streams.query import Filter
+    from streams.store import Record
 
     if words is not None and text is not None:
         raise typer.BadParameter("give the text once: as TEXT or with --text")
@@ -53,20 +63,32 @@ async def query(
     about = {"streams": tuple(sorted(chosen)), "text": text, "trace_id": trace_id}
     wanted = filter_of(types=types, actors=actors, since=since, until=until, **about)
     lines = Lines(Output(json), with_stream=True, found=text)
+    hidden = 0
+
+    def fits(record: Record) -> bool:
+        nonlocal hidden
+        is_hidden = text is not None and not internal and not streams and is_agents(record.event.stream_id)
+        hidden += is_hidden
+        return not is_hidden
+
     is_all = wanted == Filter(streams=wanted.streams)
     if limit is None:
         async for record in reader.query(wanted):
+            if not fits(record):
+                continue
             # If every record is printed, the ones that this record refers to were already printed.
             if not is_all:
                 await lines.look_up(reader, record)
             lines.print(record)
     else:
-        known, fault = await newest(reader, wanted, limit)
+        known, fault = await newest(reader, wanted, limit, fits)
         await lines.look_up(reader, *known)
         for record in known:
             lines.print(record)
         if fault is not None:
             raise fault
+    if hidden:
+        note(f"{hidden} more in the agents' own records; `--internal` shows them.")
     if not lines.printed:
         note("No event matches." if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
 

@@ -60,6 +60,8 @@ async def streams(
     elif found and out.terminal:
         _stream_table(out, found)
         _print_waiting(out, catalog, chosen)
+        for text in catalog.loss_texts({stream["stream_id"] for stream in found}):
+            out.prose("", f"something was lost in {text}", "yellow")
     else:
         if found:
             out.cells(*PIPED)
@@ -135,4 +137,5 @@ def _named(stream: dict[str, Any]) -> str:
     else:
         without = "(forgotten)" if stream["forgotten"] else "(its beginning was removed)"
     pruned = f" ({stream['pruned']} pruned)" if stream["pruned"] else ""
+    pruned += f" ({stream['gaps']} gap{'s'[: stream['gaps'] != 1]})" if stream["gaps"] else ""
     return f"{stream['title'] or ('' if stream['sessions'] else without)}{joined}{pruned}"

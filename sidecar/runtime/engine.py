@@ -105,6 +105,7 @@ class Engine:
         self.is_broken = False
         """True if the agent can no longer apply its own history."""
         self.handled = 0
+        """How many inputs this agent has handled in its life, as far as they are in the log."""
         self._from_log = 0
         """How many events of the log were handed in but are not answered yet."""
         self._passed = NOTHING
@@ -467,22 +468,23 @@ class Engine:
     async def _restore(self) -> None:
         """Read the agent's state from its snapshot and its stream."""
         self.agent.load(None)
-        self._next, position, self._has_begun = 0, NOTHING, False
+        self._next, position, self._has_begun, self.handled = 0, NOTHING, False, 0
         snapshot = await self._store.snapshot(self._cursor, SNAPSHOT_VERSION)
         if snapshot is not None:
             try:
                 kept = json.loads(snapshot.state)
                 self.agent.load(kept["state"])
                 self._next, position, self._last_own = kept["next"], kept["position"], snapshot.position
-                self._has_begun = True
+                self._has_begun, self.handled = True, kept.get("handled", 0)
             except Exception as error:  # noqa: BLE001 - a snapshot is a hint: without one, the whole stream is read
                 log.warning("agent %s: its snapshot cannot be used (%s)", self.name, type(error).__name__)
                 self.agent.load(None)
-                self._next, position = 0, NOTHING
+                self._next, position, self.handled = 0, NOTHING, 0
         async for record in self._store.read(agent_stream(self.name), from_offset=self._next):
             event = record.event
             self._next, self._last_own = record.offset + 1, record.position
             role = event.metadata.get("role")
+            self.handled += role == "input"
             if is_applied(event):
                 try:
                     self.agent.apply(event)
@@ -506,5 +508,5 @@ class Engine:
             self._since_snapshot = 0
 
     async def _put_snapshot(self, position: int) -> None:
-        kept = {"state": self.agent.state(), "next": self._next, "position": self.position}
+        kept = {"state": self.agent.state(), "next": self._next, "position": self.position, "handled": self.handled}
         await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, position, canonical(kept)))

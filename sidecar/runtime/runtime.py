@@ -167,13 +167,14 @@ class Runtime:
 
     def status(self) -> list[dict[str, Any]]:
         """Every agent: ``name``, ``health``, ``reasons``, ``events``, ``handled``, ``waiting``, ``position``, ``lag``
-        (records of the log that the agent has not seen), ``last_error``, ``dead`` (letters), ``effects`` (open),
-        ``in_doubt``.
+        (records of the log that the agent has not seen), ``last_error`` (or why the newest dead letter is one),
+        ``dead`` (letters), ``effects`` (open), ``in_doubt``.
         """
         head = self._store.head
         rows = []
         for name, engine in self.engines.items():
             health = engine.health()
+            dead = [letter for letter in self.view.dead.values() if letter.agent == name]
             open_effects = [effect for effect in self.view.effects.values() if effect.agent == name]
             rows.append(
                 {
@@ -185,8 +186,8 @@ class Runtime:
                     "waiting": engine.waiting,
                     "position": engine.position,
                     "lag": max(head - engine.position, 0),
-                    "last_error": engine.last_error,
-                    "dead": sum(letter.agent == name for letter in self.view.dead.values()),
+                    "last_error": engine.last_error or (dead[-1].reason if dead else ""),
+                    "dead": len(dead),
                     "effects": len(open_effects),
                     "in_doubt": sum(effect.in_doubt for effect in open_effects),
                 }

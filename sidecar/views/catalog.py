@@ -6,14 +6,15 @@ the catalog, and commands read the last snapshot and the few records after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from typing import Any, Final, Self
 
 import msgspec
 
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.views.asked import CHECKPOINT, asked_text
-from sidecar.views.fields import as_mapping, as_text, is_forgotten, is_number
+from sidecar.views.fields import as_int, as_mapping, as_text, is_forgotten, is_number
+from sidecar.views.losses import GAP, SHOWN, Loss, loss_text
 from sidecar.views.wording import cut_middle
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
@@ -21,7 +22,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 5
+CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 6
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
@@ -83,6 +84,8 @@ class StreamView(msgspec.Struct):
     cost: float = 0.0
     tokens: dict[str, int | float] = {}
     sessions: list[str] = []
+    boot: str = ""
+    """The plugin's boot id of the OpenCode process that recorded last."""
 
 
 class Catalog:
@@ -92,7 +95,7 @@ class Catalog:
         self.lineage = Lineage()
         self.streams: dict[str, StreamView] = {}
         self.sessions: dict[str, SessionView] = {}
-        self.gaps = 0
+        self.losses: list[Loss] = []
         self.records = 0
         self.position = NOTHING
         """The position of the last record that was applied."""
@@ -102,7 +105,7 @@ class Catalog:
         """The whole catalog as JSON for ``load``; the content of a snapshot of version ``CATALOG_VERSION``."""
         streams, sessions = list(self.streams.values()), list(self.sessions.values())
         lineage = msgspec.Raw(self.lineage.dump())
-        return msgspec.json.encode(_Dump(lineage, streams, sessions, self.gaps, self.records, self.position))
+        return msgspec.json.encode(_Dump(lineage, streams, sessions, self.losses, self.records, self.position))
 
     @classmethod
     def load(cls, dumped: bytes) -> Self:
@@ -112,7 +115,7 @@ class Catalog:
         catalog.lineage = Lineage.load(bytes(found.lineage))
         catalog.streams = {stream.id: stream for stream in found.streams}
         catalog.sessions = {session.id: session for session in found.sessions}
-        catalog.gaps, catalog.records, catalog.position = found.gaps, found.records, found.position
+        catalog.losses, catalog.records, catalog.position = found.losses, found.records, found.position
         return catalog
 
     def apply(self, record: Record) -> None:
@@ -128,8 +131,8 @@ class Catalog:
         stream.last_position = record.position
         stream.first_ts = min(stream.first_ts, event.ts)
         stream.last_ts = max(stream.last_ts, event.ts)
-        if event.type == "capture.gap":
-            self.gaps += 1
+        if event.type == GAP:
+            self._gap(record)
         if is_forgotten(payload):
             stream.forgotten += 1
         session_id = payload.get("session")
@@ -139,6 +142,7 @@ class Catalog:
         if session is None:
             session = self.sessions[session_id] = SessionView(session_id, event.stream_id)
             stream.sessions.append(session_id)
+        stream.boot = as_text(event.metadata.get("boot")) or stream.boot
         if event.type in _LINEAGE:
             self._below = None
         self._session(record, stream, session)
@@ -148,8 +152,25 @@ class Catalog:
         return {
             "streams": [self.stream_json(stream_id) for stream_id in self.streams],
             "lineage": self.lineage.state(),
-            "gaps": self.gaps,
+            "gaps": self.gaps(),
         }
+
+    def _gap(self, record: Record) -> None:
+        event, payload = record.event, record.event.payload
+        reason, boot = as_text(payload.get("reason")), as_text(event.metadata.get("boot"))
+        # A gap without a session is the loss of an OpenCode process: any of its sessions so far may lack something.
+        streams = [event.stream_id] if "session" in payload else self._recorded_by(boot)
+        same = (each for each in self.losses if (each.reason, each.streams) == (reason, streams))
+        loss = next((each for each in same if streams or each.boot == boot), None)
+        if loss is None:
+            loss = Loss(reason, boot, streams)
+            self.losses.append(loss)
+        loss.gaps += 1
+        loss.lost += as_int(payload.get("lost")) or 0
+        loss.last_ts = max(loss.last_ts, event.ts)
+
+    def _recorded_by(self, boot: str) -> list[str]:
+        return [stream.id for stream in self.streams.values() if boot and stream.boot == boot]
 
     def _session(self, record: Record, stream: StreamView, session: SessionView) -> None:
         event, payload = record.event, record.event.payload
@@ -206,6 +227,23 @@ class Catalog:
                 session.asks.clear()
 
     # --- queries ---
+
+    def gaps(self, stream_id: str | None = None) -> int:
+        """How many gaps were recorded; of one stream, only those that may concern it."""
+        return sum(each.gaps for each in self.losses if stream_id is None or stream_id in self._concerned(each))
+
+    def loss_texts(self, streams: Set[str] | None = None) -> list[str]:
+        """A sentence for each loss, the newest first; if ``streams`` are given, only for losses that may concern them.
+
+        The last sentence says how many more there are.
+        """
+        found = [each for each in self.losses if streams is None or not streams.isdisjoint(self._concerned(each))]
+        found.sort(key=lambda each: each.last_ts, reverse=True)
+        more = f"{len(found) - SHOWN} more: see `durable-stream query --type {GAP}`"
+        return [loss_text(each, self._concerned(each)) for each in found[:SHOWN]] + [more] * (len(found) > SHOWN)
+
+    def _concerned(self, loss: Loss) -> list[str]:
+        return loss.streams or self._recorded_by(loss.boot)
 
     def asks(self, streams: Collection[str] | None = None) -> list[OpenAsk]:
         """What is waiting for a person, oldest first; if ``streams`` are given, only in these streams."""
@@ -271,6 +309,7 @@ class Catalog:
             "project": stream.project,
             "asks": [msgspec.structs.asdict(ask) for ask in self.asks({stream_id})],
             "forgotten": stream.forgotten,
+            "gaps": self.gaps(stream_id),
             "sessions": len(stream.sessions),
             "turns": stream.turns,
             "cost": stream.cost,
@@ -311,7 +350,7 @@ class _Dump(msgspec.Struct):
     lineage: msgspec.Raw
     streams: list[StreamView]
     sessions: list[SessionView]
-    gaps: int
+    losses: list[Loss]
     records: int
     position: int
 

@@ -13,6 +13,7 @@ from typing import Any
 from sidecar.views.asked import CHECKPOINT, asked_text
 from sidecar.views.background import Tone, tell
 from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number, is_said
+from sidecar.views.losses import GAP, lost_text
 from sidecar.views.timing import LEAST_SHOWN_MS
 from sidecar.views.wording import amount, money, one_line
 from streams.event import StreamEvent
@@ -173,14 +174,6 @@ def _handoff(payload: dict[str, Any]) -> Line:
     return Line("handoff", _joined(_text(payload.get("from")), _text(payload.get("to")), " → "))
 
 
-def _gap(payload: dict[str, Any]) -> Line:
-    if payload.get("reason") == "text_cut":
-        return Line("gap", "the words of an answer are lost: OpenCode ended while it wrote them", "bad")
-    lost = payload.get("lost")
-    count = f"{lost} hook{'s' if lost != 1 else ''} lost" if _number(lost) else "hooks lost"
-    return Line("gap", _joined(count, _text(payload.get("reason")).replace("_", " "), ": "), "bad")
-
-
 def _session(label: str) -> Callable[[dict[str, Any]], Line]:
     def tell(payload: dict[str, Any]) -> Line:
         lineage = "parent unknown" if payload.get("lineage") == "unknown" else ""
@@ -219,7 +212,7 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "agent.handoff": _handoff,
     "agent.error": _error,
     CHECKPOINT: _checkpoint,
-    "capture.gap": _gap,
+    GAP: lambda payload: Line("gap", lost_text(payload), "bad"),
     "lifecycle.session.created": _session("session"),
     "lifecycle.session.resumed": _session("resumed"),
     "lifecycle.session.ended": _session("ended"),

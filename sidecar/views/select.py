@@ -350,6 +350,9 @@ def empty_text(reader: LogReader) -> str:
             f"the home {home} does not exist yet; OpenCode creates it at its next start after "
             "`durable-stream install`. If it should exist, check `--home` and `DURABLE_STREAM_HOME`"
         )
+    catalog = _CATALOGS.get(reader)
+    if catalog is not None and catalog.streams:
+        return f"only agents have recorded in {home} so far; `durable-stream streams --all` lists them"
     if reader.head != NOTHING:
         return f"what was recorded in {home} has been pruned; `durable-stream verify` shows how much"
     return f"nothing was recorded in {home} yet; check `--home`, or run `durable-stream doctor` to see why"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks import limits, million, mirror, newest, peers, pipeline, runtime, store
+from benchmarks import limits, million, mirror, newest, opencode, peers, pipeline, runtime, store
 from benchmarks.limits import beside
 from benchmarks.report import Row, table
 from tools import generate_performance
@@ -92,3 +93,14 @@ def test_the_plot_is_of_the_figures() -> None:
     assert generate_performance.main(["--check"]) == 0
     labels = [bar[0] for bar in generate_performance.bars(figures)]
     assert "Durable Stream, jsonl" in labels and len(labels) == len(set(labels))
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(1.2, "aim met"), (2.0, "floor met"), (2.1, "BELOW FLOOR")])
+def test_a_start_with_the_plugin_that_takes_more_than_twice_as_long_fails_the_bench(
+    seconds: float, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = json.dumps({"seconds": {"with": [9.0, seconds, seconds], "without": [1.0, 0.5, 1.0]}})
+    monkeypatch.setattr(opencode, "namespace_command", lambda: ["unshare"])
+    monkeypatch.setattr(opencode, "binary_path", lambda: tmp_path / "opencode")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, measured))
+    assert opencode._measure_starts(tmp_path / "starts").verdict == verdict

@@ -21,7 +21,7 @@ def with_plugin(
     binary: Path, model: ModelServer, durable: DurableStream, settings: str = "", **options: Any
 ) -> Iterator[RealOpenCode]:
     """An OpenCode with the plugin and the tools, on a home whose ``config.toml`` is ``settings``."""
-    durable.cli("agents")  # the sidecar says which tools there are
+    durable.start()  # the sidecar says which tools there are
     if settings:
         (durable.home / "config.toml").write_text(settings)
         durable.cli("stop")

@@ -68,7 +68,7 @@ class Demo:
             durable.home.mkdir(mode=0o700)
             notify = f"[notify]\nurls = [{json.dumps(phone.url)}]\nmin_seconds = 0\nescalate_after_seconds = 0\n"
             (durable.home / "config.toml").write_text(notify)
-            durable.cli("agents")
+            durable.start()
             plugins = {PLUGIN: durable.plugin()}
             with RealOpenCode(binary_path(), model.port, plugins=plugins, plugin_scope="global") as client:
                 return self._story(phone, model, durable, client)

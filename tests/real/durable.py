@@ -36,7 +36,7 @@ _REST = 4
 class DurableStream:
     """One home and the commands on it; a context manager that stops the home's sidecar.
 
-    Only plugins start a sidecar; no command here does.
+    Only plugins start a sidecar, and ``start``.
     """
 
     def __init__(self, home: Path) -> None:
@@ -154,6 +154,17 @@ class DurableStream:
         wait_until(ended, "the end of all sidecars")
 
     # The sidecar's process
+
+    def start(self) -> None:
+        """Start a sidecar before any plugin does. A process of its own starts it, so that it is no child of ours."""
+        code = (
+            "import asyncio, pathlib, sys; from sidecar.home import Home;"
+            "from sidecar.link.launch import ensure_running;"
+            "asyncio.run(ensure_running(Home(pathlib.Path(sys.argv[1]))))"
+        )
+        own = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_STREAM")}
+        subprocess.run([sys.executable, "-c", code, str(self.home)], env=own, timeout=HANG_LIMIT_S, check=True)
+        self.cli("agents")  # answered when the sidecar is ready
 
     def running(self) -> int | None:
         """The pid of the live sidecar, from ``sidecar.json``."""

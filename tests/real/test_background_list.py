@@ -30,7 +30,7 @@ def durable(tmp_path: Path) -> Iterator[DurableStream]:
 def test_the_command_lists_and_cancels_without_a_call_of_the_model(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
-    durable.cli("agents")
+    durable.start()
     options: dict[str, Any] = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global", "serve": False}
     with RealOpenCode(opencode_binary, model.port, **options) as client, window(client) as screen:
         screen.wait_for(READY)
@@ -56,7 +56,7 @@ def test_the_command_lists_and_cancels_without_a_call_of_the_model(
 def test_the_native_list_cancels_and_the_card_shows_what_runs(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
-    durable.cli("agents")
+    durable.start()
     with RealOpenCode(opencode_binary, model.port, serve=False) as client:
         environment = client.environment()
         places: dict[str, Any] = {"cwd": client.project, "environ": environment}
@@ -94,7 +94,7 @@ def test_the_native_list_cancels_and_the_card_shows_what_runs(
 def test_a_question_of_several_parts_is_answered_part_by_part_in_the_native_list(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
-    durable.cli("agents")
+    durable.start()
     with RealOpenCode(opencode_binary, model.port, serve=False) as client:
         durable.in_project(client, "install")
         environment = client.environment() | {"PWD": str(client.project)}

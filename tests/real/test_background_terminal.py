@@ -27,7 +27,7 @@ def durable(tmp_path: Path) -> Iterator[DurableStream]:
 def test_the_terminal_is_closed_and_the_result_waits_for_it(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
-    durable.cli("agents")
+    durable.start()
     plugins = {PLUGIN: durable.plugin()}
     options: dict[str, Any] = {"plugins": plugins, "plugin_scope": "global", "serve": False}
     with RealOpenCode(opencode_binary, model.port, **options) as client:
@@ -50,7 +50,7 @@ def test_the_terminal_is_closed_and_the_result_waits_for_it(
 def test_the_terminal_of_the_parent_shows_that_background_work_waits(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
-    durable.cli("agents")
+    durable.start()
     options: dict[str, Any] = {
         "plugins": {PLUGIN: durable.plugin()},
         "plugin_scope": "global",

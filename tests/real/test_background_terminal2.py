@@ -32,7 +32,7 @@ def durable(tmp_path: Path) -> Iterator[DurableStream]:
 
 @pytest.fixture
 def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2]:
-    durable.cli("agents")
+    durable.start()
     config = {"snapshot": False, "permission": {"bash": "ask"}}
     with RealOpenCode2(binary_path(VERSION_2), model.port, config=config, serve=False) as opencode:
         durable.in_project(opencode, "install")
@@ -45,7 +45,7 @@ def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2
 def test_an_ordinary_turn_that_was_long_rings_the_phone(model: ModelServer, durable: DurableStream) -> None:
     with Receiver() as phone:
         rings.configure(durable, phone)
-        durable.cli("agents")
+        durable.start()
         config = {"snapshot": False}
         with RealOpenCode2(binary_path(VERSION_2), model.port, config=config, serve=False) as opencode:
             durable.in_project(opencode, "install")

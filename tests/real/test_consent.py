@@ -99,7 +99,7 @@ def test_on_opencode_1(durable: DurableStream, phone: Receiver, opencode_binary:
 
 
 def test_on_opencode_2(durable: DurableStream, phone: Receiver, model: ModelServer) -> None:
-    durable.cli("agents")
+    durable.start()
     config: dict[str, Any] = {"permissions": [{"action": "shell", "resource": "*", "effect": "ask"}]}
     with two_with_plugin(model, durable, config=config) as client:
         session = client.new_session()

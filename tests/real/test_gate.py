@@ -80,7 +80,7 @@ def test_another_session_of_opencode_1_names_nothing_and_the_answer_goes_to_who_
 def test_another_session_of_opencode_2_names_nothing_and_the_answer_goes_to_who_asked(
     durable: DurableStream, model: ModelServer, tmp_path: Path
 ) -> None:
-    durable.cli("agents")
+    durable.start()
     with two_with_plugin(model, durable) as client:
         theirs, ours = client.new_session(), client.new_session()
         client.prompt(theirs, spawn(f"HOLD:work2 SAY:{FORGED}", "hunter2"))

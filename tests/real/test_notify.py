@@ -40,7 +40,7 @@ def test_the_phone_answers_and_is_told_when_opencode_is_closed(
         config = durable.home / "config.toml"
         notify = f"[notify]\nurls = [{json.dumps(phone.url)}]\nmin_seconds = 0\nescalate_after_seconds = 0.5\n"
         config.write_text(f"{notify}answer_port = {free_port()}\n")
-        durable.cli("agents")
+        durable.start()
         options = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global"}
         with RealOpenCode(opencode_binary, model.port, **options) as client:  # type: ignore[arg-type]
             parent = client.create_session("parent")
@@ -83,7 +83,7 @@ def test_an_ordinary_turn_that_was_long_rings_the_phone(
 ) -> None:
     with Receiver() as phone, DurableStream(tmp_path / "home") as durable:
         rings.configure(durable, phone)
-        durable.cli("agents")
+        durable.start()
         with RealOpenCode(opencode_binary, model.port, serve=False) as client:
             durable.in_project(client, "install")
             with window(client) as screen:
@@ -93,7 +93,7 @@ def test_an_ordinary_turn_that_was_long_rings_the_phone(
 
 def test_what_the_model_tells_the_user_is_durable(opencode_binary: Path, model: ModelServer, tmp_path: Path) -> None:
     with DurableStream(tmp_path / "home") as durable:
-        durable.cli("agents")
+        durable.start()
         options = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global"}
         with RealOpenCode(opencode_binary, model.port, **options) as client:  # type: ignore[arg-type]
             session = client.create_session("parent")
@@ -110,7 +110,7 @@ def test_an_answer_after_a_stopped_turn_comes_as_a_message(
     opencode_binary: Path, model: ModelServer, tmp_path: Path
 ) -> None:
     with DurableStream(tmp_path / "home") as durable:
-        durable.cli("agents")
+        durable.start()
         options = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global"}
         with RealOpenCode(opencode_binary, model.port, **options) as client:  # type: ignore[arg-type]
             session = client.create_session("parent")

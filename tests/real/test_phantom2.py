@@ -31,7 +31,7 @@ def durable(tmp_path: Path) -> Iterator[DurableStream]:
 
 @pytest.fixture
 def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2]:
-    durable.cli("agents")
+    durable.start()
     with two_with_plugin(model, durable) as opencode:
         yield opencode
 

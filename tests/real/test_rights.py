@@ -43,7 +43,7 @@ def two_durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DurableStr
 
 @pytest.fixture(scope="module")
 def two(model: ModelServer, two_durable: DurableStream) -> Iterator[RealOpenCode2]:
-    two_durable.cli("agents")
+    two_durable.start()
     with two_with_plugin(model, two_durable, config=AGENT) as client:
         yield client
 

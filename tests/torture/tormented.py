@@ -127,7 +127,7 @@ def client_and_home(path: Path, **options: Any) -> Iterator[tuple[DurableStream,
     """An OpenCode, with options of ``RealOpenCode``, and a home for one victim."""
     with ModelServer() as model, DurableStream(path / "home") as durable:
         model.answer = _goes_on
-        durable.cli("agents")
+        durable.start()
         plugins = {PLUGIN: durable.plugin()}
         with RealOpenCode(binary_path(), model.port, plugins=plugins, plugin_scope="global", **options) as client:
             yield durable, client

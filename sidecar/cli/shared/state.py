@@ -29,6 +29,7 @@ from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
 from sidecar.cli.shared.output import Output
 from sidecar.cli.shared.project import waiting_lines
 from sidecar.home import Home
+from sidecar.views.catalog import Catalog
 from sidecar.views.select import catalog_of
 from sidecar.views.wording import bytes_text, local_time
 from streams.errors import StreamError
@@ -102,24 +103,25 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(
             f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}; nothing acknowledged is lost"
         )
-    if found["gaps"]:
-        notes.append(f"{counted(found['gaps'], 'gap')} recorded, where something was lost: see `durable-stream doctor`")
+    catalog = await _catalog(home, found)
+    if catalog is not None:
+        found["gaps"] = catalog.gaps()
+        notes += [f"something was lost in {text}" for text in catalog.loss_texts()]
     if found["sidecar"] is None and found["spool"]["files"]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be recorded at the next start of the sidecar")
-    found["asks"] = await _asks(home, found)
+    found["asks"] = waiting_lines(catalog, None, own_identity().now_ms()) if catalog is not None else []
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
 
 
-async def _asks(home: Home, found: Mapping[str, Any]) -> list[str]:
-    """What is waiting for a person, one line each. Empty if the log cannot be read, which is reported elsewhere."""
+async def _catalog(home: Home, found: Mapping[str, Any]) -> Catalog | None:
+    """The catalog; ``None`` if the log cannot be read, which is reported elsewhere."""
     if found["log"]["head"] is None or found["log"].get("damaged"):
-        return []
+        return None
     try:
-        catalog, _ = await catalog_of(LogReader(home.store_path))
+        return (await catalog_of(LogReader(home.store_path)))[0]
     except (StreamError, OSError):
-        return []
-    return waiting_lines(catalog, None, own_identity().now_ms())
+        return None
 
 
 async def _look(home: Home, problems: list[str]) -> int:
@@ -148,7 +150,6 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
     """The state of the log. If the log cannot be opened, nothing is counted and nothing else is tried."""
     torn = torn_files(home.store_path)
     log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
-    gaps = 0
     migration = None
     try:
         reader = LogReader(home.store_path)
@@ -163,12 +164,11 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
             "pruned": sum(each.first_offset for each in gone.values()),
             "damaged": fault is not None,
         }
-        gaps = catalog.gaps
         if any(name.startswith("agent/") for name in catalog.streams) and fault is None:
             from sidecar.runtime.letters import letters_of  # this import is slow, and not needed if no agent has run
 
-            open_ = sum(letter.state == "open" for letter in await letters_of(reader))
-            notes += ["; ".join(letters_note(open_))] if open_ else []
+            open_ = [(each.agent, each.reason) for each in await letters_of(reader) if each.state == "open"]
+            notes += ["; ".join(letters_note(len(open_), open_))] if open_ else []
         if (cut_off := await reader.cut_off()) is not None:
             notes.append(cut_off)
         if fault is not None:
@@ -178,7 +178,7 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
     except (StreamError, OSError) as error:
         problems.append(explain(error))
         log |= {"damaged": True}
-    return {"log": log, "migration": migration, "spool": spool_size(home), "gaps": gaps}
+    return {"log": log, "migration": migration, "spool": spool_size(home), "gaps": 0}
 
 
 _UNREADABLE: Final[dict[str, Any]] = {
@@ -198,7 +198,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     if problems:
         out.text("Something is wrong:", "bold red")
     else:
-        out.text("All is well." if not notes else "Nothing is wrong, but:", "bold green")
+        out.text("All is well." if not notes else "Recording works, but:", "bold green")
     for problem in problems:
         out.prose("  ! ", problem, "red")
     for note in notes:

@@ -54,12 +54,14 @@ async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Sessi
 
 
 async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
-    """The notes for the top of the transcript, such as that its beginning was pruned."""
-    from sidecar.views.select import pruned_text
+    """The notes for the top of the transcript: that its beginning was pruned, and what was lost in it."""
+    from sidecar.views.select import catalog_of, pruned_text
 
     gone = (await reader.removed()).get(stream)
     told = pruned_text(stream, gone) if gone is not None else None
-    return (told,) if told is not None else ()
+    catalog, _ = await catalog_of(reader)
+    losses = (f"something was lost in {text}" for text in catalog.loss_texts({stream}))
+    return (*([told] if told is not None else ()), *losses)
 
 
 def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Iterator[bytes]:

@@ -145,7 +145,9 @@ class MirrorTask:
         """
         state = self._progress.state
         position, head = max(state.position, self._end), self._store.head
-        doing = "forgetting" if self._progress.is_forgetting else self._doing
+        progress, doing = self._progress, self._doing
+        if progress.is_forgetting or (progress.erase and doing not in ("waiting", "paused")):
+            doing = "forgetting"
         return {
             "state": "publishing" if doing == "idle" and position < head else doing,
             "position": position,

@@ -7,6 +7,7 @@ compared.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
@@ -53,15 +54,32 @@ class Disturbed(Exception):
 
 @dataclass(slots=True)
 class Verified:
-    """The result of a comparison: how many records the log has, and each stream's result."""
+    """The result of a comparison: how many records the log has, and each stream's result.
+
+    ``is_forgetting``: the mirror is erasing forgotten payloads, so messages that still have one are no fault.
+    """
 
     records: int = 0
     streams: list[Comparison] = field(default_factory=list)
+    is_forgetting: bool = False
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """The number of messages that are wrong, by kind of difference."""
+        found = sum((stream.differences for stream in self.streams), Counter[str]())
+        if self.is_forgetting:
+            del found["unforgotten"]
+        return found
 
     @property
     def differences(self) -> int:
         """The number of messages that are wrong."""
-        return sum(stream.differences.total() for stream in self.streams)
+        return self.kinds.total()
+
+    @property
+    def forgetting(self) -> int:
+        """The number of messages with forgotten payloads that the mirror is about to erase."""
+        return sum(stream.differences["unforgotten"] for stream in self.streams) if self.is_forgetting else 0
 
     @property
     def waiting(self) -> int:
@@ -74,6 +92,7 @@ class Verified:
             "records": self.records,
             "differences": self.differences,
             "waiting": self.waiting,
+            "forgetting": self.forgetting,
             "streams": [stream.as_json() for stream in self.streams],
         }
 

@@ -68,7 +68,7 @@ def line(type_: str, **payload: Any) -> Line:
         ("workflow.checkpoint", {"kind": "question", "state": "replied", "answers": [["Blue", "Red"]]},
          "answer: Blue, Red"),
         ("workflow.checkpoint", {"kind": "permission", "state": "replied", "reply": "reject"}, "answer: rejected"),
-        ("capture.gap", {"lost": 3, "reason": "memory_full"}, "gap: 3 hooks lost: memory full"),
+        ("capture.gap", {"lost": 3, "reason": "unheard_of"}, "gap: 3 hooks lost: unheard of"),
         ("lineage.linked", {"parent": "ses_1"}, "linked: to ses_1"),
         ("opencode.todo.updated", {"properties": {"title": "x"}}, "todo.updated: x"),
         ("execution.output", {"$sha256": "ab"}, "output: (payload forgotten)"),

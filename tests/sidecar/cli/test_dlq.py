@@ -47,7 +47,9 @@ def test_letters_are_listed_and_shown_without_a_sidecar(letters_home: Path) -> N
     shown = run(letters_home, "dlq", "show", letters[2]["id"][-8:], "--json").objects()[0]
     assert shown["record"]["event"]["payload"]["body"] == "{"
     assert "cmd.p.w.counter.add" in run(letters_home, "dlq", "show", letters[0]["id"]).out
-    assert any("dlq list" in each for each in run(letters_home, "status", "--json").objects()[0]["notes"])
+    [told] = [each for each in run(letters_home, "status", "--json").objects()[0]["notes"] if "dlq list" in each]
+    assert "counter: its body is not JSON" in told
+    assert (run(letters_home, "agents").code, run(letters_home, "agents", "--json").objects()[0]["agents"]) == (0, [])
     assert run(letters_home, "stop").out.startswith("no sidecar"), "none was started"
 
 
@@ -64,7 +66,9 @@ def test_redriving_and_dropping_settle_a_letter_once(letters_home: Path) -> None
     assert [each.get("code", each["outcome"]) for each in done.objects()] == ["done", "agent-failed", "undecodable"]
     assert [each["id"] for each in run(letters_home, "dlq", "list", "--json").objects()] == [bad, text]
     status = run(letters_home, "status", "--json").objects()[0]
-    assert any("dlq list" in each for each in status["notes"])
+    assert any("dlq list" in each and "RuntimeError" in each for each in status["notes"])
+    checks = run(letters_home, "doctor", "--json").objects()
+    assert any(each["name"] == "agents" and "RuntimeError" in each["text"] for each in checks)
     again = run(letters_home, "dlq", "redrive", good)
     assert again.code == 1 and "[no-dead-letter]" in again.err
     assert run(letters_home, "dlq", "drop", bad, text).code == 0

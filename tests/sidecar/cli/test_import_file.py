@@ -6,18 +6,23 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sidecar import history
+from sidecar.cli import import_
 from sidecar.home import Home
 from sidecar.keeping.exported import Seal
 from sidecar.runtime.runtime import wants
 from streams.event import StreamEvent
+from streams.log.reader import LogReader
 from tests.sidecar.cli.helpers import append, make_home, run, run_and_stop
 from tests.sidecar.cli.test_top import NOW, intent, made_by
 from tests.sidecar.life import end_sidecars
 from tests.sidecar.runtime.agents import Watcher
+from tests.streams.builders import event
 
 NAMES = ("task_child", "permission_child", "compaction_manual")
 
@@ -196,3 +201,29 @@ def test_an_opencode_that_does_not_answer_is_not_called_absent(target: Path, tmp
     program.chmod(0o700)
     done = run(target, "import", "--opencode", PATH=str(program.parent))
     assert done.code == 1 and f"`{program} --version`" in done.err and done.err.endswith("[no-history]\n")
+
+
+def test_only_what_the_log_lacked_counts_as_imported(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "opencode"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 1.18.33\n")
+    program.chmod(0o700)
+
+    async def imported(home: Home, *_: Any, **__: Any) -> tuple[int, Any]:
+        """OpenCode has two sessions, of which one has nothing to record."""
+        before = LogReader(home.store_path).head
+        if before < 0:
+            created = event("c", stream="ses_o", type_="lifecycle.session.created", payload={"session": "ses_o"})
+            await append(home.store_path, [[created]])
+        return 2, SimpleNamespace(added=LogReader(home.store_path).head - before)
+
+    async def no_service(home: Home) -> dict[str, Any]:
+        return {"services": 0, "sessions": 0}
+
+    monkeypatch.setattr(history, "import_opencode_1", imported)
+    monkeypatch.setattr(import_, "_opencode_2", no_service)
+    done = [run(target, "import", "--opencode", "--json", PATH=str(program.parent)).objects() for _ in range(2)]
+    assert [found["opencode_1"] for [found] in done] == [{"sessions": 1, "records": 1}, {"sessions": 0, "records": 0}]
+    assert "nothing new" in run(target, "import", "--opencode", PATH=str(program.parent)).out

@@ -383,3 +383,32 @@ def test_an_ask_that_is_too_long_to_keep_says_that_it_goes_on() -> None:
         catalog.apply(Record(made, position, position, ""))
     (ask,) = catalog.asks()
     assert len(ask.text) <= 300 and "characters left out" in ask.text and ask.text.endswith("xxx")
+
+
+def test_nothing_says_that_what_agents_alone_recorded_was_pruned(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert run(home, "agents").code == 0 and not home.exists(), "it starts no sidecar, and makes no home"
+    home.mkdir(mode=0o700)
+    asyncio.run(append(home / "store", [[agent_record("agent/intents", "ses_a")]]))
+    told = run(home, "streams").err
+    assert "pruned" not in told and "streams --all" in told
+    assert run(home, "streams", "--all", "--json").objects()[0]["stream_id"] == "agent/intents"
+
+
+def test_a_text_is_searched_in_the_agents_own_records_only_if_asked(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    said = happened("ses_a", "execution.output", text="the marmot")
+    own = event(stream="agent/intents", type_="agent.received", payload={"text": "the marmot"})
+    asyncio.run(append(home / "store", [[said], [own]]))
+    for more in ([], ["--limit", "5"]):
+        asked_of = {
+            tuple(options): [each["event"]["stream_id"] for each in run(home, *options, *more).objects()]
+            for options in (
+                ["query", "marmot", "--json"],
+                ["query", "marmot", "--internal", "--json"],
+                ["query", "marmot", "--stream", "agent/intents", "--json"],
+            )
+        }
+        assert list(asked_of.values()) == [["ses_a"], ["ses_a", "agent/intents"], ["agent/intents"]]
+        assert "--internal" in run(home, "query", "marmot", *more).err

@@ -17,6 +17,7 @@ from bridge.nats.jetstream.streams import facts
 from bridge.nats.jetstream.wire import Message
 from sidecar.config import NatsConfig
 from sidecar.home import Home
+from sidecar.link.launch import ensure_running
 from sidecar.nats.reaching import sessions_of
 from streams.identity import system_identity
 from tests.nats_servers import HANG_SECONDS
@@ -67,7 +68,7 @@ def _status(home: Path) -> dict[str, Any]:
 
 
 def test_a_message_reaches_an_agent_and_a_person_sees_what_is_wrong(nats_home: Path) -> None:
-    assert run(nats_home, "agents").code == 0
+    asyncio.run(ensure_running(Home(nats_home)))
     by = json.dumps({"by": 3}).encode()
     reserved = json.dumps({"by": 4, "CG-Sender": "x"}).encode()
     messages = [

@@ -13,6 +13,9 @@ import pytest
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
+from sidecar.cli import mirror
+from sidecar.cli.mirror import SHOWN
+from sidecar.home import Home, SidecarInfo
 from sidecar.nats.mirror.rebuild import erase_meanings
 from streams.identity import system_identity
 from streams.log.log import Log
@@ -21,6 +24,8 @@ from tests.sidecar.cli.helpers import command, environment, run
 from tests.sidecar.life import end_sidecars
 from tests.sidecar.nats.copies import Copy, shown
 from tests.sidecar.support import wait_for
+
+RUNNING = SidecarInfo(pid=1, port=1, boot="b", version="0.1.0", protocol=1, started_ms=1)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +76,13 @@ def test_what_the_log_pruned_is_no_fault_and_is_told_before_it_is_lost(copy: Cop
     assert clean(copy)["streams"][0]["pruned"] == 0
 
 
-def test_what_was_forgotten_in_the_log_is_found_in_the_copy(copy: Copy) -> None:
+async def forgetting(home: Home, method: str) -> dict[str, Any]:
+    """The answer of a sidecar whose mirror is erasing forgotten payloads."""
+    assert method == "mirror"
+    return {"state": "forgetting"}
+
+
+def test_what_was_forgotten_in_the_log_is_found_in_the_copy(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     copy.make().publish()
     (stream, *_) = [row["stream_id"] for row in run(copy.home.path, "streams", "--json").objects()]
 
@@ -81,6 +92,17 @@ def test_what_was_forgotten_in_the_log_is_found_in_the_copy(copy: Copy) -> None:
     copy.with_log(work)
     code, found, _ = copy.verify()
     assert code == 1 and {each["kind"] for each in found} == {"unforgotten"}, shown(found)
+    still_there = sum(each["last"] - each["position"] + 1 for each in found)
+    assert len(run(copy.home.path, "mirror", "verify").out.splitlines()) <= SHOWN + 3
+    with monkeypatch.context() as while_running:
+        while_running.setattr(Home, "running", lambda home: RUNNING)
+        while_running.setattr(mirror, "_ask", forgetting)
+        code, _, summary = copy.verify()
+        assert (code, summary["differences"], summary["forgetting"]) == (0, 0, still_there)
+        assert "mirror rebuild" not in told(copy, "verify") and f"{still_there} messages" in told(copy, "verify")
+        copy.delete(EVENTS, copy.messages()[-1].sequence)
+        done = run(copy.home.path, "mirror", "verify")
+        assert done.code == 1 and "1 missing" in done.out and "mirror rebuild" not in done.out
     copy.publish()  # as the next sidecar does: it erases that, and continues
     clean(copy)
     assert copy.rebuild().code == 0

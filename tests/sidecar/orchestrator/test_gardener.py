@@ -178,3 +178,12 @@ async def test_its_agent_runs_like_any_other_and_its_state_is_loaded_again() -> 
 def test_calm_must_be_lower_than_threshold() -> None:
     with pytest.raises(ConfigError):
         load_config(None, gardener={"threshold": 0.3, "calm": 0.3})
+
+
+@pytest.mark.parametrize(("threshold", "bad"), [(0.3, 3), (0.5, 5), (1.0, 10)])
+def test_an_agent_starts_at_the_threshold_and_not_below_it(threshold: float, bad: int) -> None:
+    for failed in (bad - 1, bad):
+        garden = Garden(threshold=threshold)
+        garden.created("ses_1")
+        garden.turn("ses_1", good=10 - failed, bad=failed)
+        assert len(garden.started) == (failed == bad)

@@ -437,3 +437,17 @@ def test_work_that_waits_for_its_environment_can_be_cancelled() -> None:
     world.happens("intent.cancel", intent=intent.id)
     world.settle()
     assert world.intent("lost").state == "cancelled" and not world.worktrees
+
+
+def test_what_a_person_aborted_takes_along_what_it_started() -> None:
+    world = World()
+    top = world.register("top")
+    world.settle()
+    world.register("child", parent=f"ses_{top.id}")
+    world.register("other")
+    world.settle()
+    world.ends(top, "aborted")
+    world.settle()
+    assert (world.intent("top").state, world.intent("top").code) == ("failed", "user-abort")
+    assert (world.intent("child").state, world.intent("child").code) == ("cancelled", "cancelled")
+    assert world.intent("other").state == "running"

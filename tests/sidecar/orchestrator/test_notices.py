@@ -149,3 +149,21 @@ def test_two_that_end_together_are_told_in_one_message() -> None:
     wakes = [args for kind, _, args in world.effects if kind == WAKE]
     assert len(wakes) == 1 and len(wakes[0]["texts"]) == 2
     assert {intent.code for intent in world.agent.data.intents.values()} == {"timeout"}
+
+
+def test_one_message_at_a_time_is_on_its_way_to_a_session() -> None:
+    world = World()
+    intents = [world.register(name) for name in "abc"]
+    world.settle()
+
+    def states() -> list[str]:
+        return [notice.state for notice in world.agent.data.notices.values()]
+
+    world.ends(intents[0])
+    world.ends(intents[1])
+    assert states() == ["sending", "queued"], "the second waits while the first is being sent"
+    world.keeps = False
+    world.act([kind for kind, _, _ in world.effects].index(WAKE))
+    world.ends(intents[2])
+    assert states() == ["sent", "queued", "queued"], "and until the first is seen in the session"
+    assert world.done[WAKE, "ses_user"] == 1 and WAKE not in [kind for kind, _, _ in world.effects]

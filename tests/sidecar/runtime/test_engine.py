@@ -72,6 +72,13 @@ class TestCommands:
             assert sorted(one.outcome for one in handled) == ["done"] + ["duplicate"] * 9
             assert state(runtime)["total"] == 1
 
+    async def test_what_an_agent_handled_is_counted_over_its_lives(self, store: StreamStore) -> None:
+        for life in range(3):
+            async with running(store, Counter) as runtime:
+                assert runtime.status()[0]["handled"] == life * 2
+                await asyncio.gather(*(runtime.command("counter", command(f"k{life}{n}")) for n in range(2)))
+                assert runtime.status()[0]["handled"] == life * 2 + 2
+
     async def test_an_agent_that_fails_leaves_no_trace_and_the_next_command_works(self, store: StreamStore) -> None:
         async with running(store, Counter) as runtime:
             answers = await asyncio.gather(
