@@ -27,6 +27,11 @@ def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[
     return found
 
 
+def remark(intent: Intent) -> str:
+    """What a list of background work says before the intent's title: why the intent failed."""
+    return on_one_line(intent.reason) if intent.state in ("failed", "refused") else ""
+
+
 def used(intent: Intent, now_ms: int) -> str:
     """The time that an intent has worked, its tokens and its cost; empty before the intent has started.
 

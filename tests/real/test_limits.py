@@ -123,11 +123,23 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
         ("bad-arguments", [*here, "--model", "mock"]),
     ):
         assert durable._run("spawn", "SAY:never", *words).stderr.rstrip().endswith(f"[{code}]")
-    durable.cli("spawn", "SAY:never", *here, "--parent", parent[-9:], "--model", "foo/bar", "--isolation", "shared")
+    words = ("--parent", parent[-9:], "--model", "foo/bar", "--isolation", "shared")
+    done = durable._run("spawn", "SAY:never", *here, *words)
+    assert (done.returncode, "Model not found: foo/bar" in done.stderr) == (1, True), "told before the command returned"
     ended(durable, parent, "error")
     (intent,) = intents(durable, parent)
-    assert intent["reason"].startswith("error: Model not found: foo/bar")
+    assert intent["reason"].startswith("Model not found: foo/bar")
     wait_until(lambda: "Model not found" in json.dumps(client.messages(parent)), "the reason in the parent's history")
     assert "[has-ended]" in durable._run("intents", intent["id"], "--cancel").stderr
+    wrong = durable._run("spawn", "HTTPERR:401", *here, "--wait")
+    assert (wrong.returncode, "failed: HTTP 401: " in wrong.stderr) == (1, True)
+    assert wrong.stderr.rstrip().endswith("[work-failed]")
+    assert durable._run("spawn", "HTTPERR:401", *here, "--agent", "nobody").returncode == 1
+    reasons = [each["reason"] for each in intents(durable) if each["directory"] == str(client.project)][-2:]
+    assert reasons[0].startswith("HTTP 401: ") and "nobody" in reasons[1]
+    assert durable.cli("intents").count("HTTP 401: ") == 1
+    alerts = [r["event"]["payload"]["text"] for r in durable.lines("query", "--type", "alert.raised")]
+    assert sum("Model not found" in text for text in alerts) == 1, "though it took less than min_seconds"
+    assert durable.cli("spawn", "SAY:the result", *here, "--wait") == "the result\n"
     durable.cli("spawn", "SAY:second", *here, "--parent", parent, "--model", "foo/bar", "--model", "mock/mock-1")
     wait_until(lambda: intents(durable, parent)[-1]["state"] == "completed", "the other model's answer")
