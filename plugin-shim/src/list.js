@@ -117,7 +117,7 @@ export class List {
       title: onOneLine(agent.title),
       value: agent.id,
       description: agent.doing || agent.reason || "",
-      footer: [agent.state, ran, cost].filter(Boolean).join(" · "),
+      footer: [agent.asks > 0 ? "waiting for you" : agent.state, ran, cost].filter(Boolean).join(" · "),
       category: ENDED.has(agent.state) ? "Ended in the last hour" : "Running",
       onSelect: () => this.#chosen(agent),
     };

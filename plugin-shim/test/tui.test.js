@@ -62,6 +62,9 @@ test("the list has what waits, what runs, and what has ended, the newest first",
   const { options } = last(shown.dialogs);
   assert.deepEqual(options.map((/** @type {any} */ each) => each.value), ["chk_1", "chk_2", "int_1", "int_2"]);
   assert.deepEqual([options[2].description, options[2].footer], ["bash: make", "running · 61 s · $0.50"]);
+  const waits = newBench({ agents: [{ ...RUNS, asks: 1 }], waiting: [] });
+  await waits.list.open();
+  assert.equal(last(waits.shown.dialogs).options[0].footer, "waiting for you · 61 s · $0.50");
   assert.notEqual(options[2].category, options[3].category);
 });
 

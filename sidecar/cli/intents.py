@@ -45,7 +45,7 @@ async def intents(
     limit: Annotated[int | None, limit_option("intents")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """List background work, newest last: its state, age, cost, and title with why it failed."""
+    """List background work, newest last: its state, age, cost, title, and why it failed."""
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.reading import read_intents
     from sidecar.orchestrator.rows import as_row, spent_by
@@ -166,7 +166,7 @@ def _named(state: State, given: str) -> Intent:
 def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Column
-    from sidecar.orchestrator.waits import remark
+    from sidecar.orchestrator.waits import remark, state_shown
     from sidecar.views.host_agents import LABEL
     from sidecar.views.wording import ago, money, rough_span
 
@@ -178,7 +178,7 @@ def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> No
         rows.append(
             (
                 each.id,
-                each.state,
+                state_shown(each.state, len(each.asks)),
                 ago(now - each.created),
                 rough_span(ran) if ran is not None else "-",
                 money(each.cost) if each.cost else "-",
