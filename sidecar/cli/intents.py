@@ -40,7 +40,7 @@ async def intents(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --discard: do not ask.")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also list the background agents that OpenCode 2 started by itself.")
+        bool, typer.Option("--all", help="Also list the background agents that OpenCode started by itself.")
     ] = False,
     limit: Annotated[int | None, limit_option("intents")] = None,
     json: JsonFlag = False,

@@ -20,7 +20,8 @@ SETTINGS = "[phantom]\nmax_depth = 2\nmax_sessions = 3\nmax_tokens = 5000\nmax_s
 
 @pytest.fixture(scope="module")
 def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    with with_plugin(opencode_binary, model, durable, SETTINGS) as opencode:
+    own = {"OPENCODE_EXPERIMENTAL_BACKGROUND_SUBAGENTS": "true"}
+    with with_plugin(opencode_binary, model, durable, SETTINGS, environment=own) as opencode:
         yield opencode
 
 
@@ -111,6 +112,25 @@ def test_the_model_looks_cancels_and_reaches_a_child_of_the_task_tool(
     children = [r["event"]["payload"] for r in durable.lines("query", "--type", "lifecycle.session.created")]
     (child,) = (each["session"] for each in children if each.get("parent") == intent["session"])
     wait_until(lambda: outcomes(durable, child) == ["aborted"], "the end of its child's turn")
+
+
+def test_opencodes_own_background_agent_is_told_apart(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    parent = client.create_session("has OpenCode start it")
+    task = {"description": "own", "prompt": "HOLD:own SAY:below", "subagent_type": "general", "background": True}
+    client.prompt(parent, f"CALL:task {json.dumps(task)}THEN: SAY:started")
+
+    def states() -> list[str]:
+        return [each["state"] for each in durable.lines("intents", "--all") if each.get("parent") == parent]
+
+    wait_until(lambda: states() == ["running"], "OpenCode's own agent in the list")
+    (state,) = durable.lines("top")
+    assert [each["host"] for each in state["sessions"] if each["session"] != parent] == [True]
+    assert "OpenCode's own" in durable.cli("tree", parent)
+    model.release("own")
+    wait_until(lambda: states() == ["completed"], "its end")
+    assert intents(durable, parent) == []
 
 
 def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCode, durable: DurableStream) -> None:
