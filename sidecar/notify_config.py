@@ -32,7 +32,7 @@ class NotifyConfig(BaseModel):
     """
 
     min_seconds: Annotated[float, Field(ge=0)] = 60.0
-    """Background work that took less time is reported only to the model, and shorter turns not at all."""
+    """Background work that succeeded in less time is reported only to the model, and shorter turns not at all."""
 
     turns: Turns = "off"
     """Whether the end of an ordinary turn that took ``min_seconds`` is reported: ``off``; ``away``, if its terminal

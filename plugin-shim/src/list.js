@@ -117,7 +117,7 @@ export class List {
       title: onOneLine(agent.title),
       value: agent.id,
       description: agent.doing || agent.reason || "",
-      footer: [agent.state, ran, cost].filter(Boolean).join(" · "),
+      footer: [agent.asks > 0 ? "waiting for you" : agent.state, ran, cost].filter(Boolean).join(" · "),
       category: ENDED.has(agent.state) ? "Ended in the last hour" : "Running",
       onSelect: () => this.#chosen(agent),
     };
@@ -142,12 +142,23 @@ export class List {
       const title = isPicture ? "See its session as it is now (not live)" : "Open its session";
       options.push({ title, value: "open", onSelect });
     }
+    options.push(this.#back());
     if (!ENDED.has(agent.state)) {
-      const onSelect = () => void this.#do(`${agent.title} is being cancelled`, "intents", agent.id, "--cancel");
-      options.push({ title: "Cancel it and everything it started", value: "cancel", onSelect });
+      options.push({ title: "Cancel it and everything it started", value: "cancel", onSelect: () => this.#cancel(agent) });
     }
-    options.push({ title: "Back to the list", value: "back", onSelect: () => void this.open() });
     this.#screen.select(onOneLine(agent.title), options, agent.id);
+  }
+
+  /** Ask before the work is lost. @param {any} agent */
+  #cancel(agent) {
+    const onSelect = () => void this.#do(`${agent.title} is being cancelled`, "intents", agent.id, "--cancel");
+    const sure = { title: "Yes, cancel it and everything it started", value: "cancel", onSelect };
+    this.#screen.select(`Cancel this? ${onOneLine(agent.title)}`, [this.#back("No, back to the list"), sure], agent.id);
+  }
+
+  /** The entry that changes nothing, which stands before every entry that cannot be taken back. */
+  #back(title = "Back to the list") {
+    return { title, value: "back", onSelect: () => void this.open() };
   }
 
   /** @param {any} each */
@@ -168,8 +179,7 @@ export class List {
     const rejected = () => void this.#do("Rejected", "checkpoints", each.id, "--answer", "reject");
     const options = each.kind === "ask" ? [] : [{ title: "Reject", value: "reject", onSelect: rejected }];
     const seen = `Too long to be shown whole: \`durable-stream checkpoints ${each.id}\` shows and answers it`;
-    const back = { title: "Back to the list", value: "back", onSelect: () => void this.open() };
-    this.#screen.select(cutMiddle(onOneLine(each.text), MAX_ASK), [...options, back], seen);
+    this.#screen.select(cutMiddle(onOneLine(each.text), MAX_ASK), [this.#back(), ...options], seen);
   }
 
   /**
@@ -203,10 +213,7 @@ export class List {
 
   /** Show what "always" allows. The terminal cuts an option but not a title. @param {any} each @param {() => void} allow */
   #always(each, allow) {
-    const options = [
-      { title: "Allow always", value: "allow", onSelect: allow },
-      { title: "Back to the list", value: "back", onSelect: () => void this.open() },
-    ];
+    const options = [this.#back(), { title: "Allow always", value: "allow", onSelect: allow }];
     this.#screen.select(`Allow always: ${onOneLine(each.always.join(" ; "))}`, options, each.id);
   }
 

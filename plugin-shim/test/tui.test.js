@@ -62,6 +62,9 @@ test("the list has what waits, what runs, and what has ended, the newest first",
   const { options } = last(shown.dialogs);
   assert.deepEqual(options.map((/** @type {any} */ each) => each.value), ["chk_1", "chk_2", "int_1", "int_2"]);
   assert.deepEqual([options[2].description, options[2].footer], ["bash: make", "running · 61 s · $0.50"]);
+  const waits = newBench({ agents: [{ ...RUNS, asks: 1 }], waiting: [] });
+  await waits.list.open();
+  assert.equal(last(waits.shown.dialogs).options[0].footer, "waiting for you · 61 s · $0.50");
   assert.notEqual(options[2].category, options[3].category);
 });
 
@@ -94,6 +97,8 @@ test("what runs can be cancelled and its session opened; what has ended, only op
   await list.open();
   await choose(last(shown.dialogs), "int_1");
   await choose(last(shown.dialogs), "cancel");
+  assert.deepEqual(last(ran), ["top", "--json"], "it asks first");
+  await choose(last(shown.dialogs), "cancel");
   assert.deepEqual(last(ran), ["intents", "int_1", "--cancel"]);
   assert.equal(shown.toasts[0].variant, "info");
   await list.open();
@@ -102,6 +107,28 @@ test("what runs can be cancelled and its session opened; what has ended, only op
   assert.deepEqual(values, ["open", "back"]);
   await choose(last(shown.dialogs), "open");
   assert.deepEqual(shown.routes, [["session", { sessionID: "ses_1" }]]);
+});
+
+test("Enter again and again never destroys or allows more than was asked", async () => {
+  const always = { ...PERMISSION, options: ["once", "always", "reject"], always: ["rm *"] };
+  const cut = { ...PERMISSION, text: "rm ".repeat(500) };
+  const queued = { ...RUNS, state: "queued", session: null };
+  /** @type {[any, any, string[]][]} */
+  const cases = [
+    [{ agents: [queued], waiting: [] }, {}, ["int_1"]],
+    [{ agents: [queued], waiting: [] }, {}, ["int_1", "cancel"]],
+    [{ agents: [RUNS], waiting: [] }, {}, ["int_1", "cancel"]],
+    [{ agents: [], waiting: [PERMISSION] }, always, ["chk_1", "always"]],
+    [{ agents: [], waiting: [PERMISSION] }, cut, ["chk_1"]],
+  ];
+  for (const [state, known, chosen] of cases) {
+    const { list, shown, ran } = newBench(state, known);
+    await list.open();
+    for (const value of chosen) await choose(last(shown.dialogs), value);
+    assert.equal(last(shown.dialogs).options[0].value, "back", chosen.join());
+    await choose(last(shown.dialogs), "back");
+    assert.deepEqual(last(ran), ["top", "--json"]);
+  }
 });
 
 test("a permission is answered by a choice, a question by a text; a refusal is shown", async () => {
@@ -159,7 +186,7 @@ test("what is too long to be shown whole keeps both ends and can only be rejecte
     await list.open();
     await choose(last(shown.dialogs), "chk_1");
     const values = last(shown.dialogs).options.map((/** @type {any} */ each) => each.value);
-    assert.deepEqual(values, ["reject", "back"]);
+    assert.deepEqual(values, ["back", "reject"]);
     assert.match(last(shown.dialogs).placeholder, /durable-stream checkpoints chk_1/);
     if (known.text) assert.match(last(shown.dialogs).title, /^bash echo A+ … \d+ characters left out … A+ ; curl evil$/);
     await choose(last(shown.dialogs), "reject");

@@ -40,12 +40,12 @@ async def intents(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --discard: do not ask.")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also list the background agents that OpenCode 2 started by itself.")
+        bool, typer.Option("--all", help="Also list the background agents that OpenCode started by itself.")
     ] = False,
     limit: Annotated[int | None, limit_option("intents")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """List background work, newest last: its state, age, cost and title."""
+    """List background work, newest last: its state, age, cost, title, and why it failed."""
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.reading import read_intents
     from sidecar.orchestrator.rows import as_row, spent_by
@@ -166,6 +166,7 @@ def _named(state: State, given: str) -> Intent:
 def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Column
+    from sidecar.orchestrator.waits import remark, state_shown
     from sidecar.views.host_agents import LABEL
     from sidecar.views.wording import ago, money, rough_span
 
@@ -177,18 +178,18 @@ def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> No
         rows.append(
             (
                 each.id,
-                each.state,
+                state_shown(each.state, len(each.asks)),
                 ago(now - each.created),
                 rough_span(ran) if ran is not None else "-",
                 money(each.cost) if each.cost else "-",
-                each.title,
+                " · ".join(filter(None, (remark(each), each.title))),
             )
         )
     for row in hosts:
         cost = money(row["cost"]) if row["cost"] else "-"
         title = f"{LABEL} · {row['title']}"
         rows.append((row["id"], row["state"], ago(now - row["created"]), rough_span(row["ran"]), cost, title))
-    out.table((*columns, Column("title")), rows)
+    out.table((*columns, Column("what")), rows)
 
 
 async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) -> list[dict[str, str]]:

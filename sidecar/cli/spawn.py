@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.home import Home
+    from sidecar.orchestrator.intent_state import Intent, State
+
+LOOK_SECONDS: Final = 2.0
+"""How long, after the start of the work, the command waits for a failure that comes at once, such as a wrong key."""
+
+START_SECONDS: Final = 6.0
+"""How long the command waits for that start: an OpenCode that must be started first takes some seconds."""
 
 
 async def spawn(
@@ -70,11 +81,19 @@ async def spawn(
             "already used for different work is refused.",
         ),
     ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end, and print the result. Ctrl-C ends only the waiting.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Start background work that keeps going even if OpenCode or the sidecar restarts."""
+    """Start background work that keeps going even if OpenCode or the sidecar restarts.
+
+    If the work fails at once, or with --wait at any time, the exit code is 1, and stderr says why.
+    """
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
+    from sidecar.orchestrator.intent_state import as_row
+    from sidecar.views.wording import visible
 
     out = Output(json)
     where = (directory or Path.cwd()).expanduser().resolve()
@@ -92,10 +111,70 @@ async def spawn(
         "continues": continues,
         "key": key,
     }
-    found = await ask(
-        home_of(context), "spawn", given, "it is safe to run the same command again with the same `--key`"
-    )
+    home = home_of(context)
+    found = await ask(home, "spawn", given, "it is safe to run the same command again with the same `--key`")
+    if wait:
+        note(f"{found['id']} goes on without this command; waiting for its end.")
+    intent = await _watched(home, found["id"], wait)
+    found = found if intent is None else as_row(intent)
     if json:
         out.object(found)
-    else:
+    elif not (wait and found["state"] == "completed"):
         out.text(f"{found['id']}  {found['state']}  {found['title']}")
+    else:
+        out.text(visible(found["result"] or "It gave no answer."))
+        if found["changes"].get("ref"):
+            note(f"It changed files in its own worktree; `durable-stream intents {found['id']}` shows them.")
+    ended = f"{found['id']} {found['state']}: {visible(found['reason'])}"
+    if found["state"] == "failed":
+        raise Failure("work-failed", ended)
+    if found["state"] == "cancelled":
+        raise Failure("work-cancelled", ended)
+
+
+async def _watched(home: Home, identifier: str, wait: bool) -> Intent | None:
+    """The intent once it has ended, or once its model has answered; without ``wait``, at the latest after
+    ``START_SECONDS`` and ``LOOK_SECONDS``. ``None`` if the log does not show the intent by then."""
+    import asyncio
+
+    from sidecar.orchestrator.intent_state import State
+    from sidecar.orchestrator.lifecycle import ENDED
+
+    state, told, now = State(), set[str](), asyncio.get_running_loop().time
+    is_started = False
+    try:
+        async with asyncio.timeout(None if wait else START_SECONDS) as limit:
+            async for _ in _states(home, state):
+                intent = state.intents.get(identifier)
+                if intent is None:
+                    continue
+                if intent.state in ENDED or (not wait and (intent.tokens or intent.waits)):
+                    break
+                if intent.started is not None and not is_started and not wait:
+                    limit.reschedule(now() + LOOK_SECONDS)
+                is_started = intent.started is not None
+                for checkpoint in [each for each in intent.asks if wait and each not in told]:
+                    told.add(checkpoint)
+                    note(f"It waits for you: `durable-stream checkpoints {checkpoint}` shows and answers the question.")
+    except TimeoutError:
+        note("It has not failed so far. `durable-stream top` shows how it goes on.")
+    return state.intents.get(identifier)
+
+
+async def _states(home: Home, state: State) -> AsyncIterator[None]:
+    """Fold the past of all intents into ``state``, then each new record; yield after each change, without end."""
+    from sidecar.cli.shared.follow import follow
+    from sidecar.orchestrator.intents import NAME
+    from sidecar.runtime.inputs import agent_stream, is_applied
+    from sidecar.views.select import open_reader
+
+    reader, stream = open_reader(home.store_path), agent_stream(NAME)
+    head = reader.head
+    async for record in reader.read(stream):
+        if record.position <= head and is_applied(record.event):
+            state.fold(record.event.type, record.event.payload)
+    yield
+    async for record in follow(home.store_path, after=head):
+        if record.event.stream_id == stream and is_applied(record.event):
+            state.fold(record.event.type, record.event.payload)
+            yield

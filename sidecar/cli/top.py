@@ -24,7 +24,17 @@ WAITING = "Waiting for you"
 WIDE = 120
 """Minimum width at which the screen has room for each agent's session and model."""
 
-STYLES = {"running": "green", "completed": "dim", "cancelled": "dim", "failed": "red", "refused": "red"}
+OLD_MS = 10_000
+"""If the last thing that a session did is older than this, its age is shown."""
+
+STYLES = {
+    "waiting for you": "bold yellow",
+    "running": "green",
+    "completed": "dim",
+    "cancelled": "dim",
+    "failed": "red",
+    "refused": "red",
+}
 
 
 async def top(
@@ -117,8 +127,11 @@ def _key() -> Iterator[asyncio.Event]:
 def _summary(state: dict[str, Any]) -> str:
     counts: dict[str, int] = {}
     for agent in state["agents"]:
+        if agent["asks"] and state["waiting"]:
+            continue  # what it is waiting for is counted below
         counts[agent["state"]] = counts.get(agent["state"], 0) + 1
-    parts = [f"{count} {name}" for name, count in counts.items()] or ["no background work"]
+    parts = [f"{count} {name}" for name, count in counts.items()]
+    parts += [] if state["agents"] else ["no background work"]
     if state["waiting"]:
         parts.append(f"{len(state['waiting'])} waiting for you")
     if state["unseen"]:
@@ -127,6 +140,7 @@ def _summary(state: dict[str, Any]) -> str:
 
 
 def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
+    from sidecar.orchestrator.waits import state_shown
     from sidecar.views.wording import amount, money, rough_span
 
     rows: list[tuple[str, ...]] = []
@@ -136,10 +150,18 @@ def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
             amount(agent["tokens"]) if agent["tokens"] else "-",
             money(agent["cost"]) if agent["cost"] else "-",
         )
-        about = agent["doing"] or agent["reason"]
+        about = _doing(agent, state["at"]) or agent["reason"]
         what = f"{agent['title']} · {about}" if about else agent["title"]
-        rows.append((agent["id"], agent["state"], ran, tokens, cost, what))
+        rows.append((agent["id"], state_shown(agent["state"], agent["asks"]), ran, tokens, cost, what))
     return rows
+
+
+def _doing(row: dict[str, Any], now: int) -> str:
+    """The last thing that a session did, with its age unless that was just now."""
+    from sidecar.views.wording import ago
+
+    is_old = row["doing"] and now - row["done"] >= OLD_MS
+    return f"{ago(now - row['done'])}: {row['doing']}" if is_old else str(row["doing"])
 
 
 def _waiting(state: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -168,7 +190,7 @@ def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
     rows: list[tuple[str, ...]] = []
     for each in state["sessions"]:
-        told = (LABEL if each["host"] else "", each["title"], each["doing"])
+        told = (LABEL if each["host"] else "", each["title"], _doing(each, state["at"]))
         what = " · ".join(filter(None, told))
         rows.append((f"…{each['session'][-SHORT_ID:]}", each["agent"], rough_span(state["at"] - each["since"]), what))
     return rows

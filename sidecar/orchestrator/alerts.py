@@ -134,7 +134,7 @@ class AlertAgent(OwnAgent[State]):
     Args:
         stages: the channels of each stage after the toast.
         quiet_until: the quiet hours, in which only toasts are shown and no other stage begins.
-        min_ms: background work that took less time raises no alert.
+        min_ms: background work that completed in less time raises no alert. A failure always raises one.
         rings: the rules for ordinary turns.
         children: whether work that was started by background work also raises alerts.
         escalate_ms: how long after one stage the next stage begins.
@@ -265,7 +265,8 @@ class AlertAgent(OwnAgent[State]):
         if "created" not in given or (given.get("child") and not self._children):
             return glance
         parent = given.get("parent")
-        if ts - given["created"] < self._min_ms or (parent is None and not self._stages):
+        is_short = type_ == "intent.completed" and ts - given["created"] < self._min_ms
+        if is_short or (parent is None and not self._stages):
             return glance
         identifier, title = given["intent"], "OpenCode: background work"
         text = f"{cut_middle(told, MAX_TEXT - 50)[0]} ({identifier})"

@@ -70,10 +70,11 @@ class Board:
     def state(self, now_ms: int) -> dict[str, Any]:
         """Everything that is shown, as JSON values. Times are in ms UTC, and durations in ms.
 
-        ``agents``: background work that has not ended, and what ended in the last hour, oldest first. ``roots``: what
-        each session that started several agents has used. ``waiting``: what is waiting for a person's answer.
-        ``sessions``: the other sessions with an open turn; ``host`` is true if OpenCode started it in the background by
-        itself. ``unseen``: how many messages to sessions have not been seen there yet.
+        ``agents``: background work that has not ended, and what ended in the last hour, oldest first; ``asks`` is how
+        many answers of a person it is waiting for. ``roots``: what each session that started several agents has used.
+        ``waiting``: what is waiting for a person's answer. ``sessions``: the other sessions with an open turn; ``host``
+        is true if OpenCode started it in the background by itself. ``doing`` is what a session did last, and ``done``
+        when, or ``None``. ``unseen``: how many messages to sessions have not been seen there yet.
         """
         data = self._intents.data
         ended = [i for i in data.intents.values() if i.state in ENDED and now_ms - (i.ended or 0) < RECENT_MS]
@@ -86,7 +87,7 @@ class Board:
                 "title": s.title,
                 "agent": s.agent,
                 "since": s.turn_ms,
-                "doing": self._last(s.id),
+                **self._last(s.id),
                 "host": s.is_background,
             }
             for s in self.catalog.sessions.values()
@@ -105,8 +106,8 @@ class Board:
         ran = intent.ran(now_ms) if intent.started is not None else None
         names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes")
         row = {name: getattr(intent, name) for name in names}
-        doing = self._last(intent.session) if intent.session and intent.state not in ENDED else ""
-        return {**row, "model": intent.runs_on, "ran": ran, "doing": doing}
+        doing = self._last(intent.session if intent.session and intent.state not in ENDED else "")
+        return {**row, "model": intent.runs_on, "ran": ran, "asks": len(intent.asks), **doing}
 
     def _waiting(self) -> list[dict[str, Any]]:
         known = self._checkpoints.data.checkpoints
@@ -138,8 +139,9 @@ class Board:
                 rows.append(row)
         return sorted(rows, key=lambda row: row["since"])
 
-    def _last(self, session: str) -> str:
-        return self._doing.get(session, (0, ""))[1]
+    def _last(self, session: str) -> dict[str, Any]:
+        at, doing = self._doing.get(session, (None, ""))
+        return {"doing": doing, "done": at}
 
 
 async def open_board(reader: Any) -> tuple[Board, int]:

@@ -112,6 +112,8 @@ class Intent:
     reason: str = ""
     code: str = ""
     """Why the intent ended, as a code for programs: ``timeout``, ``crash``, ``budget``, ``cancelled`` and so on."""
+    fault: str = ""
+    """The newest error in the intent's session since its last prompt, such as ``HTTP 401: invalid key``."""
     root: str = ""
     """The root session that started the intent, at whatever depth; the intent's own id if a person started it."""
     depth: int = 1
@@ -390,7 +392,7 @@ class State:
         elif type_ == "intent.output":
             intent.result = payload["text"]
         elif type_ == "intent.interrupted":
-            intent.resumes, intent.prompting = intent.resumes + 1, True
+            intent.resumes, intent.prompting, intent.fault = intent.resumes + 1, True, ""
         elif type_ == "intent.spent":
             intent.is_answered = bool(payload.get("last"))
         elif type_ in ("intent.prompted", "intent.resumed"):
@@ -400,11 +402,13 @@ class State:
             intent.prompting, intent.resumes = False, intent.resumes - 1
         elif type_ == "intent.model":
             intent.model = payload["model"]
+        elif type_ == "intent.erred":
+            intent.fault = payload["reason"]
         elif type_ == "intent.checked":
             intent.checked = payload["ts"]
         elif type_ == "intent.fallback":
             intent.models, intent.model, intent.prompting = intent.models[1:], "", True
-            intent.fell_back = payload.get("ts")
+            intent.fell_back, intent.fault = payload.get("ts"), ""
         if intent.state in ENDED and intent.ended is None:
             intent.ended = payload["ts"]
             for above in self.line(intent)[1:]:

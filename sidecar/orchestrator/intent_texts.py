@@ -34,6 +34,14 @@ def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
     return message("background-agent", {"id": intent.id, "state": state, "title": intent.title}, lines)
 
 
+def cause_text(error: Mapping[str, Any]) -> str:
+    """Why OpenCode or a provider failed, on one line and the cause first: ``HTTP 401: invalid key``. ``error`` is the
+    payload of ``agent.error``."""
+    status, name = error.get("status"), str(error.get("name") or "unknown error")
+    said = str(error.get("reason") or name).partition("\n")[0]
+    return f"HTTP {status}: {said}" if status and f"HTTP {status}" not in said else said
+
+
 def notes_text(intent: Intent) -> list[str]:
     """What was not in the intent's worktree, though it is in the user's directory."""
     left_out = ", ".join(intent.worktree.get("left_out", ()))

@@ -17,7 +17,7 @@ from sidecar.orchestrator.afterwards import continuing
 from sidecar.orchestrator.budgets import Doom, doomed, has_room, refusal
 from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
 from sidecar.orchestrator.intent_state import Intent, Limits, State, intent_of
-from sidecar.orchestrator.intent_texts import told
+from sidecar.orchestrator.intent_texts import cause_text, told
 from sidecar.orchestrator.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.orchestrator.own_agent import OwnAgent
 from sidecar.runtime.agent import Output
@@ -162,7 +162,7 @@ class IntentAgent(OwnAgent[State]):
             case "agent.input":
                 return self._answered_by(event)
             case "agent.error":
-                return self._prompt_refused(event)
+                return self._session_erred(event)
             case "lifecycle.session.ended":
                 return self._session_ended(event)
             case "checkpoint.opened":
@@ -277,7 +277,7 @@ class IntentAgent(OwnAgent[State]):
                 answer = [Output("intent.output", {"intent": intent.id, "text": said})] if said else []
                 return [*answer, *self._end(intent, "intent.completed", ts, result=said)]
             case "failed":
-                return self._erred(intent, intent.session, found.get("text"), ts)
+                return self._erred(intent, intent.session, intent.fault or found.get("text"), ts)
             case "aborted" | "stopped" as outcome:
                 return self._stopped(intent, intent.session, outcome, ts)
             case "unanswered":
@@ -364,7 +364,7 @@ class IntentAgent(OwnAgent[State]):
         if outcome == "interrupted":
             return self._interrupted(intent, session, event.ts)
         if outcome == "failed":
-            return self._erred(intent, session, event.payload.get("error"), event.ts)
+            return self._erred(intent, session, intent.fault or event.payload.get("error"), event.ts)
         return self._stopped(intent, session, str(outcome), event.ts)
 
     def _stopped(self, intent: Intent, session: str, outcome: str, ts: int) -> list[Output]:
@@ -374,19 +374,21 @@ class IntentAgent(OwnAgent[State]):
         # OpenCode 2 continues a refused turn after its next restart, unless the turn is closed.
         return [*ended, asked.abort(intent)] if outcome != "aborted" and v2_ids.is_phantom(session) else ended
 
-    def _prompt_refused(self, event: StreamEvent) -> list[Output]:
-        """React when OpenCode has accepted a prompt and then refused it, for example because the model is unknown, so
-        that no turn follows.
+    def _session_erred(self, event: StreamEvent) -> list[Output]:
+        """Note an error of a turn, because the turn's end only names its kind. Without a turn, OpenCode has accepted a
+        prompt and then refused it, for example because the model is unknown.
 
-        OpenCode reports the error twice. The second report may come after the next model was prompted.
+        OpenCode reports a refusal twice. The second report may come after the next model was prompted.
         """
         session = str(event.payload.get("session"))
         intent = self.data.intents.get(self.data.sessions.get(session, ""))
-        if intent is None or intent.state not in WORKING or event.payload.get("turn") or event.payload.get("message"):
+        if intent is None or intent.state not in WORKING:
             return []
+        if event.payload.get("turn") or event.payload.get("message"):
+            return [Output("intent.erred", {"intent": intent.id, "reason": cause_text(event.payload)[:MAX_REASON]})]
         if intent.fell_back is not None and event.ts < intent.fell_back + ECHO_MS:
             return []
-        return self._erred(intent, session, event.payload.get("reason"), event.ts)
+        return self._erred(intent, session, cause_text(event.payload), event.ts)
 
     def _erred(self, intent: Intent, session: str, said: Any, ts: int) -> list[Output]:
         """Let the next model take over after an error; without a next model, fail the intent."""
@@ -394,7 +396,7 @@ class IntentAgent(OwnAgent[State]):
             fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], "ts": ts})
             args = {**asked.prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}
             return [fallback, asked.effect(PROMPT, intent.id, args)]
-        reason = f"error: {str(said).partition(chr(10))[0][:MAX_REASON]}"
+        reason = str(said or "unknown error").partition(chr(10))[0][:MAX_REASON]
         return self._end(intent, "intent.failed", ts, reason=reason, code="error")
 
     def _interrupted(self, intent: Intent, session: str, ts: int, text: str = CONTINUE) -> list[Output]:

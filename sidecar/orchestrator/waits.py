@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from sidecar.orchestrator.checkpoints import Checkpoint
 from sidecar.orchestrator.intent_state import Intent
+from sidecar.orchestrator.lifecycle import ENDED
 from sidecar.views.asked import on_one_line
 from sidecar.views.wording import amount, money, rough_span
 
@@ -25,6 +26,18 @@ def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[
     if intent.state == "resuming" and not intent.prompting:
         found.append({"for": "opencode", "id": "", "text": "an OpenCode that can run it"})
     return found
+
+
+def state_shown(state: str, asks: int) -> str:
+    """An intent's state for a list; ``asks`` is how many answers of a person the intent is waiting for."""
+    return "waiting for you" if asks and state not in ENDED else state
+
+
+def remark(intent: Intent) -> str:
+    """What a list of background work says before the intent's title: why it failed, or what a person can still do."""
+    if intent.state in ("failed", "refused") and intent.reason:
+        return on_one_line(intent.reason)
+    return "changes not applied" if intent.changes.get("ref") and not (intent.applied or intent.discarded) else ""
 
 
 def used(intent: Intent, now_ms: int) -> str:

@@ -110,6 +110,7 @@ _TELLERS: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
     "intent.paused": lambda payload: ("waits", f"{_text(payload.get('intent'))} · for a person", "asks"),
     "intent.continued": _said("goes on", "quiet", "checkpoint"),
     "intent.model": _intent("model", "quiet", "model"),
+    "intent.erred": _intent("error", "bad", "reason"),
     "intent.fallback": _intent("next model", "quiet", "from"),
     "intent.isolated": _intent("worktree", "quiet"),
     "intent.overlap": _intent("edited twice", "bad", "file"),

@@ -200,7 +200,9 @@ class Catalog:
             session.asks.clear()
         elif event.type == "execution.step":
             child = self.sessions.get(as_text(payload.get("child")))
-            if child is not None and as_mapping(payload.get("metadata")).get("status") == "running":
+            about = as_mapping(payload.get("metadata"))
+            # OpenCode 1 marks such a call, and OpenCode 2 says that the child goes on after it.
+            if child is not None and (about.get("background") is True or about.get("status") == "running"):
                 child.is_background = True
             stream.cost = add_cost(stream.cost, payload)
             add_tokens(stream.tokens, payload.get("tokens"))

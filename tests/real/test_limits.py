@@ -20,7 +20,8 @@ SETTINGS = "[phantom]\nmax_depth = 2\nmax_sessions = 3\nmax_tokens = 5000\nmax_s
 
 @pytest.fixture(scope="module")
 def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    with with_plugin(opencode_binary, model, durable, SETTINGS) as opencode:
+    own = {"OPENCODE_EXPERIMENTAL_BACKGROUND_SUBAGENTS": "true"}
+    with with_plugin(opencode_binary, model, durable, SETTINGS, environment=own) as opencode:
         yield opencode
 
 
@@ -113,6 +114,25 @@ def test_the_model_looks_cancels_and_reaches_a_child_of_the_task_tool(
     wait_until(lambda: outcomes(durable, child) == ["aborted"], "the end of its child's turn")
 
 
+def test_opencodes_own_background_agent_is_told_apart(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    parent = client.create_session("has OpenCode start it")
+    task = {"description": "own", "prompt": "HOLD:own SAY:below", "subagent_type": "general", "background": True}
+    client.prompt(parent, f"CALL:task {json.dumps(task)}THEN: SAY:started")
+
+    def states() -> list[str]:
+        return [each["state"] for each in durable.lines("intents", "--all") if each.get("parent") == parent]
+
+    wait_until(lambda: states() == ["running"], "OpenCode's own agent in the list")
+    (state,) = durable.lines("top")
+    assert [each["host"] for each in state["sessions"] if each["session"] != parent] == [True]
+    assert "OpenCode's own" in durable.cli("tree", parent)
+    model.release("own")
+    wait_until(lambda: states() == ["completed"], "its end")
+    assert intents(durable, parent) == []
+
+
 def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCode, durable: DurableStream) -> None:
     parent = client.create_session("asks for the impossible")
     client.prompt(parent, "SAY:hello")
@@ -123,11 +143,23 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
         ("bad-arguments", [*here, "--model", "mock"]),
     ):
         assert durable._run("spawn", "SAY:never", *words).stderr.rstrip().endswith(f"[{code}]")
-    durable.cli("spawn", "SAY:never", *here, "--parent", parent[-9:], "--model", "foo/bar", "--isolation", "shared")
+    words = ("--parent", parent[-9:], "--model", "foo/bar", "--isolation", "shared")
+    done = durable._run("spawn", "SAY:never", *here, *words)
+    assert (done.returncode, "Model not found: foo/bar" in done.stderr) == (1, True), "told before the command returned"
     ended(durable, parent, "error")
     (intent,) = intents(durable, parent)
-    assert intent["reason"].startswith("error: Model not found: foo/bar")
+    assert intent["reason"].startswith("Model not found: foo/bar")
     wait_until(lambda: "Model not found" in json.dumps(client.messages(parent)), "the reason in the parent's history")
     assert "[has-ended]" in durable._run("intents", intent["id"], "--cancel").stderr
+    wrong = durable._run("spawn", "HTTPERR:401", *here, "--wait")
+    assert (wrong.returncode, "failed: HTTP 401: " in wrong.stderr) == (1, True)
+    assert wrong.stderr.rstrip().endswith("[work-failed]")
+    assert durable._run("spawn", "HTTPERR:401", *here, "--agent", "nobody").returncode == 1
+    reasons = [each["reason"] for each in intents(durable) if each["directory"] == str(client.project)][-2:]
+    assert reasons[0].startswith("HTTP 401: ") and "nobody" in reasons[1]
+    assert durable.cli("intents").count("HTTP 401: ") == 1
+    alerts = [r["event"]["payload"]["text"] for r in durable.lines("query", "--type", "alert.raised")]
+    assert sum("Model not found" in text for text in alerts) == 1, "though it took less than min_seconds"
+    assert durable.cli("spawn", "SAY:the result", *here, "--wait") == "the result\n"
     durable.cli("spawn", "SAY:second", *here, "--parent", parent, "--model", "foo/bar", "--model", "mock/mock-1")
     wait_until(lambda: intents(durable, parent)[-1]["state"] == "completed", "the other model's answer")

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bridge.opencode.capture.translate import Translator
 from sidecar.cli.shared.output import Output
-from sidecar.cli.top import REFRESH_SECONDS, _screen
+from sidecar.cli.top import AGENTS, OTHERS, REFRESH_SECONDS, _screen
 from sidecar.orchestrator.board import MOST_ENDED, open_board
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
@@ -169,3 +169,30 @@ def test_the_screen_follows_the_log_until_q(busy_home: Path, width: int) -> None
         screen.wait_for("the title of int_new")
         screen.press(b"q")
         assert screen.process.wait(20 * REFRESH_SECONDS) == 0
+
+
+def test_lists_tell_what_waits_for_a_person_and_what_was_last_done_when(busy_home: Path) -> None:
+    begins = ("intent.started", {"session": "ses_x", "parent": None, "ts": NOW})
+    changes = {"ref": "refs/x", "count": 1, "files": [], "diff": ""}
+    made = [
+        *intent("int_asks", begins),
+        made_by("intents", "intent.paused", intent="int_asks", checkpoint="chk_one", ts=NOW),
+        *intent("int_changed", begins, ("intent.completed", {"ts": NOW, "changes": changes})),
+        *intent("int_applied", begins, ("intent.completed", {"ts": NOW, "changes": changes})),
+        made_by("intents", "intent.applied", intent="int_applied", ts=NOW),
+        *intent("int_wrong", begins, ("intent.failed", {"ts": NOW, "reason": "HTTP 401: no key", "code": "error"})),
+    ]
+    asyncio.run(append(busy_home / "store", [[event] for event in made]))
+    told = {row[0]: row for row in (line.split("\t") for line in run(busy_home, "intents").out.splitlines())}
+    assert (told["int_asks"][1], told["int_runs"][1]) == ("waiting for you", "running")
+    assert told["int_changed"][-1] == "changes not applied · the title of int_changed"
+    assert told["int_applied"][-1] == "the title of int_applied"
+    assert told["int_wrong"][-1] == "HTTP 401: no key · the title of int_wrong"
+    board, _ = asyncio.run(open_board(LogReader(busy_home / "store")))
+    (session,) = board.state(NOW)["sessions"]
+    shown = {agent["id"]: agent["asks"] for agent in board.state(NOW)["agents"]}
+    assert (shown["int_asks"], shown["int_runs"]) == (1, 0)
+    agents, _, at_work, _ = (rows for _, _, rows in (AGENTS, *OTHERS))
+    assert {row[0]: row[1] for row in agents(board.state(NOW))}["int_asks"] == "waiting for you"
+    (row,) = at_work(board.state(session["done"] + 240_000))
+    assert f"4m ago: {session['doing']}" in row[-1]

@@ -242,13 +242,14 @@ async def test_quiet_hours_hold_everything_but_the_toast() -> None:
     [
         ({"after_s": 59}, False),
         ({"after_s": 60}, True),
+        ({"after_s": 0, "reason": "HTTP 401: invalid key"}, True),
         ({"child": True}, False),
     ],
 )
-async def test_short_work_and_work_of_work_bother_nobody(about: dict[str, Any], told: bool) -> None:
+async def test_short_work_that_succeeds_and_work_of_work_bother_nobody(about: dict[str, Any], told: bool) -> None:
     agent = AlertAgent(PHONE, min_ms=60_000)
     async with bench(MemoryStore(), [agent], {SEND: Script({})}) as run:
-        await run.happened("intent.completed", **ended(run.clock, **about))
+        await run.happened("intent.failed" if "reason" in about else "intent.completed", **ended(run.clock, **about))
         assert bool(agent.data.alerts) == told
 
 

@@ -272,6 +272,20 @@ def test_what_is_said_after_the_end_changes_no_result() -> None:
     assert (world.intent("a").state, world.intent("a").result) == ("completed", "the result")
 
 
+def test_work_that_failed_names_the_cause_and_not_only_its_kind() -> None:
+    world = World()
+    world.register("a", models=["one/x", "two/y"])
+    world.settle()
+    for model, reason in (("one/x", "overloaded"), ("two/y", "invalid key\nat line 1")):
+        intent = world.intent("a")
+        assert intent.runs_on == model
+        error = {"name": "APIError", "status": 401, "reason": reason, "turn": "msg_1", "message": "msg_2"}
+        assert world.happens("agent.error", session="ses_int_a", **error) == ["intent.erred"]
+        world.ends(intent, "failed", error="APIError")
+        world.settle()
+    assert (world.intent("a").state, world.intent("a").reason) == ("failed", "HTTP 401: invalid key")
+
+
 def test_the_next_model_is_tried_after_an_error() -> None:
     world = World()
     world.register("a", models=["one/x", "two/y"])

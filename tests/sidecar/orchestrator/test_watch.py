@@ -86,7 +86,7 @@ def test_a_prompt_that_opencode_refuses_fails_or_goes_to_the_next_model() -> Non
             world.happens("agent.error", session=f"ses_int_{name}", name="UnknownError", reason=reason)
     world.settle()
     a, b = world.intent("a"), world.intent("b")
-    assert (a.state, a.code, a.reason) == ("failed", "error", "error: Model not found: foo/bar.")
+    assert (a.state, a.code, a.reason) == ("failed", "error", "Model not found: foo/bar.")
     assert (b.state, b.models) == ("running", ["mock/one"])
     world.happens("agent.error", session="ses_int_b", turn="msg_1", reason="the turn says how it ended")
     assert world.intent("b").state == "running"
