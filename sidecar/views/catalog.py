@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from bridge.opencode.capture.tokens import add_tokens
+from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
 from sidecar.views.asked import CHECKPOINT, asked_text
-from sidecar.views.fields import as_mapping, as_text, is_forgotten, is_number
+from sidecar.views.fields import as_mapping, as_text, is_forgotten
 from sidecar.views.wording import cut_middle
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
@@ -21,7 +21,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 5
+CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 7
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
@@ -294,10 +294,10 @@ class Catalog:
 
 
 def add_cost(total: float, payload: dict[str, Any]) -> float:
-    """``total`` plus the cost of a step."""
+    """``total`` plus the cost of a step, unless it is a number that no step can cost."""
     cost = payload.get("cost")
     # Round the sum, so that it does not depend on the order in which the costs are added.
-    return round(total + cost, 9) if is_number(cost) else total
+    return round(total + cost, 9) if can_be(cost, MOST_COST) else total
 
 
 _TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended", "opencode.session.renamed"})

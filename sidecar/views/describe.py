@@ -14,9 +14,8 @@ from sidecar.views.asked import CHECKPOINT, asked_text
 from sidecar.views.background import Tone, tell
 from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number, is_said
 from sidecar.views.timing import LEAST_SHOWN_MS
-from sidecar.views.wording import amount, money, one_line
+from sidecar.views.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
-from streams.query import describe_span
 
 LONGEST = 2000
 """Maximum number of characters of a text that are used for one line; no terminal is wider."""
@@ -140,7 +139,7 @@ def _turn_ended(payload: dict[str, Any], took_ms: int | None) -> Line:
     if _number(steps):
         said.append(f"{steps} step{'s' if steps != 1 else ''}")
     if took_ms is not None:
-        said.append(describe_span(took_ms))
+        said.append(lasted(took_ms))
     said.append(spent(payload))
     tone: Tone = "good" if outcome == "completed" else "bad" if outcome == "failed" else "asks"
     return Line("turn end", " · ".join(filter(None, said)), tone)
@@ -257,4 +256,4 @@ def _duration(payload: dict[str, Any], waited_ms: int) -> str:
     took = payload.get("duration_ms")
     if not is_number(took) or took < LEAST_SHOWN_MS:
         return ""
-    return describe_span(took) + (f" (waited {describe_span(waited_ms)} for you)" if waited_ms else "")
+    return lasted(took) + (f" (waited {lasted(waited_ms)} for you)" if waited_ms else "")
