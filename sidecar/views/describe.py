@@ -12,7 +12,16 @@ from typing import Any
 
 from sidecar.views.asked import CHECKPOINT, asked_text
 from sidecar.views.background import Tone, tell
-from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number, is_said
+from sidecar.views.fields import (
+    as_list,
+    as_mapping,
+    as_text,
+    cut_text,
+    is_forgotten,
+    is_number,
+    is_said,
+    with_cuts_told,
+)
 from sidecar.views.timing import LEAST_SHOWN_MS
 from sidecar.views.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
@@ -98,13 +107,15 @@ def tool_text(payload: dict[str, Any]) -> str:
         asked = given.get("questions")
         if isinstance(asked, list) and (said := "; ".join(_text(as_mapping(each).get("question")) for each in asked)):
             return said
-        return ", ".join(f"{name}={_text(value)}" for name, value in given.items())
+        return ", ".join(f"{name}={_text(value)}" for name, value in with_cuts_told(given).items())
     return _text(given)
 
 
 def _tool(payload: dict[str, Any], waited_ms: int) -> Line:
     label = _text(payload.get("tool")) or "tool"
     said, took = tool_text(payload), _duration(payload, waited_ms)
+    cut = (cut_text(one) for one in as_mapping(payload.get("input")).values() if isinstance(one, dict))
+    said = _joined(said, "" if "[cut: " in said else _text(next(filter(None, cut), None)), " ")
     if payload.get("status") == "error":
         failed = f"failed: {_text(payload.get('error')) or 'no reason given'}"
         return Line(label, _joined(_joined(said, failed, " → "), took, " · "), "bad")

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from sidecar.views.asked import CHECKPOINT, what_is_asked
 from sidecar.views.edits import file_changes
-from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number
+from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number, with_cuts_told
 from sidecar.views.wording import UNKNOWN, amount, lasted, local_time, money
 from streams.event import StreamEvent
 
@@ -46,7 +46,7 @@ class Detail:
 
 def detail(event: StreamEvent) -> Detail:
     """The detail of an event of any type."""
-    left = dict(event.payload)
+    left = with_cuts_told(event.payload)
     found = Detail()
     take = _CONTENT.get(event.type)
     if is_forgotten(left):
