@@ -32,7 +32,7 @@ async def streams(
     everything: Annotated[bool, typer.Option("--all", help="Also list the streams of agents.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """List the streams of the log, newest first.
+    """List the streams of the log, the one with the newest record first.
 
     Inside a project, lists that project's streams first. Lists agent streams (`agent/NAME`) only with --all.
     """

@@ -13,7 +13,7 @@ import msgspec
 
 from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
 from sidecar.views.asked import CHECKPOINT, asked_text
-from sidecar.views.fields import as_mapping, as_text, is_forgotten
+from sidecar.views.fields import as_mapping, as_text, has_cut, is_forgotten
 from sidecar.views.wording import cut_middle
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
@@ -94,6 +94,8 @@ class Catalog:
         self.sessions: dict[str, SessionView] = {}
         self.gaps = 0
         self.records = 0
+        self.cut = 0
+        """How many records have a text that was too long to keep whole."""
         self.position = NOTHING
         """The position of the last record that was applied."""
         self._below: dict[str, list[SessionView]] | None = None
@@ -102,7 +104,7 @@ class Catalog:
         """The whole catalog as JSON for ``load``; the content of a snapshot of version ``CATALOG_VERSION``."""
         streams, sessions = list(self.streams.values()), list(self.sessions.values())
         lineage = msgspec.Raw(self.lineage.dump())
-        return msgspec.json.encode(_Dump(lineage, streams, sessions, self.gaps, self.records, self.position))
+        return msgspec.json.encode(_Dump(lineage, streams, sessions, self.gaps, self.records, self.cut, self.position))
 
     @classmethod
     def load(cls, dumped: bytes) -> Self:
@@ -113,6 +115,7 @@ class Catalog:
         catalog.streams = {stream.id: stream for stream in found.streams}
         catalog.sessions = {session.id: session for session in found.sessions}
         catalog.gaps, catalog.records, catalog.position = found.gaps, found.records, found.position
+        catalog.cut = found.cut
         return catalog
 
     def apply(self, record: Record) -> None:
@@ -132,6 +135,7 @@ class Catalog:
             self.gaps += 1
         if is_forgotten(payload):
             stream.forgotten += 1
+        self.cut += has_cut(payload)
         session_id = payload.get("session")
         if not isinstance(session_id, str) or is_agents(event.stream_id):
             return
@@ -313,6 +317,7 @@ class _Dump(msgspec.Struct):
     sessions: list[SessionView]
     gaps: int
     records: int
+    cut: int
     position: int
 
 

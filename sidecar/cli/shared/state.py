@@ -29,6 +29,7 @@ from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
 from sidecar.cli.shared.output import Output
 from sidecar.cli.shared.project import waiting_lines
 from sidecar.home import Home
+from sidecar.views.catalog import Catalog
 from sidecar.views.select import catalog_of
 from sidecar.views.wording import bytes_text, local_time
 from streams.errors import StreamError
@@ -42,9 +43,9 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
     position that were removed; ``log.damaged`` says that one of the problems is damage to the log. Keys: ``home,
-    running, sidecar, links, counts, log, migration, spool, nats, held, gaps, asks, problems, notes``; ``sidecar`` is
-    null if no sidecar answers; ``nats`` is null if the configuration or the store cannot be read. ``problems``,
-    ``notes`` and ``asks`` are texts.
+    running, sidecar, links, counts, log, migration, spool, nats, held, gaps, cut, asks, problems, notes``; ``cut`` is
+    the number of records with a text that was too long to keep whole; ``sidecar`` is null if no sidecar answers;
+    ``nats`` is null if the configuration or the store cannot be read. ``problems``, ``notes`` and ``asks`` are texts.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -107,19 +108,20 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found["sidecar"] is None and found["spool"]["files"]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be recorded at the next start of the sidecar")
-    found["asks"] = await _asks(home, found)
+    catalog = await _catalog(home, found)
+    found["asks"] = waiting_lines(catalog, None, own_identity().now_ms()) if catalog is not None else []
+    found["cut"] = catalog.cut if catalog is not None else 0
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
 
 
-async def _asks(home: Home, found: Mapping[str, Any]) -> list[str]:
-    """What is waiting for a person, one line each. Empty if the log cannot be read, which is reported elsewhere."""
+async def _catalog(home: Home, found: Mapping[str, Any]) -> Catalog | None:
+    """The catalog; ``None`` if the log cannot be read, which is reported elsewhere."""
     if found["log"]["head"] is None or found["log"].get("damaged"):
-        return []
+        return None
     try:
-        catalog, _ = await catalog_of(LogReader(home.store_path))
+        return (await catalog_of(LogReader(home.store_path)))[0]
     except (StreamError, OSError):
-        return []
-    return waiting_lines(catalog, None, own_identity().now_ms())
+        return None
 
 
 async def _look(home: Home, problems: list[str]) -> int:
@@ -233,6 +235,8 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
         ("held", f"{found['held']} hooks waiting for their counterpart or parent" if found["held"] else "nothing")
     )
     rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
+    if found.get("cut"):
+        rows.append(("cut", f"{counted(found['cut'], 'record')} with a text of more than 8 MiB, kept in part"))
     for name, value in rows:
         out.prose(f"{name:9}", value)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.redact import Redactor
 from sidecar.views import select
 from streams.identity import seeded_identity
 from streams.store import NOTHING
@@ -66,6 +67,19 @@ class TestStreams:
         assert (newest["stream_id"], absurd["stream_id"]) == ("opencode/ses_now", "opencode/ses_2100")
         assert (absurd["last_ts"], absurd["cost"], absurd["tokens"]) == (4_102_444_800_000, 0, {})
         assert find(home, "--type", "execution.step")["payload"] == usage
+
+    def test_a_call_whose_input_was_too_long_to_keep_is_told_everywhere(self, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        home.mkdir(mode=0o700)
+        given = Redactor().clean({"filePath": "a.txt", "content": "word " * 2_000_000})
+        about = {"session": "ses_long", "kind": "tool", "tool": "write", "status": "completed", "input": given}
+        step = event("a", stream="ses_long", payload={"turn": "m", "call": "c", **about})
+        asyncio.run(append(home / "store", [[step]]))
+        for verb in (["read", "ses_long"], ["read", "ses_long", "--full"], ["log", "ses_long"], ["show", step.id]):
+            shown = run(home, *verb).out
+            assert "9.5 MiB" in shown and "$sha256" not in shown, verb
+        assert json.loads(run(home, "status", "--json").out)["cut"] == 1
+        assert "1 record with a text of more than 8 MiB" in run(home, "status").out
 
     def test_figures_of_a_session_with_a_child(self, recorded_home: Path) -> None:
         stream = stream_with(recorded_home, "agent.spawned")
