@@ -184,7 +184,7 @@ def _show(
             rows = [
                 (
                     shortened(item["stream_id"]) if short else item["stream_id"],
-                    ago(max(now - item["last_ts"], 0)) if out.terminal else iso_time(item["last_ts"]),
+                    ago(now - item["last_ts"]) if out.terminal else iso_time(item["last_ts"]),
                     str(item["records"]),
                     bytes_text(item["bytes"]),
                     item["why"],

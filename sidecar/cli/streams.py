@@ -32,7 +32,7 @@ async def streams(
     everything: Annotated[bool, typer.Option("--all", help="Also list the streams of agents.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """List the streams of the log, newest first.
+    """List the streams of the log, the one with the newest record first.
 
     Inside a project, lists that project's streams first. Lists agent streams (`agent/NAME`) only with --all.
     """
@@ -52,7 +52,7 @@ async def streams(
         for stream_id in catalog.streams
         if (chosen is None or stream_id in chosen) and (everything or not is_agents(stream_id))
     ]
-    found.sort(key=lambda stream: (stream["stream_id"] in here, int(stream["last_ts"])), reverse=True)
+    found.sort(key=lambda stream: (stream["stream_id"] in here, _last(catalog, stream)), reverse=True)
     found = found[:limit]
     if json:
         for stream in found:
@@ -74,6 +74,11 @@ async def streams(
     if not found:
         elsewhere = chosen is not None and catalog.streams
         note(NOTHING_THERE.format(project) if elsewhere else f"No streams: {empty_text(reader)}.")
+
+
+def _last(catalog: Catalog, stream: dict[str, Any]) -> int:
+    """The position of the newest record: it tells which stream is newest, also if a clock was set."""
+    return catalog.streams[stream["stream_id"]].last_position
 
 
 def _print_waiting(out: Output, catalog: Catalog, chosen: set[str] | None) -> None:
@@ -115,7 +120,7 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
             [
                 stream["stream_id"] if whole_id else shortened(stream["stream_id"]),
                 stream["status"],
-                ago(max(now - stream["last_ts"], 0)),
+                ago(now - stream["last_ts"]),
                 *(shown[name] for name in figures),
                 shown_end(shown_directory(stream["directory"]), out.width // 5),
                 _named(stream),

@@ -187,12 +187,11 @@ def _turn_label(turn: TurnView, width: int) -> Any:
 
 
 def _figures(turn: TurnView) -> str:
-    from sidecar.views.wording import money
-    from streams.query import describe_span
+    from sidecar.views.wording import lasted, money
 
     figures = [f"{turn.steps} step{'' if turn.steps == 1 else 's'}"]
     if turn.duration_ms is not None:
-        figures.append(describe_span(turn.duration_ms))
+        figures.append(lasted(turn.duration_ms))
     if turn.cost:
         figures.append(money(turn.cost))
     return " · ".join(figures)

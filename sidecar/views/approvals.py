@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from sidecar.views.asked import CHECKPOINT, what_is_asked
 from sidecar.views.fields import as_list, as_mapping, as_strings, as_text, first_text
-from sidecar.views.wording import one_line
-from streams.query import describe_span
+from sidecar.views.wording import lasted, one_line
 from streams.store import Record
 
 LEAST_PERSON_MS = 100
@@ -228,7 +227,7 @@ def add_answer(ask: Ask, record: Record) -> None:
 def who_text(ask: Ask) -> str:
     """Who answered, and after how long: ``by user after 12.0s``, ``automatically after 7ms``."""
     by = f"by {one_line(ask.by)}" if ask.by else "automatically"
-    return by if ask.waited_ms is None else f"{by} after {describe_span(ask.waited_ms)}"
+    return by if ask.waited_ms is None else f"{by} after {lasted(ask.waited_ms)}"
 
 
 _SAME_FIELDS = (("command", "command"), ("filepath", "filePath", "path", "file"), ("url", "url"))

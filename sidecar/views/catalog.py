@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from bridge.opencode.capture.tokens import add_tokens
+from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
 from sidecar.views.asked import CHECKPOINT, asked_text
-from sidecar.views.fields import as_int, as_mapping, as_text, is_forgotten, is_number
+from sidecar.views.fields import as_int, as_mapping, as_text, has_cut, is_forgotten
 from sidecar.views.losses import GAP, SHOWN, Loss, loss_text
 from sidecar.views.wording import cut_middle
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
@@ -22,7 +22,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 6
+CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 8
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
@@ -97,6 +97,8 @@ class Catalog:
         self.sessions: dict[str, SessionView] = {}
         self.losses: list[Loss] = []
         self.records = 0
+        self.cut = 0
+        """How many records have a text that was too long to keep whole."""
         self.position = NOTHING
         """The position of the last record that was applied."""
         self._below: dict[str, list[SessionView]] | None = None
@@ -105,7 +107,8 @@ class Catalog:
         """The whole catalog as JSON for ``load``; the content of a snapshot of version ``CATALOG_VERSION``."""
         streams, sessions = list(self.streams.values()), list(self.sessions.values())
         lineage = msgspec.Raw(self.lineage.dump())
-        return msgspec.json.encode(_Dump(lineage, streams, sessions, self.losses, self.records, self.position))
+        dump = _Dump(lineage, streams, sessions, self.losses, self.records, self.cut, self.position)
+        return msgspec.json.encode(dump)
 
     @classmethod
     def load(cls, dumped: bytes) -> Self:
@@ -116,6 +119,7 @@ class Catalog:
         catalog.streams = {stream.id: stream for stream in found.streams}
         catalog.sessions = {session.id: session for session in found.sessions}
         catalog.losses, catalog.records, catalog.position = found.losses, found.records, found.position
+        catalog.cut = found.cut
         return catalog
 
     def apply(self, record: Record) -> None:
@@ -135,6 +139,7 @@ class Catalog:
             self._gap(record)
         if is_forgotten(payload):
             stream.forgotten += 1
+        self.cut += has_cut(payload)
         session_id = payload.get("session")
         if not isinstance(session_id, str) or is_agents(event.stream_id):
             return
@@ -335,10 +340,10 @@ class Catalog:
 
 
 def add_cost(total: float, payload: dict[str, Any]) -> float:
-    """``total`` plus the cost of a step."""
+    """``total`` plus the cost of a step, unless it is a number that no step can cost."""
     cost = payload.get("cost")
     # Round the sum, so that it does not depend on the order in which the costs are added.
-    return round(total + cost, 9) if is_number(cost) else total
+    return round(total + cost, 9) if can_be(cost, MOST_COST) else total
 
 
 _TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended", "opencode.session.renamed"})
@@ -354,6 +359,7 @@ class _Dump(msgspec.Struct):
     sessions: list[SessionView]
     losses: list[Loss]
     records: int
+    cut: int
     position: int
 
 

@@ -72,12 +72,14 @@ class Conversation:
                 self._put_below(above, child, last)
 
     def _adopt(self, record: Record, fold: SessionFold, parent: str) -> None:
-        """Put a session without a known call into its parent's latest turn."""
+        """Put a session without a known call into its parent's open turn; if none is open, no turn started the session,
+        so it gets a place of its own after the last turn."""
         above = self._folds.get(parent)
         if above is not None:
             call = Call(record.event.id, record.event.ts, record.event.actor, "task", "", status="unknown")
             if self._put_below(above, fold, call):
-                above.turn("").items.append(call)
+                is_open = above.current is not None and not above.current.outcome
+                above.turn("" if is_open else record.event.id).items.append(call)
 
     def _put_below(self, above: SessionFold, fold: SessionFold, call: Call) -> bool:
         """Put the session's later turns below ``call``, and also its earlier turns if the session was a root."""

@@ -12,12 +12,20 @@ from typing import Any
 
 from sidecar.views.asked import CHECKPOINT, asked_text
 from sidecar.views.background import Tone, tell
-from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number, is_said
+from sidecar.views.fields import (
+    as_list,
+    as_mapping,
+    as_text,
+    cut_text,
+    is_forgotten,
+    is_number,
+    is_said,
+    with_cuts_told,
+)
 from sidecar.views.losses import GAP, lost_text
 from sidecar.views.timing import LEAST_SHOWN_MS
-from sidecar.views.wording import amount, money, one_line
+from sidecar.views.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
-from streams.query import describe_span
 
 LONGEST = 2000
 """Maximum number of characters of a text that are used for one line; no terminal is wider."""
@@ -100,13 +108,15 @@ def tool_text(payload: dict[str, Any]) -> str:
         asked = given.get("questions")
         if isinstance(asked, list) and (said := "; ".join(_text(as_mapping(each).get("question")) for each in asked)):
             return said
-        return ", ".join(f"{name}={_text(value)}" for name, value in given.items())
+        return ", ".join(f"{name}={_text(value)}" for name, value in with_cuts_told(given).items())
     return _text(given)
 
 
 def _tool(payload: dict[str, Any], waited_ms: int) -> Line:
     label = _text(payload.get("tool")) or "tool"
     said, took = tool_text(payload), _duration(payload, waited_ms)
+    cut = (cut_text(one) for one in as_mapping(payload.get("input")).values() if isinstance(one, dict))
+    said = _joined(said, "" if "[cut: " in said else _text(next(filter(None, cut), None)), " ")
     if payload.get("status") == "error":
         failed = f"failed: {_text(payload.get('error')) or 'no reason given'}"
         return Line(label, _joined(_joined(said, failed, " → "), took, " · "), "bad")
@@ -141,7 +151,7 @@ def _turn_ended(payload: dict[str, Any], took_ms: int | None) -> Line:
     if _number(steps):
         said.append(f"{steps} step{'s' if steps != 1 else ''}")
     if took_ms is not None:
-        said.append(describe_span(took_ms))
+        said.append(lasted(took_ms))
     said.append(spent(payload))
     tone: Tone = "good" if outcome == "completed" else "bad" if outcome == "failed" else "asks"
     return Line("turn end", " · ".join(filter(None, said)), tone)
@@ -250,4 +260,4 @@ def _duration(payload: dict[str, Any], waited_ms: int) -> str:
     took = payload.get("duration_ms")
     if not is_number(took) or took < LEAST_SHOWN_MS:
         return ""
-    return describe_span(took) + (f" (waited {describe_span(waited_ms)} for you)" if waited_ms else "")
+    return lasted(took) + (f" (waited {lasted(waited_ms)} for you)" if waited_ms else "")

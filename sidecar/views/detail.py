@@ -11,10 +11,9 @@ from typing import Any, Final, Literal
 
 from sidecar.views.asked import CHECKPOINT, what_is_asked
 from sidecar.views.edits import file_changes
-from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number
-from sidecar.views.wording import local_time, money
+from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number, with_cuts_told
+from sidecar.views.wording import UNKNOWN, amount, lasted, local_time, money
 from streams.event import StreamEvent
-from streams.query import describe_span
 
 Kind = Literal["text", "aside", "command", "output", "diff", "bad"]
 
@@ -47,7 +46,7 @@ class Detail:
 
 def detail(event: StreamEvent) -> Detail:
     """The detail of an event of any type."""
-    left = dict(event.payload)
+    left = with_cuts_told(event.payload)
     found = Detail()
     take = _CONTENT.get(event.type)
     if is_forgotten(left):
@@ -73,14 +72,15 @@ def _take_facts(left: dict[str, Any], found: Detail) -> None:
         if is_number(ended) and not is_number(took):
             took = ended - started
     if is_number(took):
-        found.facts.append(("took", describe_span(took)))
+        found.facts.append(("took", lasted(took)))
     model = left.get("model")
     if isinstance(model, dict) and set(model) == {"provider", "model"}:
         del left["model"]
         found.facts.append(("model", f"{model['provider']}/{model['model']}"))
     tokens = left.get("tokens")
     if isinstance(tokens, dict) and all(map(is_number, tokens.values())):
-        counts = [f"{count} {name.replace('_', ' ')}" for name, count in left.pop("tokens").items() if count]
+        told = {name: UNKNOWN if amount(n) == UNKNOWN else n for name, n in left.pop("tokens").items() if n}
+        counts = [f"{count} {name.replace('_', ' ')}" for name, count in told.items()]
         found.facts.append(("tokens", ", ".join(counts) or "none"))
     if is_number(left.get("cost")) and (cost := left.pop("cost")):
         found.facts.append(("cost", money(cost)))

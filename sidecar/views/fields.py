@@ -27,6 +27,25 @@ def cut_text(value: dict[str, Any]) -> str:
     return f"[{told}] {beginning} […]"
 
 
+def has_cut(payload: dict[str, Any]) -> bool:
+    """True if a string in a decoded ``payload`` was too long to keep. Fast, as the catalog asks of each record."""
+    found: list[Any] = [payload]
+    for each in found:  # grows while it is read
+        if type(each) is dict:
+            if "beginning" in each and cut_text(each):
+                return True
+            each = each.values()
+        found += [one for one in each if type(one) is dict or type(one) is list]
+    return False
+
+
+def with_cuts_told(value: Any) -> Any:
+    """A copy of ``value`` in which ``cut_text`` stands for each string that was too long to keep."""
+    if isinstance(value, dict):
+        return cut_text(value) or {name: with_cuts_told(one) for name, one in value.items()}
+    return [with_cuts_told(one) for one in value] if isinstance(value, list) else value
+
+
 def as_mapping(value: Any) -> dict[str, Any]:
     """``value`` if it is a mapping; otherwise an empty mapping."""
     return value if isinstance(value, dict) else {}

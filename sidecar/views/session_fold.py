@@ -15,7 +15,7 @@ from sidecar.views.asked import CHECKPOINT
 from sidecar.views.catalog import add_cost
 from sidecar.views.describe import describe, short_type
 from sidecar.views.edits import Diff, file_changes, hunks_of, short_path
-from sidecar.views.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said
+from sidecar.views.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
 from sidecar.views.transcript import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
@@ -157,7 +157,7 @@ class SessionFold:
             self._tool(record, payload, turn)
 
     def _tool(self, record: Record, payload: dict[str, Any], turn: Turn) -> None:
-        event, given, name = record.event, payload.get("input"), as_text(payload.get("call"))
+        event, given, name = record.event, with_cuts_told(payload.get("input")), as_text(payload.get("call"))
         call = self.running.pop((turn.message, name), None)
         if call is None:
             call = Call(event.id, event.ts, event.actor, "", name)

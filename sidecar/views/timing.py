@@ -35,7 +35,7 @@ class Timing:
         """How long the turn that ends with ``event`` took; ``None`` if the event ends no turn, or if the start of the
         turn is unknown."""
         started = self._started.get(_turn(event)) if event.type == ENDED else None
-        return None if started is None else max(event.ts - started, 0)
+        return None if started is None else event.ts - started
 
     def waited_ms(self, event: StreamEvent) -> int:
         """How long the step of ``event`` waited for a person."""

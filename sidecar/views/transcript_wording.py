@@ -15,8 +15,7 @@ from sidecar.views.edits import Diff, short_path
 from sidecar.views.fields import as_list, as_mapping
 from sidecar.views.timing import LEAST_SHOWN_MS
 from sidecar.views.transcript import Call, Item, Notice, Prompt, Said, Session, Turn, asks_below, branches_below
-from sidecar.views.wording import local_time, rough_span
-from streams.query import describe_span
+from sidecar.views.wording import lasted, local_time, rough_span
 
 T = TypeVar("T")
 
@@ -113,7 +112,7 @@ def call_facts(call: Call) -> list[str]:
     facts += [diff_facts(diff) for diff in call.diffs] if len(call.diffs) == 1 else []
     if call.duration_ms is not None and call.duration_ms >= LEAST_SHOWN_MS:
         waited = max((ask.waited_ms or 0 for ask in call.asks), default=0)
-        facts.append(describe_span(call.duration_ms - min(waited, call.duration_ms)))
+        facts.append(lasted(call.duration_ms - min(waited, call.duration_ms)))
     return facts
 
 
@@ -211,7 +210,7 @@ def turn_end(turn: Turn) -> str:
     if turn.steps:
         said.append(f"{turn.steps} step{'s'[: turn.steps != 1]}")
     if turn.started_ms is not None and turn.ended_ms is not None:
-        said.append(describe_span(turn.ended_ms - turn.started_ms))
+        said.append(lasted(turn.ended_ms - turn.started_ms))
     return " · ".join(filter(None, [*said, spent({"tokens": turn.tokens, "cost": turn.cost})]))
 
 

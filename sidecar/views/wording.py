@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+from bridge.opencode.capture.tokens import MOST_COST, MOST_TOKENS, can_be
+from streams.query import describe_span
+
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+
+UNKNOWN = "?"
+"""What stands for a number that cannot be true: absurd, negative or no number at all."""
+
+_LONGEST_MS = 366 * 86_400_000
+"""A turn or a call that took longer did not: the clock was set."""
 
 _UNSEEN = re.compile("[\u034f\u115f\u1160\u2800\u3164\ufe00-\ufe0e\uffa0\U000e0100-\U000e01ef]")
 """Characters that Python calls printable, but that a screen shows as nothing or as a space."""
@@ -72,14 +81,19 @@ def iso_time(ts: int) -> str:
 
 
 def ago(ms: int) -> str:
-    """How long ago, in one unit: ``just now``, ``5m ago``, ``3h ago``, ``12d ago``."""
-    seconds = ms // 1000
+    """How long ago, in one unit: ``just now``, ``5m ago``, ``3h ago``, ``12d ago``; in the future, ``12d ahead``."""
+    seconds, way = abs(ms) // 1000, "ago" if ms >= 0 else "ahead"
     if seconds < 60:
         return "just now"
     for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= length:
-            return f"{seconds // length}{unit} ago"
+            return f"{seconds // length}{unit} {way}"
     return "just now"
+
+
+def lasted(ms: float) -> str:
+    """How long something took: ``1.2s``, ``3m 05s``, ``2h 10m``; ``?`` if only a clock that was set can say so."""
+    return describe_span(ms) if can_be(ms, _LONGEST_MS) else UNKNOWN
 
 
 def rough_span(ms: int) -> str:
@@ -92,7 +106,9 @@ def rough_span(ms: int) -> str:
 
 
 def amount(number: float) -> str:
-    """A count in short form: ``987``, ``12.3k``, ``4.5M``."""
+    """A count in short form: ``987``, ``12.3k``, ``4.5M``; ``?`` if it cannot be true."""
+    if not can_be(number, 1000 * MOST_TOKENS):
+        return UNKNOWN
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.1f}{unit}"
@@ -110,7 +126,9 @@ def bytes_text(size: int) -> str:
 
 
 def money(cost: float) -> str:
-    """US dollars: ``-`` for nothing, two decimal places for a cent or more, four for less."""
+    """US dollars: ``-`` for nothing, two decimals for a cent or more, four for less; ``?`` if it cannot be true."""
     if not cost:
         return "-"
+    if not can_be(cost, 1000 * MOST_COST):
+        return UNKNOWN
     return f"${cost:.2f}" if cost >= 0.995 else f"${cost:.4f}"

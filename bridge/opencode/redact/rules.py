@@ -48,6 +48,10 @@ _MACROS |= {
     "{NAMES}": _NAMES,
     "{TAIL}": _TAIL,
     "{PLAIN}": _PLAIN,
+    # {VALUE} is what a shell or a query reads as one value: all in quotes, or one word.
+    "{VALUE}": r"""(?:(?P<q>\\{0,15}["'])(?![$<{%]|\[redacted|\.\.\.)"""
+    r"""(?P<quoted>(?:[^\\\n"']|\\++(?!["'\\nrt])|(?!(?P=q))\\*+["']){1,512})(?=(?P=q)|\Z)"""
+    r"""|(?![$<{%`\[-]|\.\.\.)(?P<plain>[^\s"'\\|;&`]{1,256}))""",
     "{ASSIGN}": r"""(?:\\{0,15}["'])?\]?(?:[ \t]|\\{1,15}t){0,8}(?:=>|:=|::|[=:](?![=:]))(?:[ \t]|\\{1,15}t){0,8}""",
 }
 

@@ -105,7 +105,7 @@ def _plain(names: Iterable[str]) -> dict[str, str]:
 
 
 def _stream_titles(catalog: Catalog) -> dict[str, str]:
-    newest_first = sorted(catalog.streams.values(), key=lambda stream: stream.last_ts, reverse=True)
+    newest_first = sorted(catalog.streams.values(), key=lambda stream: stream.last_position, reverse=True)
     return {s.id: own.title if (own := catalog.own_session(s.id)) is not None else "" for s in newest_first}
 
 

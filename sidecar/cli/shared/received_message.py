@@ -18,11 +18,10 @@ from bridge.nats import headers as h
 from bridge.nats.subjects import CATEGORIES, COMPONENTS, L0Subject, RecordSubject
 from sidecar.views.background import Tone
 from sidecar.views.describe import LONGEST, Line, describe, short_type, spent
-from sidecar.views.wording import iso_time, one_line
+from sidecar.views.wording import iso_time, lasted, one_line
 from streams.bus.subjects import REST, SubjectError, check_pattern
 from streams.errors import StreamError
 from streams.event import StreamEvent
-from streams.query import describe_span
 
 PLACE_CHARACTERS: Final = 10
 """How many of the last characters of a stream's or session's id are shown. The earlier characters are the same for many
@@ -113,7 +112,7 @@ def _step(payload: dict[str, Any]) -> Line:
     finish, phase, child = _word(about.get("finish")), _word(payload.get("phase")), _word(about.get("child"))
     said = [finish or phase]
     if isinstance(took, int | float) and took >= 1000:
-        said.append(describe_span(int(took)))
+        said.append(lasted(int(took)))
     said += [spent(about), f"child {_end_of(child)}" if child else ""]
     text = " · ".join(filter(None, said))
     if payload.get("phase") == "failed":

@@ -43,9 +43,9 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
     position that were removed; ``log.damaged`` says that one of the problems is damage to the log. Keys: ``home,
-    running, sidecar, links, counts, log, migration, spool, nats, held, gaps, asks, problems, notes``; ``sidecar`` is
-    null if no sidecar answers; ``nats`` is null if the configuration or the store cannot be read. ``problems``,
-    ``notes`` and ``asks`` are texts.
+    running, sidecar, links, counts, log, migration, spool, nats, held, gaps, cut, asks, problems, notes``; ``cut`` is
+    the number of records with a text that was too long to keep whole; ``sidecar`` is null if no sidecar answers;
+    ``nats`` is null if the configuration or the store cannot be read. ``problems``, ``notes`` and ``asks`` are texts.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -111,6 +111,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be recorded at the next start of the sidecar")
     found["asks"] = waiting_lines(catalog, None, own_identity().now_ms()) if catalog is not None else []
+    found["cut"] = catalog.cut if catalog is not None else 0
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
 
 
@@ -233,6 +234,8 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
         ("held", f"{found['held']} hooks waiting for their counterpart or parent" if found["held"] else "nothing")
     )
     rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
+    if found.get("cut"):
+        rows.append(("cut", f"{counted(found['cut'], 'record')} with a text of more than 8 MiB, kept in part"))
     for name, value in rows:
         out.prose(f"{name:9}", value)
 

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.table import RULES
+from bridge.opencode.capture.tokens import add_tokens
 from bridge.opencode.capture.translate import Translator
+from sidecar.views.catalog import add_cost
 from sidecar.views.describe import Line, describe, short_type
-from sidecar.views.wording import ago, amount, bytes_text, iso_time, local_time, money, one_line, printable
+from sidecar.views.detail import detail
+from sidecar.views.wording import ago, amount, bytes_text, iso_time, lasted, local_time, money, one_line, printable
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, events_of
 from tests.streams.builders import event
@@ -115,6 +118,23 @@ def test_a_payload_cannot_drive_the_terminal() -> None:
     assert one_line(evil) == "ared 2Jb cd"
     assert printable("two\nlines\x1b[2J") == "two\nlines"
     assert "\x1b" not in str(line("execution.output", kind="text", text=evil))
+
+
+@pytest.mark.parametrize("absurd", [1e308, -1, -1e12, 10**300, 1e300, float("inf"), float("nan")])
+def test_a_number_that_cannot_be_true_is_a_question_mark(absurd: float) -> None:
+    assert amount(absurd) == money(absurd) == lasted(absurd) == "?"
+    payload = {"kind": "inference", "tokens": {"input": absurd, "output": 3}, "cost": absurd}
+    total: dict[str, float] = {}
+    add_tokens(total, payload["tokens"])
+    assert (total, add_cost(0.5, payload)) == ({"output": 3}, 0.5)
+    assert line("execution.step", **payload).text == "? in, 3 out, ?"
+    tokens = dict(detail(event(type_="execution.step", payload=payload)).facts)["tokens"]
+    assert tokens == "? input, 3 output"
+
+
+def test_a_clock_that_was_set_is_told() -> None:
+    assert lasted(640_870 * 3_600_000) == "?"
+    assert [ago(x) for x in (-5, -300_000, -86_400_000 * 12)] == ["just now", "5m ahead", "12d ahead"]
 
 
 def test_short_forms() -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.redact import Redactor
 from sidecar.views import select
 from streams.identity import seeded_identity
 from streams.store import NOTHING
 from tests.sidecar.cli.helpers import append, command, environment, make_home, run, run_process
+from tests.streams.builders import event
 
 READERS = (["streams"], ["tree"], ["query"], ["status"], ["verify"])
 
@@ -50,10 +52,34 @@ class TestStreams:
         assert set(first) >= {
             "stream_id", "records", "first_ts", "last_ts", "status", "title", "sessions", "turns", "cost", "tokens",
         }  # fmt: skip
-        appeared = dict.fromkeys(r["event"]["stream_id"] for r in run(recorded_home, "query", "--json").objects())
-        assert {s["stream_id"] for s in found} == set(appeared)
-        assert [s["last_ts"] for s in found] == sorted((s["last_ts"] for s in found), reverse=True)
+        written = [r["event"]["stream_id"] for r in run(recorded_home, "query", "--json").objects()]
+        assert [s["stream_id"] for s in found] == list(dict.fromkeys(reversed(written)))
         assert sum(s["records"] for s in found) == len(run(recorded_home, "query", "--json").objects())
+
+    def test_a_clock_that_was_set_keeps_no_stream_on_top(self, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        home.mkdir(mode=0o700)
+        usage = {"session": "ses_2100", "kind": "inference", "cost": 1e308, "tokens": {"input": 10**18, "output": -5}}
+        ahead = event("a", stream="opencode/ses_2100", ts=4_102_444_800_000, payload=usage)
+        now = event("b", stream="opencode/ses_now", ts=1_700_000_000_000, payload={"session": "ses_now"})
+        asyncio.run(append(home / "store", [[ahead], [now]]))
+        newest, absurd = run(home, "streams", "--json").objects()
+        assert (newest["stream_id"], absurd["stream_id"]) == ("opencode/ses_now", "opencode/ses_2100")
+        assert (absurd["last_ts"], absurd["cost"], absurd["tokens"]) == (4_102_444_800_000, 0, {})
+        assert find(home, "--type", "execution.step")["payload"] == usage
+
+    def test_a_call_whose_input_was_too_long_to_keep_is_told_everywhere(self, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        home.mkdir(mode=0o700)
+        given = Redactor().clean({"filePath": "a.txt", "content": "word " * 2_000_000})
+        about = {"session": "ses_long", "kind": "tool", "tool": "write", "status": "completed", "input": given}
+        step = event("a", stream="ses_long", payload={"turn": "m", "call": "c", **about})
+        asyncio.run(append(home / "store", [[step]]))
+        for verb in (["read", "ses_long"], ["read", "ses_long", "--full"], ["log", "ses_long"], ["show", step.id]):
+            shown = run(home, *verb).out
+            assert "9.5 MiB" in shown and "$sha256" not in shown, verb
+        assert json.loads(run(home, "status", "--json").out)["cut"] == 1
+        assert "1 record with a text of more than 8 MiB" in run(home, "status").out
 
     def test_figures_of_a_session_with_a_child(self, recorded_home: Path) -> None:
         stream = stream_with(recorded_home, "agent.spawned")
@@ -71,8 +97,7 @@ class TestStreams:
         done = run_process(recorded_home, "streams", FORCE_COLOR="1")
         header, *rows = done.rows()
         assert header[:2] == ["stream", "status"] and {len(row) for row in rows} == {len(header)}
-        last = [row[7] for row in rows]
-        assert last == sorted(last, reverse=True)
+        assert [row[0] for row in rows] == [s["stream_id"] for s in run(recorded_home, "streams", "--json").objects()]
         assert not re.search(r"\x1b|[│─┃━…]", done.out)
 
     def test_an_open_turn_is_active(self, tmp_path: Path) -> None:

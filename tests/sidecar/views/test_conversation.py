@@ -132,6 +132,30 @@ def test_only_a_person_needs_time_to_reject() -> None:
     assert by(LEAST_PERSON_MS - 1) == ("", "rejected automatically after 99ms")
 
 
+def test_work_that_no_call_started_stands_after_the_turn_before_it() -> None:
+    events = [
+        happened("human.input", message="m", parts=[{"type": "text", "text": "first"}], actor="user"),
+        happened("turn.started", message="m"),
+        happened("turn.ended", message="m", outcome="completed"),
+        happened("lifecycle.session.created", session="ses_spawned", parent="ses_root", lineage="child", title="apart"),
+        happened("turn.started", session="ses_spawned", message="s"),
+        happened("execution.output", session="ses_spawned", kind="text", text="worked", turn="s", message="a"),
+        happened("turn.ended", session="ses_spawned", message="s", outcome="completed"),
+        happened("human.input", message="n", parts=[{"type": "text", "text": "second"}], actor="user"),
+        happened("turn.started", message="n"),
+        happened("turn.ended", message="n", outcome="completed"),
+    ]
+    (root,) = folded(events)
+    below = [
+        [item.child.session for item in turn.items if isinstance(item, Call) and item.child] for turn in root.turns
+    ]
+    assert below == [[], ["ses_spawned"], []]
+    for form in ("text", "markdown", "html"):
+        shown = written([root], form)
+        body = shown[shown.rindex("first") :]
+        assert body.index("completed") < body.index("worked") < body.index("second"), shown
+
+
 def test_an_answer_to_an_unknown_ask_has_no_duration() -> None:
     (ask,) = everything(folded([happened("workflow.checkpoint", 1000, "user", state="rejected", request="p")]))
     assert (ask.by, ask.waited_ms, answer_text(ask)) == ("user", None, "rejected by user")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from bridge.opencode.redact import MAX_STRING, Redactor
@@ -31,6 +34,7 @@ def test_what_drives_a_terminal_goes() -> None:
     assert one_line("क्\u200dष\r\n\u202e") == "क्\u200dष"
 
 
+FORMS = ("text", "markdown", "html")
 LONG = Redactor().clean({"text": "word " * (MAX_STRING // 5 + 1)})["text"]
 
 
@@ -54,6 +58,24 @@ def test_a_text_that_was_too_long_to_keep_is_announced_where_it_stands(form: str
     ]
     shown = written(folded(events), form)
     assert shown.count("8.0 MiB") >= 3 and shown.count("word word") >= 3
+
+
+@pytest.mark.parametrize(
+    ("tool", "given"),
+    [
+        ("write", {"filePath": "a.txt", "content": LONG}),
+        ("bash", {"command": LONG}),
+        ("odd", {"odd": [LONG]}),
+    ],
+)
+def test_an_input_that_was_too_long_to_keep_is_announced_by_read_log_and_show(tool: str, given: dict[str, Any]) -> None:
+    turn = {"turn": "m", "message": "a"}
+    step = happened("execution.step", kind="tool", tool=tool, call="c", status="completed", input=given, **turn)
+    shown = [written(folded([happened("turn.started", message="m"), step]), form) for form in FORMS]
+    found = detail(step)
+    shown += ["".join(part.text for part in found.parts) + json.dumps(found.rest), describe(step).text]
+    for each in shown:
+        assert "8.0 MiB" in each and "$sha256" not in each
 
 
 @pytest.mark.parametrize("type_", ["execution.output", "execution.step"])
