@@ -92,7 +92,7 @@ async def spawn(
     """
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.intent_state import as_row
+    from sidecar.orchestrator.rows import as_row
     from sidecar.views.wording import visible
 
     out = Output(json)
