@@ -13,7 +13,7 @@ from tests.real.model_server import ModelServer
 from tests.real.terminal import ENTER, Terminal
 from tests.sidecar.orchestrator.receiver import Receiver
 
-LEAST_S = 3.0
+LEAST_S = 5.0
 FRONT, AWAY = b"\x1b[I", b"\x1b[O"
 """What a terminal reports when it comes to the front, and when it no longer is."""
 

@@ -223,7 +223,7 @@ def test_no_format_character_is_printed_as_it_came() -> None:
     line = json_line({text: text})
     assert json.loads(line) == {text: text}
     left = set(line.decode()) | set(printable(text))
-    assert left & set(every) <= {"\n", "\t"}
+    assert left & set(every) <= {"\n", "\t", "\u200c", "\u200d"}, "only joiners, which spell words"
 
 
 def test_json_keeps_what_a_person_can_read() -> None:

@@ -33,6 +33,7 @@ from tests.sidecar.bad_stores import (
     segments,
     snapshot,
     wal_gone,
+    without_shared_memory,
 )
 from tests.sidecar.cli.helpers import run, run_and_stop
 from tests.streams.builders import events
@@ -102,10 +103,11 @@ def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
         done = run(damaged_home, name)
         assert done.code == 1 and re.search(kept, done.out), (name, done)
     assert re.search(kept, run(damaged_home, "verify", "--json").objects()[-1]["hint"])
-    before = snapshot(store)
+    before = without_shared_memory(snapshot(store))
     for arguments in (["repair", "--dry-run"], ["repair"]):
         done = run(damaged_home, *arguments)
-        assert done.code == 1 and snapshot(store) == before, "going back is the user's choice"
+        same = without_shared_memory(snapshot(store)) == before
+        assert done.code == 1 and same, "going back is the user's choice"
     [names] = re.findall(r"without a backup, move (.*) away and run this command again", done.out)
     for name in names.split(" and "):
         path = store / name.rstrip("/")

@@ -153,17 +153,22 @@ def test_two_that_end_together_are_told_in_one_message() -> None:
 
 def test_one_message_at_a_time_is_on_its_way_to_a_session() -> None:
     world = World()
-    intents = [world.register(name) for name in "abc"]
-    world.settle()
 
     def states() -> list[str]:
         return [notice.state for notice in world.agent.data.notices.values()]
 
-    world.ends(intents[0])
-    world.ends(intents[1])
+    def works(name: str) -> None:
+        """Work begins and ends, while messages wait to be sent."""
+        intent = world.register(name)
+        while others := [n for n, (kind, _, _) in enumerate(world.effects) if kind != WAKE]:
+            world.act(others[0])
+        world.ends(intent)
+
+    works("a")
+    works("b")
     assert states() == ["sending", "queued"], "the second waits while the first is being sent"
     world.keeps = False
     world.act([kind for kind, _, _ in world.effects].index(WAKE))
-    world.ends(intents[2])
+    works("c")
     assert states() == ["sent", "queued", "queued"], "and until the first is seen in the session"
     assert world.done[WAKE, "ses_user"] == 1 and WAKE not in [kind for kind, _, _ in world.effects]
