@@ -159,15 +159,22 @@ async def words_beside(log: Log | LogReader, sessions: Collection[str]) -> Besid
 
     A record belongs to a session if one of its fields names the session, or something that belongs to the session.
     """
-    known, ids, open_, positions = set(sessions), set[str](), set[str](), list[int]()
     names = [size.stream_id for size in await log.sizes() if _is_ours(size.stream_id)]
-    if not names or not sessions:
-        return Beside([], frozenset(), [])
+    found = Beside([], frozenset(), [])
+    # Background work is registered before it has its session, so what it begins with is found in a second look.
+    for _ in range(2 if names and sessions else 0):
+        found = await _words_of(log, names, {*sessions, *found.ids})
+    return found
+
+
+async def _words_of(log: Log | LogReader, names: Collection[str], known: set[str]) -> Beside:
+    ids, open_, positions = set[str](), set[str](), list[int]()
     async for record in log.query(Filter(streams=tuple(names))):
         event = record.event
-        if is_digest(event.payload) or not (event.stream_id.endswith("/dead") or _named(event.payload) & known):
-            continue
-        if event.stream_id.endswith("/dead") and not _mentions(event, known):
+        # An effect may carry several messages, and a dead letter any.
+        carries = event.type == "effect.requested" or event.stream_id.endswith("/dead")
+        is_theirs = _named(event.payload) & known or (carries and _mentions(event, known))
+        if is_digest(event.payload) or not is_theirs:
             continue
         own = {each for name in _IDS if isinstance(each := event.payload.get(name), str)}
         known, ids = known | own, ids | own

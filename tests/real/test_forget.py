@@ -62,7 +62,7 @@ def test_forgotten_words_are_in_no_file_and_nothing_is_done_again(
         durable.cli("verify")
 
         os.kill(durable.wait_linked(), signal.SIGKILL)
-        client.prompt(other, spawn("SAY:again", "again"))
+        client.prompt(other, spawn("SAY:again bassoon", "again"))
         wait_until(lambda: [i["state"] for i in intents(durable, other)] == ["completed"] * 2, "the next work")
         ours = [request for request in model.requests[calls:] if request.session in (parent, child)]
         assert ours == [] and holding(durable.home, WORD) == []
@@ -71,3 +71,8 @@ def test_forgotten_words_are_in_no_file_and_nothing_is_done_again(
         second = intents(durable, other)[0]["session"]
         durable.cli("forget", second, "--yes")
         assert KEPT not in json.dumps([r for r in durable.log(other) if "background-agent" in json.dumps(r)])
+        (again,) = intents(durable, other)
+        durable.cli("forget", again["session"], "--yes")
+        agents = [r["event"] for name, rows in durable.whole_log().items() if name.startswith("agent/") for r in rows]
+        left = [(each["type"], each["payload"]) for each in agents if "bassoon" in str(each)]
+        assert left == [], "also the prompt: the work was registered before it had a session"
