@@ -18,9 +18,6 @@ from typing import Any, Final
 from bridge.opencode.capture.translate import Translator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
-from sidecar.capture.back_fill import BackFill
-from sidecar.capture.ingest import Ingest
-from sidecar.capture.watching import SpoolWatch
 from sidecar.components import Component, wait_idle
 from sidecar.config import Config
 from sidecar.handler import Sidecar
@@ -31,10 +28,13 @@ from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
 from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
-from sidecar.opencode2.services import Services
 from sidecar.orchestrator.service import DurableStream
 from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.processes import kill, mark_of
+from sidecar.record.back_fill import BackFill
+from sidecar.record.ingest import Ingest
+from sidecar.record.opencode2.services import Services
+from sidecar.record.watching import SpoolWatch
 from sidecar.requests import register_requests
 from sidecar.version import VERSION
 from sidecar.worker import Worker

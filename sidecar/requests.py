@@ -11,15 +11,15 @@ from typing import Any
 from pydantic import Field
 
 from bridge.opencode.link.link import RequestError
-from sidecar.capture.ingest import Ingest
-from sidecar.capture.watching import SpoolWatch
 from sidecar.handler import Sidecar
 from sidecar.keeping.exported import ExportError, import_export
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import NatsService
-from sidecar.opencode2.http import ServiceGone
-from sidecar.opencode2.services import Services
+from sidecar.record.ingest import Ingest
+from sidecar.record.opencode2.http import ServiceGone
+from sidecar.record.opencode2.services import Services
+from sidecar.record.watching import SpoolWatch
 from sidecar.registry import Args, NoArgs, Requests
 from streams.log.directory import Backend
 from streams.log.prune_plan import PruneRequest

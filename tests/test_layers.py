@@ -30,7 +30,7 @@ _CAPTURE_2 = "bridge/opencode/capture/v2"
 _NATS = ("bridge/nats", "bridge/nats/jetstream", "bridge/nats/l0", "bridge/nats/mirror")
 _JETSTREAM = "bridge/nats/jetstream"
 _RUNTIME = ("sidecar/runtime", "sidecar/runtime/effects")
-_PLAYING = "sidecar/playing"
+_PLAYING = "sidecar/record/playing"
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "streams": (),
@@ -54,7 +54,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/views": (*_STREAMS, _CAPTURE, "sidecar"),
     "sidecar/keeping": (*_STREAMS, _CAPTURE, "sidecar", "sidecar/views"),
     "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar"),
-    "sidecar/opencode2": (*_STREAMS, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
+    "sidecar/record/opencode2": (*_STREAMS, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
     _PLAYING: (*_STREAMS, _LINK, _CAPTURE_2, "sidecar", "sidecar/link"),
     "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
     "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
@@ -64,7 +64,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _LINK,
         _CAPTURE,
         "sidecar",
-        "sidecar/opencode2",
+        "sidecar/record/opencode2",
         "sidecar/views",
     ),
     "sidecar/nats": (
@@ -89,7 +89,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/link",
         "sidecar/nats",
         "sidecar/nats/server",
-        "sidecar/opencode2",
+        "sidecar/record/opencode2",
         "sidecar/orchestrator",
         "sidecar/views",
     ),
@@ -135,7 +135,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/keeping",
         "sidecar/link",
         "sidecar/nats",
-        "sidecar/opencode2",
+        "sidecar/record/opencode2",
         _PLAYING,
     ),
 }

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sidecar.capture.backlog import backlog
 from sidecar.home import Home
 from sidecar.install.plugin import RESTART
 from sidecar.private_files import HomeError
+from sidecar.record.backlog import backlog
 from sidecar.version import VERSION
 
 ANSWER_SECONDS = 5.0

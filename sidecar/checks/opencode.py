@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidecar.capture.exclusion import Exclusion
 from sidecar.checks.asking import refused_plugin
 from sidecar.checks.check import Check, Fix, Plugin, Scene, again
 from sidecar.install.npm import (
@@ -26,6 +25,7 @@ from sidecar.install.npm import (
 )
 from sidecar.install.plugin import RELOAD, REMOVE_PACKAGE, RESTART
 from sidecar.orchestrator.lacks import MEANINGS, lacks_of
+from sidecar.record.exclusion import Exclusion
 from sidecar.version import VERSION
 
 OLDEST_OPENCODE = (1, 18)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from sidecar.checks.check import Check, Scene
-from sidecar.opencode2.registration import Registration, UnsafeService, read_registration, registration_paths
+from sidecar.record.opencode2.registration import Registration, UnsafeService, read_registration, registration_paths
 
 CONNECT_SECONDS: Final = 0.5
 """How long a service on this machine may take to accept a connection."""

@@ -82,11 +82,11 @@ def _told(found: dict[str, Any]) -> str:
 
 async def _opencode_1(home: Home) -> dict[str, Any] | None:
     """Import the sessions of OpenCode 1 and return how many are new; ``None`` if OpenCode 1 is not on the PATH."""
-    from sidecar.capture.exclusion import Exclusion
     from sidecar.checks.opencode import output_of
     from sidecar.cli.shared.identity import own_identity
     from sidecar.config import load_config
-    from sidecar.history import START_SECONDS, import_opencode_1
+    from sidecar.record.exclusion import Exclusion
+    from sidecar.record.history import START_SECONDS, import_opencode_1
 
     program = shutil.which("opencode")
     if program is None:

@@ -35,7 +35,7 @@ async def play(
 
     from sidecar.cli.shared.bar import bar
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.playing.play import play as run
+    from sidecar.record.playing.play import play as run
 
     out = Output(json)
     with bar(out, "playing", "records") as shown:

@@ -20,8 +20,6 @@ from urllib.parse import quote
 
 from bridge.opencode.capture.shapes import mapping
 from bridge.opencode.capture.state import CaptureState
-from sidecar.opencode2.http import ServiceClient, ServiceError
-from sidecar.opencode2.registration import Registration, UnsafeService, place_of, read_registration
 from sidecar.orchestrator import lacks
 from sidecar.orchestrator import v2_requests as requests
 from sidecar.orchestrator.environments import read_process
@@ -30,6 +28,8 @@ from sidecar.orchestrator.rights import Rights, for_work
 from sidecar.orchestrator.v2_ids import is_phantom, message_id, session_id
 from sidecar.orchestrator.v2_requests import as_list, path_of
 from sidecar.orchestrator.v2_turn import MARK, Turn, is_prompt, quiet_ms, turn_of
+from sidecar.record.opencode2.http import ServiceClient, ServiceError
+from sidecar.record.opencode2.registration import Registration, UnsafeService, place_of, read_registration
 
 SETTLE_SECONDS: Final = 1.0
 SETTLE_LOOKS: Final = 5

@@ -10,11 +10,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from bridge.opencode.capture.shapes import mapping
-from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
-from sidecar.opencode2.registration import UnsafeService
 from sidecar.orchestrator.host import HostError
 from sidecar.orchestrator.rights import Rule
 from sidecar.orchestrator.v2_turn import is_prompt
+from sidecar.record.opencode2.http import ServiceClient, ServiceError, ServiceGone
+from sidecar.record.opencode2.registration import UnsafeService
 
 ACTIVE: Final = "/api/session/active"
 PAGE: Final = 200

@@ -1,4 +1,4 @@
-"""Make ``sidecar/recordings/demo.jsonl``: a real OpenCode, a scripted model, one small story.
+"""Make ``sidecar/record/recordings/demo.jsonl``: a real OpenCode, a scripted model, one small story.
 
 Run it to renew the recording: ``python -m tests.real.record_demo``. The hooks
 are written by the shim's own recorder (``DURABLE_STREAM_RECORD``); only the

@@ -118,7 +118,7 @@ def faults_of(path: str, tree: ast.Module) -> list[str]:
 def test_secrets_are_compared_in_constant_time_and_nothing_unpickles() -> None:
     # A ``token`` there names one item of one origin, or is a part of a subject: no secret.
     others = {
-        "sidecar/capture/ingest.py",
+        "sidecar/record/ingest.py",
         "bridge/opencode/capture/translate.py",
         "streams/bus/subjects.py",
         "bridge/nats/subjects.py",

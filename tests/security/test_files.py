@@ -14,12 +14,12 @@ import pytest
 
 from bridge.opencode.capture.translate import Translator
 from sidecar.app import serve
-from sidecar.capture.ingest import Ingest
-from sidecar.capture.spools import take_left
 from sidecar.config import Config
 from sidecar.home import Home, SidecarInfo
 from sidecar.logs import OneLine, RotatedLog
 from sidecar.private_files import HomeError
+from sidecar.record.ingest import Ingest
+from sidecar.record.spools import take_left
 from streams.errors import StreamError
 from streams.identity import seeded_identity
 from streams.stores.jsonl.store import JsonlStore

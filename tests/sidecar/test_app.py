@@ -19,9 +19,9 @@ from bridge.opencode.link.frames import MAX_FRAME_BYTES
 from sidecar.home import Home, SidecarInfo
 from sidecar.link.client import ControlClient, LinkClosed, LinkUnavailable
 from sidecar.link.launch import ensure_running
-from sidecar.playing.hooks import RecordingError, read_recording
-from sidecar.playing.play import MAX_EXPLAINED, play
-from sidecar.playing.progress import Progress
+from sidecar.record.playing.hooks import RecordingError, read_recording
+from sidecar.record.playing.play import MAX_EXPLAINED, play
+from sidecar.record.playing.progress import Progress
 from streams.identity import system_identity
 from streams.stores.jsonl.reader import JsonlReader
 from tests.sidecar.cli.helpers import run, run_process
@@ -177,8 +177,8 @@ class TestPlay:
         async def lost(*_: object, **__: object) -> None:
             raise LinkClosed("lost")
 
-        monkeypatch.setattr("sidecar.playing.play.ensure_running", up)
-        monkeypatch.setattr("sidecar.playing.play.ShimClient.connect", lost)
+        monkeypatch.setattr("sidecar.record.playing.play.ensure_running", up)
+        monkeypatch.setattr("sidecar.record.playing.play.ShimClient.connect", lost)
         with pytest.raises(LinkUnavailable):
             await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE, give_up_seconds=0)
 
@@ -194,8 +194,8 @@ class TestPlay:
                 raise LinkUnavailable("the sidecar ended right after it started (exit code -9)", "read its log")
             return await ensure_running(*arguments)
 
-        monkeypatch.setattr("sidecar.playing.play.ensure_running", killed_at_first)
-        monkeypatch.setattr("sidecar.playing.play._MAX_PAUSE_SECONDS", 0)
+        monkeypatch.setattr("sidecar.record.playing.play.ensure_running", killed_at_first)
+        monkeypatch.setattr("sidecar.record.playing.play._MAX_PAUSE_SECONDS", 0)
         result = await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)
         assert killed == 25 and result.added == len(await keys(home)) > 0
 
@@ -203,14 +203,14 @@ class TestPlay:
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         heads = iter([20, 3, 8])
-        monkeypatch.setattr("sidecar.playing.play._head", lambda _: next(heads))
+        monkeypatch.setattr("sidecar.record.playing.play._head", lambda _: next(heads))
         assert (await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)).added == 5
 
     async def test_a_log_that_shrank_meanwhile_is_no_negative_number(
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         heads = iter([20, 20, 8])
-        monkeypatch.setattr("sidecar.playing.play._head", lambda _: next(heads))
+        monkeypatch.setattr("sidecar.record.playing.play._head", lambda _: next(heads))
         assert (await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)).added == 0
 
     async def test_a_log_that_cannot_be_written_is_tried_twice_and_told(self, home: Home) -> None:
@@ -244,8 +244,8 @@ class TestPlay:
         async def replaced(*_: object, **__: object) -> None:
             raise LinkClosed("replaced")
 
-        monkeypatch.setattr("sidecar.playing.play.ensure_running", up)
-        monkeypatch.setattr("sidecar.playing.play.ShimClient.connect", replaced)
+        monkeypatch.setattr("sidecar.record.playing.play.ensure_running", up)
+        monkeypatch.setattr("sidecar.record.playing.play.ShimClient.connect", replaced)
         with pytest.raises(LinkUnavailable, match="another process is playing"):
             await play(home, RECORDINGS / "chat.jsonl", nonce=NONCE)
 

@@ -13,7 +13,7 @@ from bridge.opencode.capture.history import session_items, turn_items, turns_of
 from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.link import CallError
-from sidecar.capture.back_fill import BackFill
+from sidecar.record.back_fill import BackFill
 from streams.store import Record
 from streams.stores.memory import MemoryStore
 from tests.bridge.opencode.playing import Player

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.home import Home
-from sidecar.playing.play import play
+from sidecar.record.playing.play import play
 from streams.identity import seeded_identity, system_identity
 from streams.log.reader import LogReader
 from tests.sidecar.cli.helpers import run_process

@@ -13,7 +13,7 @@ import pytest
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.link import CallError
-from sidecar.capture.ingest import Ingest
+from sidecar.record.ingest import Ingest
 from streams.errors import StoreFailed
 from streams.identity import seeded_identity
 from streams.stores.memory import MemoryStore

@@ -20,7 +20,7 @@ from sidecar.home import Home
 from sidecar.link.client import ControlClient
 from sidecar.metrics import AGENT_FACTS, FACTS, MIRROR_STATES, SidecarMetrics
 from sidecar.nats.mirror.task import MirrorTask
-from sidecar.playing.play import play
+from sidecar.record.playing.play import play
 from sidecar.runtime.metrics import Metrics, NoMetrics
 from streams.identity import system_identity
 from tests.sidecar.cli.helpers import run_process

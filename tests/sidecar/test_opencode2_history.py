@@ -13,8 +13,8 @@ import pytest
 from bridge.opencode.capture.emitter import Origin
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.capture.v2.translate import HostTranslator
-from sidecar.opencode2.history import History, Scope
-from sidecar.opencode2.http import ServiceError
+from sidecar.record.opencode2.history import History, Scope
+from sidecar.record.opencode2.http import ServiceError
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.stores.memory import MemoryStore

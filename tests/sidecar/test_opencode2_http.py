@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from sidecar.opencode2 import http
-from sidecar.opencode2.http import ServiceClient, ServiceGone
-from sidecar.opencode2.registration import Registration
+from sidecar.record.opencode2 import http
+from sidecar.record.opencode2.http import ServiceClient, ServiceGone
+from sidecar.record.opencode2.registration import Registration
 
 
 async def test_an_answer_that_drips_for_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from sidecar.opencode2.registration import (
+from sidecar.record.opencode2.registration import (
     UnsafeService,
     check_listener,
     place_of,
     read_registration,
     registration_paths,
 )
-from sidecar.opencode2.services import began_ms
+from sidecar.record.opencode2.services import began_ms
 from streams.identity import seeded_identity
 
 GOOD = {"id": "i-1", "version": "2.0.0", "url": "http://127.0.0.1:4096", "pid": os.getpid(), "password": "secret-pw"}

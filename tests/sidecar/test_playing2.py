@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sidecar.home import Home, SidecarInfo
-from sidecar.playing.play import play
-from sidecar.playing.progress import Progress
+from sidecar.record.playing.play import play
+from sidecar.record.playing.progress import Progress
 from streams.event import StreamEvent
 from streams.identity import system_identity
 from streams.log.reader import LogReader

@@ -16,9 +16,9 @@ from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import parse_line
-from sidecar.capture.backlog import Backlog, backlog
-from sidecar.capture.ingest import Ingest
-from sidecar.capture.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, take_left
+from sidecar.record.backlog import Backlog, backlog
+from sidecar.record.ingest import Ingest
+from sidecar.record.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, take_left
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.store import NOTHING
@@ -232,7 +232,7 @@ def test_a_spool_that_is_deleted_while_it_is_counted_does_not_count(
 ) -> None:
     (tmp_path / "there.jsonl").write_text("line\n")
     listed = [tmp_path / "there.jsonl", tmp_path / "recorded-meanwhile.jsonl"]
-    monkeypatch.setattr("sidecar.capture.backlog.spools", lambda _: listed)
+    monkeypatch.setattr("sidecar.record.backlog.spools", lambda _: listed)
     assert backlog(tmp_path) == Backlog(1, 5)
 
 

@@ -71,7 +71,7 @@ class Translator(Parts):
         self._waiting: dict[str, _Waiting] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
 
-    # --- called by ``sidecar/capture`` ---
+    # --- called by ``sidecar/record`` ---
 
     def feed(self, token: Token, item: HookItem, now: float) -> None:
         """Take one item. Items of one origin must come in order."""

@@ -35,7 +35,7 @@ _OUR_ERRORS = (
     ("sidecar.config", "ConfigError"),
     ("sidecar.views.select", "SelectError"),
     ("sidecar.link.client", "ClientError"),
-    ("sidecar.playing.hooks", "RecordingError"),
+    ("sidecar.record.playing.hooks", "RecordingError"),
     ("bridge.opencode.link.link", "RequestError"),
     ("bridge.nats.jetstream.errors", "NatsError"),
     ("sidecar.nats.mirror.verify", "Disturbed"),

@@ -19,8 +19,8 @@ from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.records import Lines
 from sidecar.home import Home
 from sidecar.link.client import ClientError, ControlClient
-from sidecar.playing.hooks import read_recording
-from sidecar.playing.play import play
+from sidecar.record.playing.hooks import read_recording
+from sidecar.record.playing.play import play
 from sidecar.version import VERSION
 from sidecar.views.select import Family
 from streams.hashing import canonical

@@ -40,7 +40,7 @@ INTERNAL = {
     "sidecar.nats.mirror.rebuild": "shown by `status`",
     "sidecar.runtime": "a dead letter, a line of `agents`, or becomes RequestError",
     "sidecar.orchestrator": "a failed effect, the model's tool result, or becomes RequestError",
-    "sidecar.opencode2": "a service's state in `status` and `doctor`",
+    "sidecar.record.opencode2": "a service's state in `status` and `doctor`",
     "sidecar.checks.asking": "a line of `status` and `doctor`",
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""

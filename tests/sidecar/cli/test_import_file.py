@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from sidecar import history
 from sidecar.cli import import_
 from sidecar.home import Home
 from sidecar.keeping.exported import Seal
+from sidecar.record import history
 from sidecar.runtime.runtime import wants
 from streams.event import StreamEvent
 from streams.log.reader import LogReader

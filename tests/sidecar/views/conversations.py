@@ -19,7 +19,7 @@ from streams.store import Record
 from tests.sidecar.cli.helpers import RECORDINGS, events_of
 
 NAMES = sorted(path.stem for path in RECORDINGS.glob("*.jsonl"))
-DEMO = "../../sidecar/recordings/demo"
+DEMO = "../../sidecar/record/recordings/demo"
 WHOLE = Reading(full=True, children=True)
 
 _IDENTITY = seeded_identity(5)

@@ -72,7 +72,7 @@ class HostTranslator(Gates):
         """The keys of what was rebuilt: the plugin's events of it may come later, and then add nothing."""
         self._excluded: set[str] = set()
 
-    # --- called by ``sidecar/capture`` ---
+    # --- called by ``sidecar/record`` ---
 
     def feed(self, token: Token, item: HookItem, now: float) -> None:
         """Take one item. Items of one origin must come in order."""
@@ -103,7 +103,7 @@ class HostTranslator(Gates):
             entry = self._own_entry(origin, event.t or self.identity.now_ms())
             self.run(replace(entry, is_history=False), event)
 
-    # --- history, see ``sidecar/opencode2`` ---
+    # --- history, see ``sidecar/record/opencode2`` ---
 
     def place(self, info: dict[str, Any], origin: Origin, *, is_new: bool) -> bool:
         """Place a session that the log does not have; its parent must have been placed, if there is one.

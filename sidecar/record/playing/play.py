@@ -15,8 +15,8 @@ from typing import Final
 from sidecar.home import Home, SidecarInfo
 from sidecar.link.client import LinkClosed, LinkUnavailable, ShimClient
 from sidecar.link.launch import START_SECONDS, LastWords, ended, ensure_running
-from sidecar.playing.hooks import INSTANCE, HookPlayer, read_recording
-from sidecar.playing.progress import Pace, Progress
+from sidecar.record.playing.hooks import INSTANCE, HookPlayer, read_recording
+from sidecar.record.playing.progress import Pace, Progress
 from streams.log.reader import LogReader
 
 GIVE_UP_SECONDS: Final = 60.0

@@ -22,11 +22,11 @@ from bridge.opencode.capture.translate import Origin
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import SpoolHeader, parse_header, read_items
-from sidecar.capture.backlog import spools
-from sidecar.capture.ingest import Ingest
 from sidecar.processes import still_runs
+from sidecar.record.backlog import spools
+from sidecar.record.ingest import Ingest
 
-log = logging.getLogger("sidecar.capture.spools")
+log = logging.getLogger("sidecar.record.spools")
 
 _NAME = re.compile(r"([0-9a-f]{16,64})-([0-9a-f]{16,64})(\.left\d{1,9})?\.jsonl")
 

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-from sidecar.capture.ingest import Ingest
-from sidecar.capture.spools import boots, take_left
 from sidecar.components import in_background
+from sidecar.record.ingest import Ingest
+from sidecar.record.spools import boots, take_left
 
 log = logging.getLogger("sidecar")
 

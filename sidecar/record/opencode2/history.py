@@ -20,13 +20,13 @@ from bridge.opencode.capture.state import SessionState
 from bridge.opencode.capture.v2.messages import before, children_of, events_of
 from bridge.opencode.capture.v2.shapes import HostEvent, ask_of, read_event, session_info
 from bridge.opencode.capture.v2.translate import HostTranslator
-from sidecar.opencode2.http import ServiceError
 from sidecar.processes import still_runs
+from sidecar.record.opencode2.http import ServiceError
 from streams.event import StreamEvent
 from streams.query import Filter
 from streams.store import StreamStore
 
-log = logging.getLogger("sidecar.opencode2")
+log = logging.getLogger("sidecar.record.opencode2")
 
 _PAGE: Final = 100
 _NOT_FOUND: Final = 404

@@ -17,14 +17,14 @@ from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.emitter import Origin
 from bridge.opencode.capture.v2.translate import HostTranslator
-from sidecar.capture.ingest import Ingest
-from sidecar.opencode2.history import History, Scope
-from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
-from sidecar.opencode2.registration import Registration, UnsafeService, place_of, read_registration
+from sidecar.record.ingest import Ingest
+from sidecar.record.opencode2.history import History, Scope
+from sidecar.record.opencode2.http import ServiceClient, ServiceError, ServiceGone
+from sidecar.record.opencode2.registration import Registration, UnsafeService, place_of, read_registration
 from streams.errors import StreamError
 from streams.store import StreamStore
 
-log = logging.getLogger("sidecar.opencode2")
+log = logging.getLogger("sidecar.record.opencode2")
 
 LOOK_SECONDS: Final = 0.5
 """How often a registration is read again while its service is starting."""

@@ -17,9 +17,9 @@ from urllib.parse import quote
 from bridge.opencode.capture.history import HISTORY_INSTANCE, session_items
 from bridge.opencode.capture.shapes import mapping, number, text
 from sidecar.home import Home
-from sidecar.opencode2.http import ServiceClient, ServiceError, ServiceGone
-from sidecar.opencode2.registration import Registration
-from sidecar.playing.play import PlayResult, play
+from sidecar.record.opencode2.http import ServiceClient, ServiceError, ServiceGone
+from sidecar.record.opencode2.registration import Registration
+from sidecar.record.playing.play import PlayResult, play
 
 START_SECONDS: Final = 60.0
 END_SECONDS: Final = 10.0

@@ -21,7 +21,7 @@ from bridge.opencode.capture.v2.translate import HOOK, is_of_service
 from bridge.opencode.link.frames import MAX_FRAME_BYTES, MAX_SEQ, HookItem, ShimIdentity, batches
 from bridge.opencode.link.lenient import FrameError, read_leniently
 from sidecar.link.client import ShimClient
-from sidecar.playing.progress import Pace, Progress
+from sidecar.record.playing.progress import Pace, Progress
 from sidecar.version import VERSION
 
 INSTANCE: Final = sha256(b"play").hexdigest()[:16]

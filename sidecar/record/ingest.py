@@ -20,13 +20,13 @@ from bridge.opencode.capture.translate import Drained, Origin, Token, Translator
 from bridge.opencode.capture.v2.translate import HostTranslator, is_of_service
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.link import CallError
-from sidecar.capture.exclusion import Exclusion
 from sidecar.processes import still_runs
+from sidecar.record.exclusion import Exclusion
 from streams.errors import StreamError
 from streams.event import StreamEvent
 from streams.store import MAX_BATCH, Record, StreamStore
 
-log = logging.getLogger("sidecar.capture.ingest")
+log = logging.getLogger("sidecar.record.ingest")
 
 ASK_SECONDS: Final = 1.5
 """How long OpenCode may take to describe a session. A hook waits no longer than the translator holds it."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from sidecar.opencode2.registration import Registration, check_listener
+from sidecar.record.opencode2.registration import Registration, check_listener
 
 ANSWER_SECONDS: Final = 30.0
 """How long the service may take to begin or to continue an answer."""

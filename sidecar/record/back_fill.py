@@ -6,7 +6,7 @@ the missing turns are read and recorded, marked as history. The records of the m
 log, with the times at which the turns happened. Turns before the log's first message of a session are left to ``import
 --opencode``.
 
-For OpenCode 2, see ``sidecar/opencode2/history.py``.
+For OpenCode 2, see ``sidecar/record/opencode2/history.py``.
 
 Source: seed 004, 2.3 (``resume``); DESIGN 11.
 """
@@ -24,12 +24,12 @@ from bridge.opencode.capture.history import HISTORY_INSTANCE, turn_items, turns_
 from bridge.opencode.capture.state import CaptureState, SessionState
 from bridge.opencode.capture.translate import Origin
 from bridge.opencode.link.link import CallError
-from sidecar.capture.ingest import Ingest
+from sidecar.record.ingest import Ingest
 from streams.errors import StreamError
 from streams.lineage import RESUMED
 from streams.store import Record, StreamStore
 
-log = logging.getLogger("sidecar.capture.back_fill")
+log = logging.getLogger("sidecar.record.back_fill")
 
 PAGES: Final = (20, 200)
 """How many of a session's newest messages are read: first a small page, then a large one only if the small page does

@@ -1,1 +1,0 @@
-"""Recording from links and spools into the log: ingest, spools of dead processes; exclusion."""
