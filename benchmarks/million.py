@@ -20,7 +20,7 @@ from benchmarks.link import record_for, sidecar
 from benchmarks.report import Row
 from sidecar.home import Home
 from sidecar.keeping.upkeep import SLOW_TAIL
-from sidecar.views.catalog import CATALOG, CATALOG_VERSION
+from sidecar.read.catalog import CATALOG, CATALOG_VERSION
 from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity
 from streams.log.log import Log

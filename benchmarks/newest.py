@@ -14,8 +14,8 @@ from benchmarks.limits import beside
 from benchmarks.million import build
 from benchmarks.report import Row
 from sidecar.home import Home
-from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
-from sidecar.views.select import newest
+from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.read.select import newest
 from streams.identity import seeded_identity
 from streams.log.directory import Backend
 from streams.log.log import Log

@@ -11,8 +11,8 @@ from pathlib import Path
 from sidecar.checks.asking import torn_files
 from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
-from sidecar.views.select import catalog_of
-from sidecar.views.wording import bytes_text
+from sidecar.read.select import catalog_of
+from sidecar.read.wording import bytes_text
 from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log.presence import HEAD_FILES, kept_hint, located
 from streams.log.reader import LogReader

@@ -75,7 +75,7 @@ async def agents(
 
 def _table(out: Output, rows: list[dict[str, Any]]) -> None:
     from sidecar.cli.shared.output import Column
-    from sidecar.views.wording import amount
+    from sidecar.read.wording import amount
 
     names = ("agent", "health", "handled", "lag", "effects", "in doubt", "dead")
     columns = [Column(name, right=number > 1) for number, name in enumerate(names)]
@@ -126,9 +126,9 @@ async def _wanted(home: Home, agent: Agent) -> list[Any]:
     effects."""
     from collections import deque
 
+    from sidecar.read.select import open_reader
     from sidecar.runtime.inputs import RECEIVED, agent_stream, effects_stream
     from sidecar.runtime.runtime import wants
-    from sidecar.views.select import open_reader
     from streams.query import Filter
 
     own = agent_stream(agent.name)

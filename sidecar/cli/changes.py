@@ -14,8 +14,8 @@ from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sidecar.views.catalog import Catalog
-    from sidecar.views.changes import Changes
+    from sidecar.read.catalog import Catalog
+    from sidecar.read.changes.changes import Changes
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
     from streams.query import Filter
@@ -43,8 +43,8 @@ async def changes(
     """
     from sidecar.cli.shared.changes_text import print_diffs, print_on_terminal, print_rows
     from sidecar.cli.shared.output import Output
-    from sidecar.views.changes import Changes
-    from sidecar.views.select import catalog_of, empty_text, open_reader
+    from sidecar.read.changes.changes import Changes
+    from sidecar.read.select import catalog_of, empty_text, open_reader
 
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
@@ -83,8 +83,8 @@ async def _records(
     """Yield the records to fold: the records of ``stream``, or of all ``chosen`` streams with records in the wanted
     period.
     """
-    from sidecar.views.changes import TYPES
-    from sidecar.views.select import family_of, find_session, records_of
+    from sidecar.read.changes.changes import TYPES
+    from sidecar.read.select import family_of, find_session, records_of
     from streams.query import Filter
 
     if stream is not None:

@@ -47,7 +47,7 @@ async def checkpoints(
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.checkpoints import as_row
     from sidecar.orchestrator.reading import read_checkpoints, whole
-    from sidecar.views.select import empty_text, open_reader
+    from sidecar.read.select import empty_text, open_reader
     from streams.store import NOTHING
 
     out = Output(json)
@@ -98,8 +98,8 @@ def _table(out: Output, listed: list[Checkpoint]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Column
     from sidecar.orchestrator import teller
-    from sidecar.views.asked import on_one_line
-    from sidecar.views.wording import ago
+    from sidecar.read.asked import on_one_line
+    from sidecar.read.wording import ago
 
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "asked", "session")
@@ -115,7 +115,7 @@ def _table(out: Output, listed: list[Checkpoint]) -> None:
 def _show(out: Output, each: Checkpoint) -> None:
     from sidecar.orchestrator.checkpoints import as_row
     from sidecar.orchestrator.consent import always_text
-    from sidecar.views.wording import local_time, visible
+    from sidecar.read.wording import local_time, visible
 
     if out.json:
         out.object(as_row(each))

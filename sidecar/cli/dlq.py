@@ -31,7 +31,7 @@ async def list_(
 ) -> None:
     """List the messages that agents could not handle, oldest first."""
     from sidecar.cli.shared.output import Column, Output
-    from sidecar.views.wording import local_time
+    from sidecar.read.wording import local_time
 
     out = Output(json)
     found = await _letters(home_of(context))

@@ -12,7 +12,7 @@ from sidecar.cli.shared import complete
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
-    from sidecar.views.select import Family
+    from sidecar.read.select import Family
     from streams.log.reader import LogReader
 
 
@@ -55,7 +55,7 @@ async def export(
     """
     from sidecar.cli.shared.project import newest_stream, newest_text
     from sidecar.cli.shared.transcript import written_to
-    from sidecar.views.select import family_of, find_stream, open_reader
+    from sidecar.read.select import family_of, find_stream, open_reader
     from streams.log.directory import read_manifest
 
     if json and form is not Form.jsonl:
@@ -86,7 +86,7 @@ async def export(
 async def _write_conversation(reader: LogReader, family: Family, form: str, file: IO[bytes]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.transcript import conversation_of, notes_of, transcript_bytes
-    from sidecar.views.transcript import Reading
+    from sidecar.read.transcript.model import Reading
 
     roots, fault = await conversation_of(reader, family)
     if fault is not None:
@@ -101,7 +101,7 @@ async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO
     from sidecar.cli.shared.output import json_line
     from sidecar.keeping.exported import Seal, header
     from sidecar.keeping.retaining import told_beside
-    from sidecar.views.select import records_of
+    from sidecar.read.select import records_of
 
     seal = Seal()
     head = reader.head

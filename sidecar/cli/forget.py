@@ -21,7 +21,7 @@ from sidecar.cli.shared.removing import (
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
     from sidecar.home import Home
-    from sidecar.views.select import AllPruned
+    from sidecar.read.select import AllPruned
     from streams.log.reader import LogReader
 
 
@@ -45,7 +45,7 @@ async def forget(
     and types, and the log still passes verification. This cannot be undone. Without --yes, only prints a preview.
     """
     from sidecar.cli.shared.output import Output
-    from sidecar.views.select import AllPruned, find_session, open_reader
+    from sidecar.read.select import AllPruned, find_session, open_reader
 
     home, out = home_of(context), Output(json)
     home.check_owner()
@@ -103,7 +103,7 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
     ``sessions`` lists the forgotten sessions, the named one first. For a child session ``streams`` is empty.
     """
     from sidecar.keeping.retaining import records_to_forget, streams_beside, words_beside
-    from sidecar.views.select import Family, catalog_of
+    from sidecar.read.select import Family, catalog_of
 
     catalog, _ = await catalog_of(reader)
     known = catalog.lineage.sessions

@@ -49,8 +49,8 @@ async def intents(
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.reading import read_intents
     from sidecar.orchestrator.rows import as_row, spent_by
-    from sidecar.views.select import empty_text, open_reader
-    from sidecar.views.wording import visible
+    from sidecar.read.select import empty_text, open_reader
+    from sidecar.read.wording import visible
     from streams.store import NOTHING
 
     out = Output(json)
@@ -124,9 +124,9 @@ async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
 
 
 async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
-    from sidecar.views.host_agents import host_agents
-    from sidecar.views.overview import Overview
-    from sidecar.views.select import catalog_of
+    from sidecar.read.host_agents import host_agents
+    from sidecar.read.overview import Overview
+    from sidecar.read.select import catalog_of
     from streams.query import Filter
 
     catalog, fault = await catalog_of(reader)
@@ -167,8 +167,8 @@ def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> No
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Column
     from sidecar.orchestrator.waits import remark, state_shown
-    from sidecar.views.host_agents import LABEL
-    from sidecar.views.wording import ago, money, rough_span
+    from sidecar.read.host_agents import LABEL
+    from sidecar.read.wording import ago, money, rough_span
 
     now = own_identity().now_ms()
     columns = (Column("id"), Column("state"), Column("started"), Column("ran", right=True), Column("cost", right=True))
@@ -227,7 +227,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
     from sidecar.orchestrator.lifecycle import ENDED
     from sidecar.orchestrator.rows import as_row, spent_by
     from sidecar.orchestrator.waits import used as used_by
-    from sidecar.views.wording import amount, local_time, money, rough_span, visible
+    from sidecar.read.wording import amount, local_time, money, rough_span, visible
 
     notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)
     if out.json:

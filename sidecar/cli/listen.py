@@ -188,7 +188,7 @@ class _Listening:
     def _print(self, message: Received) -> None:
         from sidecar.cli.shared.identity import own_identity
         from sidecar.cli.shared.received_message import as_json, shown_message
-        from sidecar.views.wording import iso_time
+        from sidecar.read.wording import iso_time
 
         now = own_identity().now_ms()
         if self._out.json:
@@ -204,7 +204,7 @@ class _Listening:
         from sidecar.cli.shared.output import fitted, padded
         from sidecar.cli.shared.received_message import PLACE_CHARACTERS
         from sidecar.cli.shared.records import LABEL_WIDTH, MOST_LINES, ROOMY, SHORT_ID, STYLES
-        from sidecar.views.wording import local_time, one_line
+        from sidecar.read.wording import local_time, one_line
 
         day = local_time(told.ts, "%A, %d %B %Y")
         if day != self._day:

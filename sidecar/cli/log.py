@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.records import Lines
-    from sidecar.views.select import Family
+    from sidecar.read.select import Family
     from streams.log.reader import LogReader
     from streams.query import Filter
 
@@ -55,7 +55,7 @@ async def log(
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import newest_stream, newest_text
     from sidecar.cli.shared.records import Lines
-    from sidecar.views.select import Ambiguous, SelectError, family_of, find_session, open_reader, pruned_text
+    from sidecar.read.select import Ambiguous, SelectError, family_of, find_session, open_reader, pruned_text
 
     out = Output(json)
     wanted = filter_of(types=types, actors=actors, since=since, until=until)
@@ -102,7 +102,7 @@ async def _print(
     reader: LogReader, family: Family, lines: Lines, wanted: Filter, from_offset: int, last: int | None
 ) -> int:
     """Print the existing records; return the position up to which the log was read."""
-    from sidecar.views.select import first, newest, records_of
+    from sidecar.read.select import first, newest, records_of
     from streams.store import NOTHING
 
     after = NOTHING
@@ -130,7 +130,7 @@ async def _print(
 async def _note_waiting(reader: LogReader, out: Output, streams: set[str] | None) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import waiting_lines
-    from sidecar.views.select import catalog_of
+    from sidecar.read.select import catalog_of
 
     catalog, _ = await catalog_of(reader)
     for line in waiting_lines(catalog, streams, own_identity().now_ms()):
@@ -179,7 +179,7 @@ async def _follow_all(
     from sidecar.cli.shared.follow import follow
     from sidecar.cli.shared.headed import HeadedLines
     from sidecar.cli.shared.project import named_project
-    from sidecar.views.select import catalog_of, empty_text, newest
+    from sidecar.read.select import catalog_of, empty_text, newest
     from streams.store import NOTHING
 
     catalog, fault = await catalog_of(reader)

@@ -110,7 +110,7 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
 
 async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
     from sidecar.cli.shared.control import DISCARDING, ask
-    from sidecar.views.wording import bytes_text
+    from sidecar.read.wording import bytes_text
 
     freed = int((await ask(home, "discard_old", {}, DISCARDING))["freed"])
     what = "the old store" if is_kept else "the remains of an interrupted migration or deletion"

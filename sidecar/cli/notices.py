@@ -22,7 +22,7 @@ async def notices(
     """
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.reading import read_notices
-    from sidecar.views.select import empty_text, open_reader
+    from sidecar.read.select import empty_text, open_reader
     from streams.store import NOTHING
 
     out = Output(json)
@@ -40,7 +40,7 @@ async def notices(
 def _table(out: Output, rows: list[dict[str, Any]]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Column
-    from sidecar.views.wording import ago, one_line
+    from sidecar.read.wording import ago, one_line
 
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "queued", "channels")

@@ -49,7 +49,7 @@ async def prune(
     session is sent again, it is still recognised as a duplicate. Without --yes, only prints a preview.
     """
     from sidecar.cli.shared.output import Output
-    from sidecar.views.select import AllPruned, find_stream, open_reader
+    from sidecar.read.select import AllPruned, find_stream, open_reader
     from streams.log.prune_plan import PruneRequest
 
     home = home_of(context)
@@ -90,7 +90,7 @@ async def prune(
 
 async def _titles(home: Home) -> dict[str, str]:
     """The title of each stream's root session; a stream that cannot be read has no title."""
-    from sidecar.views.select import catalog_of
+    from sidecar.read.select import catalog_of
     from streams.errors import StoreLocked, StreamError
     from streams.log.reader import LogReader
 
@@ -144,7 +144,7 @@ async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.keeping.retaining import plan_prune
     from sidecar.keeping.upkeep import restore
-    from sidecar.views.select import open_reader
+    from sidecar.read.select import open_reader
 
     reader = open_reader(home.store_path)
     try:
@@ -171,7 +171,7 @@ def _show(
     plan."""
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened
-    from sidecar.views.wording import ago, bytes_text, iso_time
+    from sidecar.read.wording import ago, bytes_text, iso_time
 
     now = own_identity().now_ms()
     short = out.terminal and out.width < WHOLE_ID_WIDTH

@@ -44,8 +44,8 @@ async def query(
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import NOTHING_THERE, project_streams
     from sidecar.cli.shared.records import Lines
-    from sidecar.views.catalog import is_agents
-    from sidecar.views.select import catalog_of, empty_text, find_stream, newest, open_reader
+    from sidecar.read.catalog import is_agents
+    from sidecar.read.select import catalog_of, empty_text, find_stream, newest, open_reader
     from streams.query import Filter
     from streams.store import Record
 

@@ -14,7 +14,7 @@ from sidecar.cli.shared.project import ProjectOption
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
-    from sidecar.views.transcript import Reading, Session
+    from sidecar.read.transcript.model import Reading, Session
 
 
 class Form(StrEnum):
@@ -64,8 +64,8 @@ async def read(
         transcript_bytes,
         written_to,
     )
-    from sidecar.views.select import family_of, find_session, open_reader
-    from sidecar.views.transcript import Reading
+    from sidecar.read.select import family_of, find_session, open_reader
+    from sidecar.read.transcript.model import Reading
 
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")

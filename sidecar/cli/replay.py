@@ -36,8 +36,8 @@ async def replay(
     from sidecar.orchestrator.intent_state import Limits
     from sidecar.orchestrator.intents import NAME as INTENTS
     from sidecar.orchestrator.intents import IntentAgent
+    from sidecar.read.select import find_stream, open_reader
     from sidecar.runtime.replay import replay as replayed
-    from sidecar.views.select import find_stream, open_reader
 
     out, home = Output(json), home_of(context)
     reader = open_reader(home.store_path)

@@ -12,8 +12,8 @@ from sidecar.cli.shared.command import JsonFlag, home_of
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
-    from sidecar.views.detail import Part
-    from sidecar.views.timing import Timing
+    from sidecar.read.detail import Part
+    from sidecar.read.timing import Timing
     from streams.store import Record
 
 FACT_WIDTH = 12
@@ -32,11 +32,11 @@ async def show(
     from sidecar.cli.shared.approvals import asked_for
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.records import no_cause, outline
-    from sidecar.views.describe import describe
-    from sidecar.views.detail import detail
-    from sidecar.views.select import find_event, newest, open_reader
-    from sidecar.views.timing import Timing
-    from sidecar.views.wording import local_time, one_line
+    from sidecar.read.describe import describe
+    from sidecar.read.detail import detail
+    from sidecar.read.select import find_event, newest, open_reader
+    from sidecar.read.timing import Timing
+    from sidecar.read.wording import local_time, one_line
     from streams.query import Filter
 
     out = Output(json)
@@ -124,7 +124,7 @@ def _ids(record: Record, named: list[tuple[str, str]]) -> list[tuple[str, Any]]:
 
 def _print_part(out: Output, part: Part) -> None:
     """Print a piece of the content, with its line breaks."""
-    from sidecar.views.edits import diff_lines
+    from sidecar.read.changes.edits import diff_lines
 
     if part.kind == "diff":
         for line, style in diff_lines(part.text):
@@ -137,7 +137,7 @@ def _print_part(out: Output, part: Part) -> None:
 
 
 def _print_fact(out: Output, name: str, value: str, style: str = "") -> None:
-    from sidecar.views.wording import one_line
+    from sidecar.read.wording import one_line
 
     out.prose(f"{one_line(name):{FACT_WIDTH}} ", one_line(value), style)
 
@@ -145,7 +145,7 @@ def _print_fact(out: Output, name: str, value: str, style: str = "") -> None:
 def _named(record: Record, timing: Timing) -> str:
     """Another event on one line, with an id that is long enough to name the event in a command."""
     from sidecar.cli.shared.records import SHORT_ID
-    from sidecar.views.describe import describe
+    from sidecar.read.describe import describe
 
     event = record.event
     line = describe(event, took_ms=timing.took_ms(event), waited_ms=timing.waited_ms(event))

@@ -93,7 +93,7 @@ async def spawn(
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.rows import as_row
-    from sidecar.views.wording import visible
+    from sidecar.read.wording import visible
 
     out = Output(json)
     where = (directory or Path.cwd()).expanduser().resolve()
@@ -165,8 +165,8 @@ async def _states(home: Home, state: State) -> AsyncIterator[None]:
     """Fold the past of all intents into ``state``, then each new record; yield after each change, without end."""
     from sidecar.cli.shared.follow import follow
     from sidecar.orchestrator.intents import NAME
+    from sidecar.read.select import open_reader
     from sidecar.runtime.inputs import agent_stream, is_applied
-    from sidecar.views.select import open_reader
 
     reader, stream = open_reader(home.store_path), agent_stream(NAME)
     head = reader.head

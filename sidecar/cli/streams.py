@@ -12,7 +12,7 @@ from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption
 
 if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
-    from sidecar.views.catalog import Catalog
+    from sidecar.read.catalog import Catalog
 
 STATUS_STYLES = {"waiting": "bold yellow", "active": "bold green", "unknown": "yellow", "ended": "dim"}
 
@@ -38,8 +38,8 @@ async def streams(
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import project_streams, streams_here
-    from sidecar.views.catalog import is_agents
-    from sidecar.views.select import catalog_of, empty_text, open_reader
+    from sidecar.read.catalog import is_agents
+    from sidecar.read.select import catalog_of, empty_text, open_reader
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
@@ -90,7 +90,7 @@ def _print_waiting(out: Output, catalog: Catalog, chosen: set[str] | None) -> No
 
 
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
-    from sidecar.views.wording import iso_time
+    from sidecar.read.wording import iso_time
 
     names = ("stream_id", *PIPED[1:6])
     times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
@@ -101,7 +101,7 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Column, shortened, shown_end
     from sidecar.cli.shared.project import shown_directory
-    from sidecar.views.wording import ago, amount, money
+    from sidecar.read.wording import ago, amount, money
 
     now = own_identity().now_ms()
     whole_id = out.width >= WHOLE_ID_WIDTH
@@ -132,7 +132,7 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
 
 
 def _named(stream: dict[str, Any]) -> str:
-    from sidecar.views.catalog import is_agents
+    from sidecar.read.catalog import is_agents
 
     joined = f" (belongs to {stream['root']})" if stream["root"] else ""
     if is_agents(stream["stream_id"]):

@@ -50,7 +50,7 @@ async def top(
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
     from sidecar.orchestrator.board import open_board
-    from sidecar.views.select import empty_text, open_reader
+    from sidecar.read.select import empty_text, open_reader
     from streams.store import NOTHING
 
     out = Output(json)
@@ -141,7 +141,7 @@ def _summary(state: dict[str, Any]) -> str:
 
 def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
     from sidecar.orchestrator.waits import state_shown
-    from sidecar.views.wording import amount, money, rough_span
+    from sidecar.read.wording import amount, money, rough_span
 
     rows: list[tuple[str, ...]] = []
     for agent in state["agents"]:
@@ -158,15 +158,15 @@ def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _doing(row: dict[str, Any], now: int) -> str:
     """The last thing that a session did, with its age unless that was just now."""
-    from sidecar.views.wording import ago
+    from sidecar.read.wording import ago
 
     is_old = row["doing"] and now - row["done"] >= OLD_MS
     return f"{ago(now - row['done'])}: {row['doing']}" if is_old else str(row["doing"])
 
 
 def _waiting(state: dict[str, Any]) -> list[tuple[str, ...]]:
-    from sidecar.views.asked import on_one_line
-    from sidecar.views.wording import ago
+    from sidecar.read.asked import on_one_line
+    from sidecar.read.wording import ago
 
     now = state["at"]
     return [
@@ -175,7 +175,7 @@ def _waiting(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _roots(state: dict[str, Any]) -> list[tuple[str, ...]]:
-    from sidecar.views.wording import amount, money, rough_span
+    from sidecar.read.wording import amount, money, rough_span
 
     return [
         (str(each["sessions"]), rough_span(each["ran"]), amount(each["tokens"]), money(each["cost"]), each["root"])
@@ -185,8 +185,8 @@ def _roots(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
     from sidecar.cli.shared.output import SHORT_ID
-    from sidecar.views.host_agents import LABEL
-    from sidecar.views.wording import rough_span
+    from sidecar.read.host_agents import LABEL
+    from sidecar.read.wording import rough_span
 
     rows: list[tuple[str, ...]] = []
     for each in state["sessions"]:
@@ -245,7 +245,7 @@ def _screen(out: Output, state: dict[str, Any]) -> Group:
     from rich.text import Text
 
     from sidecar.cli.shared.output import fitted
-    from sidecar.views.wording import cut_middle, local_time
+    from sidecar.read.wording import cut_middle, local_time
 
     width, room = out.console.width, out.console.height - 2
     clock = local_time(state["at"], "%H:%M:%S")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from sidecar.cli.shared.output import Output
-    from sidecar.views.catalog import SessionView
-    from sidecar.views.overview import Overview, TurnView
+    from sidecar.read.catalog import SessionView
+    from sidecar.read.overview import Overview, TurnView
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
     from streams.store import Record
@@ -33,7 +33,7 @@ async def tree(
     """Show sessions and turns, with their results."""
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
-    from sidecar.views.select import catalog_of, empty_text, family_of, find_session, open_reader, records_of
+    from sidecar.read.select import catalog_of, empty_text, family_of, find_session, open_reader, records_of
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
@@ -62,7 +62,7 @@ async def tree(
 
 async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:
     """Fold ``records`` into an overview; also return the fault that ended reading early, if any."""
-    from sidecar.views.overview import Overview
+    from sidecar.read.overview import Overview
     from streams.errors import CorruptLog
 
     overview = Overview()
@@ -82,7 +82,7 @@ async def _whole_tree(out: Output, reader: LogReader, limit: int | None, chosen:
     If the log has an index of a stream's records, sessions are read and printed one family (a root session with its
     descendants) at a time. So the first family appears at once, and even a long log needs little memory.
     """
-    from sidecar.views.select import catalog_of
+    from sidecar.read.select import catalog_of
     from streams.query import Filter
 
     if not reader.is_indexed:
@@ -127,8 +127,8 @@ def _grow(overview: Overview, session: SessionView, node: Tree, width: int) -> N
 
 
 def _plain(out: Output, overview: Overview, session: SessionView, depth: int) -> None:
-    from sidecar.views.host_agents import LABEL
-    from sidecar.views.wording import one_line
+    from sidecar.read.host_agents import LABEL
+    from sidecar.read.wording import one_line
 
     indent = "  " * depth
     ended = f" [{session.ended}]" if session.ended else ""
@@ -155,8 +155,8 @@ def _session_label(session: SessionView, width: int) -> Any:
     from rich.text import Text
 
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH, shortened
-    from sidecar.views.host_agents import LABEL
-    from sidecar.views.wording import one_line
+    from sidecar.read.host_agents import LABEL
+    from sidecar.read.wording import one_line
 
     label = Text(no_wrap=True, overflow="ellipsis")
     label.append(one_line(session.title) or "(no title)", "bold")
@@ -174,8 +174,8 @@ def _turn_label(turn: TurnView, width: int) -> Any:
     from rich.text import Text
 
     from sidecar.cli.shared.output import WHOLE_ID_WIDTH
-    from sidecar.views.describe import spent
-    from sidecar.views.wording import one_line
+    from sidecar.read.describe import spent
+    from sidecar.read.wording import one_line
 
     style = {"completed": "green", "failed": "red", None: "bold green"}.get(turn.outcome, "yellow")
     label = Text(no_wrap=True, overflow="ellipsis")
@@ -187,7 +187,7 @@ def _turn_label(turn: TurnView, width: int) -> Any:
 
 
 def _figures(turn: TurnView) -> str:
-    from sidecar.views.wording import lasted, money
+    from sidecar.read.wording import lasted, money
 
     figures = [f"{turn.steps} step{'' if turn.steps == 1 else 's'}"]
     if turn.duration_ms is not None:

@@ -22,7 +22,7 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
     """
     from sidecar.cli.shared.output import Output
     from sidecar.cli.shared.records import Lines, begins_a_chain, no_cause
-    from sidecar.views.select import find_event, open_reader
+    from sidecar.read.select import find_event, open_reader
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)

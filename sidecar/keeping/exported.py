@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import orjson
 
 from bridge.opencode.capture.state import CaptureState
-from sidecar.views.catalog import Catalog
+from sidecar.read.catalog import Catalog
 from streams.errors import InvalidEvent
 from streams.event import StreamEvent
 from streams.hashing import is_digest

@@ -18,7 +18,7 @@ from bridge.opencode.capture.state import STATE_VERSION, CaptureState
 from sidecar.components import in_background
 from sidecar.config import StoreConfig
 from sidecar.keeping import retaining
-from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.errors import StoreUnavailable, StreamError
 from streams.log.backends import SearchIndex
 from streams.log.copies import kept_facts

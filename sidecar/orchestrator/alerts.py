@@ -29,9 +29,9 @@ from sidecar.orchestrator.checkpoints import Checkpoint, opened_as
 from sidecar.orchestrator.lifecycle import after
 from sidecar.orchestrator.own_agent import OwnAgent
 from sidecar.orchestrator.rings import QUIET, Focus, Rules, turn_text, why_not_raised, why_not_sent
+from sidecar.read.asked import on_one_line
+from sidecar.read.wording import cut_middle, visible
 from sidecar.runtime.agent import Output
-from sidecar.views.asked import on_one_line
-from sidecar.views.wording import cut_middle, visible
 from streams.event import StreamEvent
 
 NAME: Final = "alerts"

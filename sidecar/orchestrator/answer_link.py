@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 from sidecar.orchestrator import teller
 from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint
 from sidecar.orchestrator.consent import always_text, may_answer
-from sidecar.views.wording import local_time, visible
+from sidecar.read.wording import local_time, visible
 
 LIVES_MS: Final = 24 * 3_600_000
 """How long a link works, unless its checkpoint ends earlier."""

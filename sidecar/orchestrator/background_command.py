@@ -12,8 +12,8 @@ from sidecar.orchestrator import teller
 from sidecar.orchestrator.checkpoints import Checkpoint
 from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.lifecycle import ENDED
-from sidecar.views.asked import on_one_line
-from sidecar.views.wording import cut_middle, money, one_line, rough_span
+from sidecar.read.asked import on_one_line
+from sidecar.read.wording import cut_middle, money, one_line, rough_span
 
 COMMAND: Final = "background"
 """The name of the call that the plugin makes for the command. The call has the form of a tool call, but the tool is

@@ -16,9 +16,9 @@ from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.intents import NAME, IntentAgent
 from sidecar.orchestrator.lifecycle import ENDED
 from sidecar.orchestrator.rows import spent_by
+from sidecar.read.catalog import Catalog
+from sidecar.read.describe import describe
 from sidecar.runtime.inputs import agent_stream, is_applied
-from sidecar.views.catalog import Catalog
-from sidecar.views.describe import describe
 from streams.query import Filter
 from streams.store import Record
 
@@ -150,7 +150,7 @@ async def open_board(reader: Any) -> tuple[Board, int]:
     Raises:
         CorruptLog: the log is damaged.
     """
-    from sidecar.views.select import catalog_of, newest
+    from sidecar.read.select import catalog_of, newest
 
     catalog, fault = await catalog_of(reader)
     if fault is not None:

@@ -16,8 +16,8 @@ from typing import Final
 from sidecar.orchestrator import teller
 from sidecar.orchestrator.checkpoints import CLOSED, Checkpoint
 from sidecar.orchestrator.intent_state import Intent
-from sidecar.views.asked import on_one_line
-from sidecar.views.wording import cut_middle, local_time, one_line, visible
+from sidecar.read.asked import on_one_line
+from sidecar.read.wording import cut_middle, local_time, one_line, visible
 from streams.files import write_durably
 
 log = logging.getLogger("sidecar.orchestrator")

@@ -24,8 +24,8 @@ from sidecar.orchestrator.lifecycle import after
 from sidecar.orchestrator.messages import message, quoted
 from sidecar.orchestrator.own_agent import OwnAgent
 from sidecar.orchestrator.tool_results import WHOLE, is_earlier, keeps_result, loses_result
+from sidecar.read.describe import input_text
 from sidecar.runtime.agent import Output
-from sidecar.views.describe import input_text
 from streams.event import StreamEvent
 
 NAME: Final = "checkpoints"

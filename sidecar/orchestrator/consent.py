@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sidecar.views.wording import cut_middle, visible
+from sidecar.read.wording import cut_middle, visible
 
 if TYPE_CHECKING:
     from sidecar.orchestrator.checkpoints import Checkpoint

@@ -6,8 +6,8 @@ Source: DESIGN 11 (isolation); FEATURES U25.
 from __future__ import annotations
 
 from sidecar.orchestrator.intent_state import MOST_EDITED, State
+from sidecar.read.changes.edits import file_changes
 from sidecar.runtime.agent import Output
-from sidecar.views.edits import file_changes
 from streams.event import StreamEvent
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sidecar.views.wording import one_line, printable
+from sidecar.read.wording import one_line, printable
 
 TAGS: Final = ("background-agent", "checkpoint", "signal")
 """The tags of our own messages."""

@@ -31,13 +31,13 @@ from sidecar.orchestrator.signals import SignalAgent
 from sidecar.orchestrator.stream_read import open_reader, read_lines
 from sidecar.orchestrator.terminals import read_focus
 from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
+from sidecar.read.wording import cut_middle, visible
 from sidecar.registry import Args, NoArgs, Requests
 from sidecar.runtime.deciding import AgentFailed, InputRefused
 from sidecar.runtime.effects.runner import EffectKind
 from sidecar.runtime.engine import Handled
 from sidecar.runtime.inputs import Command
 from sidecar.runtime.runtime import Runtime
-from sidecar.views.wording import cut_middle, visible
 from streams.identity import Identity
 
 ANSWER_SECONDS: Final = 25.0

@@ -11,9 +11,9 @@ from sidecar.orchestrator.checkpoints import Checkpoint, CheckpointAgent, checkp
 from sidecar.orchestrator.consent import asked
 from sidecar.orchestrator.intent_state import Intent, State
 from sidecar.orchestrator.intents import NAME, IntentAgent
+from sidecar.read.asked import CHECKPOINT
+from sidecar.read.select import catalog_of
 from sidecar.runtime.inputs import agent_stream, is_applied
-from sidecar.views.asked import CHECKPOINT
-from sidecar.views.select import catalog_of
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
 from streams.query import Filter

@@ -13,11 +13,11 @@ from typing import Final
 
 from bridge.opencode.link.link import RequestError
 from sidecar.orchestrator.messages import without_tags
-from sidecar.views.catalog import Catalog
-from sidecar.views.describe import describe
-from sidecar.views.projects import Project
-from sidecar.views.select import catalog_of, family_of, newest, open_reader
-from sidecar.views.wording import iso_time, one_line
+from sidecar.read.catalog import Catalog
+from sidecar.read.describe import describe
+from sidecar.read.projects import Project
+from sidecar.read.select import catalog_of, family_of, newest, open_reader
+from sidecar.read.wording import iso_time, one_line
 from streams.log.reader import LogReader
 from streams.store import Record
 

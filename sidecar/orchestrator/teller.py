@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sidecar.orchestrator.consent import PERMISSION, always_text
-from sidecar.views.asked import on_one_line
-from sidecar.views.wording import cut_middle, visible
+from sidecar.read.asked import on_one_line
+from sidecar.read.wording import cut_middle, visible
 
 if TYPE_CHECKING:
     from sidecar.orchestrator.checkpoints import Checkpoint

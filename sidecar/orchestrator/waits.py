@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from sidecar.orchestrator.checkpoints import Checkpoint
 from sidecar.orchestrator.intent_state import Intent
 from sidecar.orchestrator.lifecycle import ENDED
-from sidecar.views.asked import on_one_line
-from sidecar.views.wording import amount, money, rough_span
+from sidecar.read.asked import on_one_line
+from sidecar.read.wording import amount, money, rough_span
 
 
 def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[dict[str, str]]:

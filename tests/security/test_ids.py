@@ -15,8 +15,8 @@ from bridge.opencode.capture.emitter import safe_key, safe_stream
 from bridge.opencode.capture.translate import Origin, Token, Translator
 from bridge.opencode.link.frames import HookItem
 from sidecar.cli.shared.output import json_line
+from sidecar.read.wording import one_line, printable
 from sidecar.record.backlog import backlog
-from sidecar.views.wording import one_line, printable
 from streams.errors import InvalidEvent
 from streams.event import StreamEvent, is_stream_id
 from streams.identity import seeded_identity

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.projection import fold

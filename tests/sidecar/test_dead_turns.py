@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.home import Home
-from sidecar.views.catalog import Catalog
-from sidecar.views.select import catalog_of
+from sidecar.read.catalog import Catalog
+from sidecar.read.select import catalog_of
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
 from tests.sidecar.life import COMMAND, Shim, kill, run_as, shims, start_as, wait_for_sidecars

@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.keeping import exported
 from sidecar.keeping.exported import ExportError, Seal, check, header, read
-from sidecar.views.catalog import Catalog
+from sidecar.read.catalog import Catalog
 from streams.identity import seeded_identity
 from streams.store import Record
 

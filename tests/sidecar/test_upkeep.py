@@ -14,9 +14,9 @@ from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, Cap
 from sidecar.config import StoreConfig
 from sidecar.keeping import upkeep as module
 from sidecar.keeping.upkeep import SNAPSHOT, Upkeep, restore
-from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
-from sidecar.views.overview import Overview
-from sidecar.views.select import catalog_of
+from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.read.overview import Overview
+from sidecar.read.select import catalog_of
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 async def asked_for(reader: LogReader, step: Record) -> list[Record]:
     """The records that ask a person about ``step``, each followed by its answer if there is one."""
-    from sidecar.views.approvals import Approvals
-    from sidecar.views.asked import CHECKPOINT
+    from sidecar.read.asked import CHECKPOINT
+    from sidecar.read.changes.approvals import Approvals
     from streams.query import Filter
 
     event = step.event

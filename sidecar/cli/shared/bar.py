@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from sidecar.views.wording import bytes_text
+from sidecar.read.wording import bytes_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress

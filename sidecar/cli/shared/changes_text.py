@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from sidecar.cli.shared.output import WHOLE_ID_WIDTH, Output, fitted, padded, shortened
 from sidecar.cli.shared.project import shown_directory
 from sidecar.cli.shared.records import ROOMY, SHORT_ID
-from sidecar.views.changes import Decision, Edit, TurnChanges, totals
-from sidecar.views.edits import diff_lines, short_path
-from sidecar.views.wording import iso_time, local_time, one_line
+from sidecar.read.changes.changes import Decision, Edit, TurnChanges, totals
+from sidecar.read.changes.edits import diff_lines, short_path
+from sidecar.read.wording import iso_time, local_time, one_line
 
 if TYPE_CHECKING:
-    from sidecar.views.approvals import Approval
-    from sidecar.views.catalog import Catalog
+    from sidecar.read.catalog import Catalog
+    from sidecar.read.changes.approvals import Approval
 
 PIPED = ("time", "stream", "session", "event", "actor", "action", "what", "added", "removed", "approval", "prompt")
 """The header line for a pipe."""

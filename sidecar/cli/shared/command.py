@@ -33,7 +33,7 @@ _OUR_ERRORS = (
     ("streams.errors", "StreamError"),
     ("sidecar.home", "HomeError"),
     ("sidecar.config", "ConfigError"),
-    ("sidecar.views.select", "SelectError"),
+    ("sidecar.read.select", "SelectError"),
     ("sidecar.link.client", "ClientError"),
     ("sidecar.record.playing.hooks", "RecordingError"),
     ("bridge.opencode.link.link", "RequestError"),
@@ -165,14 +165,14 @@ def fail(text: str, code: str) -> None:
 
 def complain(text: str) -> None:
     """Print a sentence on stderr after the program's name: one line in a pipe, wrapped at words on a terminal."""
-    from sidecar.views.wording import one_line
+    from sidecar.read.wording import one_line
 
     _tell(f"durable-stream: {one_line(text)}")
 
 
 def note(text: str) -> None:
     """Print a sentence on stderr that is not an error, such as why nothing was printed."""
-    from sidecar.views.wording import one_line
+    from sidecar.read.wording import one_line
 
     _tell(one_line(text))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from sidecar.views.catalog import Catalog
+    from sidecar.read.catalog import Catalog
     from streams.event import StreamEvent
 
 NEWEST = 3000
@@ -119,7 +119,7 @@ def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
 
     from sidecar.home import Home
     from sidecar.private_files import HomeError
-    from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
+    from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
     from streams.errors import StreamError
     from streams.log.reader import LogReader
     from streams.projection import resume

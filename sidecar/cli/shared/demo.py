@@ -19,10 +19,10 @@ from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.records import Lines
 from sidecar.home import Home
 from sidecar.link.client import ClientError, ControlClient
+from sidecar.read.select import Family
 from sidecar.record.playing.hooks import read_recording
 from sidecar.record.playing.play import play
 from sidecar.version import VERSION
-from sidecar.views.select import Family
 from streams.hashing import canonical
 from streams.log.reader import LogReader
 from streams.log.verify import Verification

@@ -8,11 +8,11 @@ from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.output import Output, shortened
 from sidecar.cli.shared.project import shown_directory, waiting_lines
 from sidecar.cli.shared.records import Lines
-from sidecar.views.background import is_news
-from sidecar.views.catalog import Catalog
-from sidecar.views.projects import Project
-from sidecar.views.select import Family
-from sidecar.views.wording import one_line
+from sidecar.read.background import is_news
+from sidecar.read.catalog import Catalog
+from sidecar.read.projects import Project
+from sidecar.read.select import Family
+from sidecar.read.wording import one_line
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record

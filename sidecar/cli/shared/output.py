@@ -14,7 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sidecar.views.wording import cut_middle, one_line, printable
+from sidecar.read.wording import cut_middle, one_line, printable
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem

@@ -11,8 +11,8 @@ import typer
 from sidecar.cli.shared.command import note
 
 if TYPE_CHECKING:
-    from sidecar.views.catalog import Catalog
-    from sidecar.views.projects import Project
+    from sidecar.read.catalog import Catalog
+    from sidecar.read.projects import Project
     from streams.log.reader import LogReader
 
 ALL = "all"
@@ -31,7 +31,7 @@ ProjectOption = Annotated[
 
 def project_here() -> Project:
     """The repository around the current directory; the directory itself if there is none."""
-    from sidecar.views.projects import Project
+    from sidecar.read.projects import Project
 
     here = Path.cwd()
     return Project(str(next((path for path in (here, *here.parents) if (path / ".git").exists()), here)))
@@ -39,7 +39,7 @@ def project_here() -> Project:
 
 def named_project(given: str | None) -> Project | None:
     """The project that ``--project`` names; ``None`` for ``all``, or if the option is not given."""
-    from sidecar.views.projects import Project
+    from sidecar.read.projects import Project
 
     if given is None or given == ALL:
         return None
@@ -78,7 +78,7 @@ def streams_here(catalog: Catalog) -> set[str]:
 
 def shown_directory(directory: str) -> str:
     """A directory as a person writes it: ``~/shop``; empty if it is not known."""
-    from sidecar.views.projects import short_directory
+    from sidecar.read.projects import short_directory
 
     return short_directory(directory, str(Path.home())) if directory else ""
 
@@ -89,8 +89,8 @@ async def newest_stream(reader: LogReader, given: str | None) -> str:
     Raises:
         NoLog: the log has no stream.
     """
-    from sidecar.views.projects import newest_of
-    from sidecar.views.select import NoLog, catalog_of, empty_text
+    from sidecar.read.projects import newest_of
+    from sidecar.read.select import NoLog, catalog_of, empty_text
 
     catalog, _ = await catalog_of(reader)  # damage to the log is ignored here, because reading the stream reports it
     streams = project_streams(catalog, given) if given is not None else streams_here(catalog) or None
@@ -105,7 +105,7 @@ async def newest_stream(reader: LogReader, given: str | None) -> str:
 
 async def newest_text(reader: LogReader, stream: str) -> str:
     """The stream that a command chose: ``The newest session in ~/shop: ses_1a2b, Fix the login test``."""
-    from sidecar.views.select import catalog_of
+    from sidecar.read.select import catalog_of
 
     catalog, _ = await catalog_of(reader)
     own, directory = catalog.own_session(stream), shown_directory(catalog.directory(stream))
@@ -116,7 +116,7 @@ async def newest_text(reader: LogReader, stream: str) -> str:
 
 def waiting_lines(catalog: Catalog, streams: Collection[str] | None, now_ms: int) -> list[str]:
     """What is waiting for a person, one line each: ``waiting for you: bash rm -rf build, 2 min, in ~/shop``."""
-    from sidecar.views.wording import rough_span
+    from sidecar.read.wording import rough_span
 
     lines = []
     for ask in catalog.asks(streams):

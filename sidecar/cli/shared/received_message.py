@@ -16,9 +16,9 @@ import orjson
 
 from bridge.nats import headers as h
 from bridge.nats.subjects import CATEGORIES, COMPONENTS, L0Subject, RecordSubject
-from sidecar.views.background import Tone
-from sidecar.views.describe import LONGEST, Line, describe, short_type, spent
-from sidecar.views.wording import iso_time, lasted, one_line
+from sidecar.read.background import Tone
+from sidecar.read.describe import LONGEST, Line, describe, short_type, spent
+from sidecar.read.wording import iso_time, lasted, one_line
 from streams.bus.subjects import REST, SubjectError, check_pattern
 from streams.errors import StreamError
 from streams.event import StreamEvent

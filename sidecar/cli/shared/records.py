@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.shared.output import Output, fitted, marked, padded
-from sidecar.views.asked import CHECKPOINT
-from sidecar.views.background import Tone
-from sidecar.views.describe import LONGEST, Line, describe
-from sidecar.views.timing import Timing
-from sidecar.views.wording import iso_time, local_time, one_line, printable
+from sidecar.read.asked import CHECKPOINT
+from sidecar.read.background import Tone
+from sidecar.read.describe import LONGEST, Line, describe
+from sidecar.read.timing import Timing
+from sidecar.read.wording import iso_time, local_time, one_line, printable
 from streams.query import Filter, value_with
 from streams.store import Record
 

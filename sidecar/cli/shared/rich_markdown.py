@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from sidecar.views.markdown import MARKDOWN, is_whole
-from sidecar.views.wording import printable
+from sidecar.read.transcript.markdown_text import MARKDOWN, is_whole
+from sidecar.read.wording import printable
 
 Row = list[tuple[str, str]]
 """One line: pieces of text, each with rich's name for its style."""

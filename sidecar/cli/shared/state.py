@@ -29,9 +29,9 @@ from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
 from sidecar.cli.shared.output import Output
 from sidecar.cli.shared.project import waiting_lines
 from sidecar.home import Home
-from sidecar.views.catalog import Catalog
-from sidecar.views.select import catalog_of
-from sidecar.views.wording import bytes_text, local_time
+from sidecar.read.catalog import Catalog
+from sidecar.read.select import catalog_of
+from sidecar.read.wording import bytes_text, local_time
 from streams.errors import StreamError
 from streams.log.presence import kept_hint
 from streams.log.reader import LogReader

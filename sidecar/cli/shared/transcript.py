@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from sidecar.cli.shared.command import Failure
-from sidecar.views.wording import printable
+from sidecar.read.wording import printable
 
 if TYPE_CHECKING:
-    from sidecar.views.select import Family
-    from sidecar.views.transcript import Reading, Session
+    from sidecar.read.select import Family
+    from sidecar.read.transcript.model import Reading, Session
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
 
@@ -40,8 +40,8 @@ def is_ending(output: Path) -> bool:
 
 async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Session], CorruptLog | None]:
     """The top-level sessions of the streams in ``family``, and the fault that ended reading early, if any."""
-    from sidecar.views.conversation import Conversation
-    from sidecar.views.select import records_of
+    from sidecar.read.select import records_of
+    from sidecar.read.transcript.conversation import Conversation
     from streams.errors import CorruptLog
 
     conversation = Conversation()
@@ -55,7 +55,7 @@ async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Sessi
 
 async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
     """The notes for the top of the transcript: that its beginning was pruned, and what was lost in it."""
-    from sidecar.views.select import catalog_of, pruned_text
+    from sidecar.read.select import catalog_of, pruned_text
 
     gone = (await reader.removed()).get(stream)
     told = pruned_text(stream, gone) if gone is not None else None
@@ -73,11 +73,11 @@ def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Itera
         return
     lines: Iterable[str]
     if form == "html":
-        from sidecar.views.transcript_html import html_lines
+        from sidecar.read.transcript.html import html_lines
 
         lines = html_lines(roots, reading)
     else:
-        from sidecar.views.transcript_markdown import markdown_lines
+        from sidecar.read.transcript.markdown import markdown_lines
 
         lines = markdown_lines(roots, reading)
     for line in lines:

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from sidecar.cli.shared.rich_markdown import Row, markdown_rows
-from sidecar.views import transcript_wording as words
-from sidecar.views.approvals import Ask
-from sidecar.views.edits import Diff
-from sidecar.views.transcript import Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
-from sidecar.views.wording import one_line, printable
+from sidecar.read.changes.approvals import Ask
+from sidecar.read.changes.edits import Diff
+from sidecar.read.transcript import wording as words
+from sidecar.read.transcript.model import Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
+from sidecar.read.wording import one_line, printable
 
 READING_WIDTH = 100
 """Maximum width of a text, in columns, because longer lines are hard to read. Output and diffs use the whole width."""

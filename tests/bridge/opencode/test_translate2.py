@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from bridge.opencode.capture.emitter import Asked, Token
 from bridge.opencode.link.frames import HookItem
-from sidecar.views.catalog import Catalog
-from sidecar.views.conversation import Conversation
-from sidecar.views.edits import file_changes
-from sidecar.views.transcript import Call
-from sidecar.views.transcript_wording import call_output, call_text
+from sidecar.read.catalog import Catalog
+from sidecar.read.changes.edits import file_changes
+from sidecar.read.transcript.conversation import Conversation
+from sidecar.read.transcript.model import Call
+from sidecar.read.transcript.wording import call_output, call_text
 from streams.event import StreamEvent
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record

@@ -11,9 +11,9 @@ import pyte
 import pytest
 
 from bridge.opencode.capture.translate import Translator
-from sidecar.views.approvals import Approvals
-from sidecar.views.changes import Changes, Edit, totals
-from sidecar.views.edits import diff_stat, file_changes, new_file_diff, short_path
+from sidecar.read.changes.approvals import Approvals
+from sidecar.read.changes.changes import Changes, Edit, totals
+from sidecar.read.changes.edits import diff_stat, file_changes, new_file_diff, short_path
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
 from streams.store import Record

@@ -18,7 +18,7 @@ from bridge.opencode.link.link import RequestError
 from sidecar.cli.shared import command
 from sidecar.cli.shared.command import Failure, code_of
 from sidecar.keeping.exported import ExportError
-from sidecar.views.select import AllPruned, Ambiguous
+from sidecar.read.select import AllPruned, Ambiguous
 from streams.errors import CorruptLog
 from tests.sidecar.cli.helpers import ROOT, run
 

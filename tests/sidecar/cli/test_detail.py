@@ -10,7 +10,7 @@ import pytest
 
 from bridge.opencode.capture.table import RULES
 from bridge.opencode.capture.translate import Translator
-from sidecar.views.detail import Detail, detail
+from sidecar.read.detail import Detail, detail
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, events_of
 from tests.streams.builders import event

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sidecar.home import Home
-from sidecar.views.catalog import Catalog
-from sidecar.views.select import open_reader
+from sidecar.read.catalog import Catalog
+from sidecar.read.select import open_reader
 from streams.event import StreamEvent
 from tests.sidecar.checking import look, status
 from tests.sidecar.cli.helpers import append, run

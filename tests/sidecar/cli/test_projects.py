@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sidecar.cli.shared.project import project_here
-from sidecar.views.catalog import Catalog
-from sidecar.views.projects import Project, short_directory
-from sidecar.views.select import LogReader, catalog_of
-from sidecar.views.wording import rough_span
+from sidecar.read.catalog import Catalog
+from sidecar.read.projects import Project, short_directory
+from sidecar.read.select import LogReader, catalog_of
+from sidecar.read.wording import rough_span
 from streams.event import StreamEvent
 from streams.store import Record
 from tests.sidecar.cli.helpers import append, run, run_and_stop

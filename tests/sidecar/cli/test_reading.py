@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bridge.opencode.redact import Redactor
-from sidecar.views import select
+from sidecar.read import select
 from streams.identity import seeded_identity
 from streams.store import NOTHING
 from tests.sidecar.cli.helpers import append, command, environment, make_home, run, run_process

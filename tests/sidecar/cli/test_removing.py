@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.checks import counted
 from sidecar.home import Home
-from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.errors import StoreUnavailable
 from streams.identity import system_identity
 from streams.log.log import Log

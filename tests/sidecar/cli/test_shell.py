@@ -143,7 +143,7 @@ def test_an_unexpected_error_is_one_line_too(empty: Path, monkeypatch: pytest.Mo
     def fail(path: Path) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("sidecar.views.select.LogReader", fail)
+    monkeypatch.setattr("sidecar.read.select.LogReader", fail)
     done = run(empty, "streams")
     assert done.code == 1 and done.err.count("\n") == 1
     assert "unexpected RuntimeError: first line second line" in done.err

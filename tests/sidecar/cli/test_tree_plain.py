@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sidecar.cli.tree import _plain
-from sidecar.views.overview import Overview
+from sidecar.read.overview import Overview
 from streams.store import Record
 from tests.sidecar.views.conversations import happened
 

@@ -23,7 +23,7 @@ from sidecar.orchestrator.checkpoints import Checkpoint
 from sidecar.orchestrator.consent import MAX_TEXT, asked
 from sidecar.orchestrator.people import People
 from sidecar.orchestrator.reading import whole as read_whole
-from sidecar.views.select import open_reader
+from sidecar.read.select import open_reader
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.real.opencode import free_port

@@ -11,8 +11,8 @@ from rich.console import Console
 from bridge.opencode.capture.translate import Translator
 from sidecar.cli.shared.transcript import transcript_bytes
 from sidecar.cli.shared.transcript_text import transcript_rows
-from sidecar.views.conversation import Conversation
-from sidecar.views.transcript import Reading, Session
+from sidecar.read.transcript.conversation import Conversation
+from sidecar.read.transcript.model import Reading, Session
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.store import Record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.orchestrator.lifecycle import INTENT, NOTICE
-from sidecar.views.background import NEWS, is_news, tell
+from sidecar.read.background import NEWS, is_news, tell
 
 
 def test_every_event_of_a_life_cycle_has_a_line() -> None:

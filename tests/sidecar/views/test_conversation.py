@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sidecar.views.approvals import LEAST_PERSON_MS, Ask
-from sidecar.views.catalog import Catalog
-from sidecar.views.conversation import MOST_DEPTH
-from sidecar.views.session_fold import diffs_of
-from sidecar.views.transcript import Call, Notice, Prompt, Reading, Said, Session, Turn
-from sidecar.views.transcript_wording import answer_text, asked_text, call_facts, facts_of, turn_end
+from sidecar.read.catalog import Catalog
+from sidecar.read.changes.approvals import LEAST_PERSON_MS, Ask
+from sidecar.read.transcript.conversation import MOST_DEPTH
+from sidecar.read.transcript.model import Call, Notice, Prompt, Reading, Said, Session, Turn
+from sidecar.read.transcript.session_fold import diffs_of
+from sidecar.read.transcript.wording import answer_text, asked_text, call_facts, facts_of, turn_end
 from streams.event import StreamEvent
 from streams.store import Record
 from tests.sidecar.views.conversations import DEMO, NAMES, folded, happened, recorded, written

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sidecar.views.catalog import Catalog
-from sidecar.views.host_agents import host_agents
-from sidecar.views.overview import Overview
+from sidecar.read.catalog import Catalog
+from sidecar.read.host_agents import host_agents
+from sidecar.read.overview import Overview
 from streams.store import Record
 from tests.bridge.opencode.playing2 import play2
 

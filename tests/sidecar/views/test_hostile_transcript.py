@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.views.transcript import Reading
-from sidecar.views.transcript_html import markdown_html
-from sidecar.views.transcript_markdown import code, contained, fenced
+from sidecar.read.transcript.html import markdown_html
+from sidecar.read.transcript.markdown import code, contained, fenced
+from sidecar.read.transcript.model import Reading
 from streams.event import StreamEvent
 from tests.sidecar.views.conversations import folded, happened, written
 

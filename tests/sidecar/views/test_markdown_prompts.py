@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sidecar.views.transcript import Prompt, Reading, Session, Turn
-from sidecar.views.transcript_markdown import markdown_lines
+from sidecar.read.transcript.markdown import markdown_lines
+from sidecar.read.transcript.model import Prompt, Reading, Session, Turn
 
 
 def test_a_prompt_has_neither_html_nor_images() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bridge.opencode.redact import MAX_STRING, Redactor
-from sidecar.views.describe import describe
-from sidecar.views.detail import detail
-from sidecar.views.wording import one_line, printable
+from sidecar.read.describe import describe
+from sidecar.read.detail import detail
+from sidecar.read.wording import one_line, printable
 from tests.sidecar.views.conversations import folded, happened, written
 
 SPELLED = ("می\u200cخواهم", "क्\u200dष", "\U0001f468\u200d\U0001f4bb")

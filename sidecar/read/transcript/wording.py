@@ -9,13 +9,13 @@ import json
 import re
 from typing import Any, TypeVar
 
-from sidecar.views.approvals import Ask, who_text
-from sidecar.views.describe import spent, tool_text
-from sidecar.views.edits import Diff, short_path
-from sidecar.views.fields import as_list, as_mapping
-from sidecar.views.timing import LEAST_SHOWN_MS
-from sidecar.views.transcript import Call, Item, Notice, Prompt, Said, Session, Turn, asks_below, branches_below
-from sidecar.views.wording import lasted, local_time, rough_span
+from sidecar.read.changes.approvals import Ask, who_text
+from sidecar.read.changes.edits import Diff, short_path
+from sidecar.read.describe import spent, tool_text
+from sidecar.read.fields import as_list, as_mapping
+from sidecar.read.timing import LEAST_SHOWN_MS
+from sidecar.read.transcript.model import Call, Item, Notice, Prompt, Said, Session, Turn, asks_below, branches_below
+from sidecar.read.wording import lasted, local_time, rough_span
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sidecar.views.fields import as_int, as_text
+from sidecar.read.fields import as_int, as_text
 
 GAP: Final = "capture.gap"
 

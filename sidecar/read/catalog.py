@@ -12,10 +12,10 @@ from typing import Any, Final, Self
 import msgspec
 
 from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
-from sidecar.views.asked import CHECKPOINT, asked_text
-from sidecar.views.fields import as_int, as_mapping, as_text, has_cut, is_forgotten
-from sidecar.views.losses import GAP, SHOWN, Loss, loss_text
-from sidecar.views.wording import cut_middle
+from sidecar.read.asked import CHECKPOINT, asked_text
+from sidecar.read.fields import as_int, as_mapping, as_text, has_cut, is_forgotten
+from sidecar.read.losses import GAP, SHOWN, Loss, loss_text
+from sidecar.read.wording import cut_middle
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
 

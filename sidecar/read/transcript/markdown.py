@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sidecar.views import transcript_wording as words
-from sidecar.views.approvals import Ask
-from sidecar.views.transcript import Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
-from sidecar.views.wording import local_time, one_line, printable
+from sidecar.read.changes.approvals import Ask
+from sidecar.read.transcript import wording as words
+from sidecar.read.transcript.model import Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
+from sidecar.read.wording import local_time, one_line, printable
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _SWALLOWS = re.compile(r"( {0,3})<(?=script|pre|style|textarea|!|\?)", re.IGNORECASE)

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.views.fields import as_text, is_forgotten
-from sidecar.views.session_fold import SessionFold
-from sidecar.views.transcript import Branch, Call, Session
+from sidecar.read.fields import as_text, is_forgotten
+from sidecar.read.transcript.model import Branch, Call, Session
+from sidecar.read.transcript.session_fold import SessionFold
 from streams.lineage import CREATED, LINKED, RESUMED
 from streams.store import Record
 

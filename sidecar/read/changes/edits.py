@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import unified_diff
 from typing import Any, Literal, TypeGuard
 
-from sidecar.views.fields import as_list, as_mapping, as_text, first_text, with_cuts_told
+from sidecar.read.fields import as_list, as_mapping, as_text, first_text, with_cuts_told
 
 EDITORS = frozenset({"edit", "write", "multiedit", "patch", "apply_patch"})
 """The tools that change files. The files that a command changes are not known."""

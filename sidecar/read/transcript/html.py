@@ -14,12 +14,12 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from sidecar.views import transcript_wording as words
-from sidecar.views.approvals import Ask
-from sidecar.views.edits import Diff
-from sidecar.views.markdown import is_whole, parser
-from sidecar.views.transcript import Call, Item, Prompt, Reading, Said, Session, Turn
-from sidecar.views.wording import local_time, one_line, printable
+from sidecar.read.changes.approvals import Ask
+from sidecar.read.changes.edits import Diff
+from sidecar.read.transcript import wording as words
+from sidecar.read.transcript.markdown_text import is_whole, parser
+from sidecar.read.transcript.model import Call, Item, Prompt, Reading, Said, Session, Turn
+from sidecar.read.wording import local_time, one_line, printable
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1f2328; --quiet: #636c76; --line: #d1d9e0; --soft: #f6f8fa;

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from os.path import normpath
 from typing import Any, Literal
 
-from sidecar.views.asked import CHECKPOINT, what_is_asked
-from sidecar.views.fields import as_list, as_mapping, as_strings, as_text, first_text
-from sidecar.views.wording import lasted, one_line
+from sidecar.read.asked import CHECKPOINT, what_is_asked
+from sidecar.read.fields import as_list, as_mapping, as_strings, as_text, first_text
+from sidecar.read.wording import lasted, one_line
 from streams.store import Record
 
 LEAST_PERSON_MS = 100

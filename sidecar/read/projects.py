@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from sidecar.views.catalog import Catalog, is_agents
+from sidecar.read.catalog import Catalog, is_agents
 
 _WORKTREE: Final = re.compile(r".*/worktrees/(int_[0-9a-f]{4,64}(/.*)?)", re.DOTALL)
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.views.approvals import Approvals, add_answer, ask_of
-from sidecar.views.asked import CHECKPOINT
-from sidecar.views.catalog import add_cost
-from sidecar.views.describe import describe, short_type
-from sidecar.views.edits import Diff, file_changes, hunks_of, short_path
-from sidecar.views.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
-from sidecar.views.transcript import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
+from sidecar.read.asked import CHECKPOINT
+from sidecar.read.catalog import add_cost
+from sidecar.read.changes.approvals import Approvals, add_answer, ask_of
+from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
+from sidecar.read.describe import describe, short_type
+from sidecar.read.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
+from sidecar.read.transcript.model import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
 

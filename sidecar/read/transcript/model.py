@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sidecar.views.approvals import Ask
-from sidecar.views.edits import Diff
+from sidecar.read.changes.approvals import Ask
+from sidecar.read.changes.edits import Diff
 
 NoticeKind = Literal["error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "background", "other"]
 

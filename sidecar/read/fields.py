@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-from sidecar.views.wording import bytes_text
+from sidecar.read.wording import bytes_text
 
 _CUT = {"$sha256", "bytes", "beginning"}
 

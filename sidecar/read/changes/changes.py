@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from sidecar.views.approvals import Approval, Approvals
-from sidecar.views.asked import CHECKPOINT
-from sidecar.views.describe import LONGEST, input_text
-from sidecar.views.edits import Diff, file_changes
-from sidecar.views.fields import as_text
+from sidecar.read.asked import CHECKPOINT
+from sidecar.read.changes.approvals import Approval, Approvals
+from sidecar.read.changes.edits import Diff, file_changes
+from sidecar.read.describe import LONGEST, input_text
+from sidecar.read.fields import as_text
 from streams.store import Record
 
 STEP: Final = "execution.step"

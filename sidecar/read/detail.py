@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from sidecar.views.asked import CHECKPOINT, what_is_asked
-from sidecar.views.edits import file_changes
-from sidecar.views.fields import as_list, as_mapping, as_text, is_forgotten, is_number, with_cuts_told
-from sidecar.views.wording import UNKNOWN, amount, lasted, local_time, money
+from sidecar.read.asked import CHECKPOINT, what_is_asked
+from sidecar.read.changes.edits import file_changes
+from sidecar.read.fields import as_list, as_mapping, as_text, is_forgotten, is_number, with_cuts_told
+from sidecar.read.wording import UNKNOWN, amount, lasted, local_time, money
 from streams.event import StreamEvent
 
 Kind = Literal["text", "aside", "command", "output", "diff", "bad"]

@@ -12,8 +12,8 @@ from typing import ClassVar, Final, cast
 from weakref import WeakKeyDictionary
 
 from sidecar.processes import still_runs
-from sidecar.views.catalog import CATALOG, CATALOG_VERSION, Catalog
-from sidecar.views.wording import local_time
+from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.read.wording import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
 from streams.lineage import Lineage

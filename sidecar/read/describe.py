@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sidecar.views.asked import CHECKPOINT, asked_text
-from sidecar.views.background import Tone, tell
-from sidecar.views.fields import (
+from sidecar.read.asked import CHECKPOINT, asked_text
+from sidecar.read.background import Tone, tell
+from sidecar.read.fields import (
     as_list,
     as_mapping,
     as_text,
@@ -22,9 +22,9 @@ from sidecar.views.fields import (
     is_said,
     with_cuts_told,
 )
-from sidecar.views.losses import GAP, lost_text
-from sidecar.views.timing import LEAST_SHOWN_MS
-from sidecar.views.wording import amount, lasted, money, one_line
+from sidecar.read.losses import GAP, lost_text
+from sidecar.read.timing import LEAST_SHOWN_MS
+from sidecar.read.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
 
 LONGEST = 2000

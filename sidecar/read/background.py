@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from sidecar.views.fields import as_list
-from sidecar.views.wording import one_line
+from sidecar.read.fields import as_list
+from sidecar.read.wording import one_line
 
 Tone = Literal["input", "output", "good", "bad", "asks", "quiet", "plain"]
 """The kind of a line: a person's words, the model's words, success, failure, a question, or something of little

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.views.approvals import Approvals
-from sidecar.views.asked import CHECKPOINT
-from sidecar.views.fields import is_number
+from sidecar.read.asked import CHECKPOINT
+from sidecar.read.changes.approvals import Approvals
+from sidecar.read.fields import is_number
 from streams.event import StreamEvent
 from streams.store import Record
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.views.catalog import Catalog, SessionView, StreamView, add_cost
-from sidecar.views.describe import input_text
-from sidecar.views.fields import as_text
+from sidecar.read.catalog import Catalog, SessionView, StreamView, add_cost
+from sidecar.read.describe import input_text
+from sidecar.read.fields import as_text
 from streams.store import Record
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.views.fields import as_list, as_mapping, as_text, first_text
-from sidecar.views.wording import one_line, visible
+from sidecar.read.fields import as_list, as_mapping, as_text, first_text
+from sidecar.read.wording import one_line, visible
 
 CHECKPOINT = "workflow.checkpoint"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sidecar.views.overview import Overview
+from sidecar.read.overview import Overview
 
 LABEL: Final = "OpenCode's own"
 """How these agents are told apart from background work of Durable Stream."""

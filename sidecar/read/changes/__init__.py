@@ -1,0 +1,1 @@
+"""The files that agents changed, and who approved what."""

@@ -1,0 +1,1 @@
+"""A session as a conversation: its model, and the same model as Markdown and HTML."""
