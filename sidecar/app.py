@@ -18,6 +18,8 @@ from typing import Any, Final
 from bridge.opencode.capture.translate import Translator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
+from sidecar.background.service import DurableStream
+from sidecar.background.tool_calls import ToolCalls
 from sidecar.components import Component, wait_idle
 from sidecar.config import Config
 from sidecar.handler import Sidecar
@@ -28,8 +30,6 @@ from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
 from sidecar.metrics import SidecarMetrics
 from sidecar.nats.service import MirrorSource, NatsService
-from sidecar.orchestrator.service import DurableStream
-from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.processes import kill, mark_of
 from sidecar.record.back_fill import BackFill
 from sidecar.record.ingest import Ingest

@@ -14,12 +14,12 @@ from bridge.opencode.capture.shapes import mapping, session_info
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
 from bridge.opencode.link.link import CallError, Refused
+from sidecar.background.service import DurableStream
+from sidecar.background.tool_calls import ToolCalls
 from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.nats.service import NatsService
-from sidecar.orchestrator.service import DurableStream
-from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.record.backlog import backlog
 from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.registration import place_of

@@ -173,7 +173,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
     "prometheus_client": ("sidecar/metrics.py",),
-    "apprise": ("sidecar/orchestrator/channels.py",),
+    "apprise": ("sidecar/background/people/channels.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""
 

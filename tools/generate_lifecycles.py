@@ -11,9 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sidecar.orchestrator.alerts import ALERT
-from sidecar.orchestrator.checkpoints import CHECKPOINT
-from sidecar.orchestrator.lifecycle import INTENT, NOTICE
+from sidecar.background.intents.lifecycle import INTENT, NOTICE
+from sidecar.background.people.alerts import ALERT
+from sidecar.background.people.checkpoints import CHECKPOINT
 
 PAGE = ROOT / "docs" / "lifecycles.md"
 

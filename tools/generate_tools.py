@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sidecar.orchestrator.tools import tools_json
+from sidecar.background.tools import tools_json
 
 PAGE = ROOT / "plugin-shim" / "src" / "tools.json"
 

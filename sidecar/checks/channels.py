@@ -9,7 +9,7 @@ def check_urls(scene: Scene) -> list[Check]:
     """A finding for each URL of ``[notify]`` that cannot be used, named without its secrets. Sends nothing."""
     if scene.config is None or not scene.config.notify.urls:
         return []
-    from sidecar.orchestrator.channels import Channels
+    from sidecar.background.people.channels import Channels
 
     named: dict[str, list[str]] = {}
     for name, why in Channels(scene.config.notify).faults().items():
@@ -25,7 +25,7 @@ def check_turns(scene: Scene) -> list[Check]:
     """Whether ordinary turns ring, and through which channels; nothing if they do not and should not."""
     if scene.config is None or scene.config.notify.turns == "off":
         return []
-    from sidecar.orchestrator.channels import Channels
+    from sidecar.background.people.channels import Channels
 
     names = Channels(scene.config.notify).names
     if names:
@@ -38,7 +38,7 @@ def check_channels(scene: Scene) -> list[Check]:
     """The configured channels that did not accept the newest message sent on them, named without secrets."""
     if scene.config is None or not scene.survey.failing:
         return []
-    from sidecar.orchestrator.channels import Channels
+    from sidecar.background.people.channels import Channels
 
     hint = (
         "run `durable-stream notify test` to see whether the channel works now; `durable-stream notices` lists the "

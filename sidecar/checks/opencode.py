@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from sidecar.background.hosts.lacks import MEANINGS, lacks_of
 from sidecar.checks.asking import refused_plugin
 from sidecar.checks.check import Check, Fix, Plugin, Scene, again
 from sidecar.install.npm import (
@@ -24,7 +25,6 @@ from sidecar.install.npm import (
     waits,
 )
 from sidecar.install.plugin import RELOAD, REMOVE_PACKAGE, RESTART
-from sidecar.orchestrator.lacks import MEANINGS, lacks_of
 from sidecar.record.exclusion import Exclusion
 from sidecar.version import VERSION
 

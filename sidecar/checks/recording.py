@@ -36,8 +36,8 @@ _LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode 
 async def survey(home: Home) -> Survey:
     """Read what the checks need from the log: the newest records in full, the gaps, the sessions' directories, and the
     failing channels."""
-    from sidecar.orchestrator.afterwards import worktree_of
-    from sidecar.orchestrator.reading import read_failing, read_intents
+    from sidecar.background.intents.afterwards import worktree_of
+    from sidecar.background.reading import read_failing, read_intents
 
     newest, last_ts = 0, None
     directories: dict[str, None] = {}

@@ -12,8 +12,8 @@ from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
+    from sidecar.background.people.checkpoints import Checkpoint
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.checkpoints import Checkpoint
 
 WAITS = ("open", "answering")
 
@@ -44,9 +44,9 @@ async def checkpoints(
 
     The first answer wins, wherever you give it. A late answer fails with the code already-answered.
     """
+    from sidecar.background.people.checkpoints import as_row
+    from sidecar.background.reading import read_checkpoints, whole
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.checkpoints import as_row
-    from sidecar.orchestrator.reading import read_checkpoints, whole
     from sidecar.read.select import empty_text, open_reader
     from streams.store import NOTHING
 
@@ -95,9 +95,9 @@ def _named(listed: list[Checkpoint], given: str) -> Checkpoint:
 
 
 def _table(out: Output, listed: list[Checkpoint]) -> None:
+    from sidecar.background.people import teller
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Column
-    from sidecar.orchestrator import teller
     from sidecar.read.asked import on_one_line
     from sidecar.read.wording import ago
 
@@ -113,8 +113,8 @@ def _table(out: Output, listed: list[Checkpoint]) -> None:
 
 
 def _show(out: Output, each: Checkpoint) -> None:
-    from sidecar.orchestrator.checkpoints import as_row
-    from sidecar.orchestrator.consent import always_text
+    from sidecar.background.people.checkpoints import as_row
+    from sidecar.background.people.consent import always_text
     from sidecar.read.wording import local_time, visible
 
     if out.json:

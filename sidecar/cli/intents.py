@@ -13,9 +13,9 @@ from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 from sidecar.cli.shared.removing import NOTHING_CHANGED
 
 if TYPE_CHECKING:
+    from sidecar.background.intents.state import Intent, State
     from sidecar.cli.shared.output import Output
     from sidecar.home import Home
-    from sidecar.orchestrator.intent_state import Intent, State
     from streams.log.reader import LogReader
 
 
@@ -46,9 +46,9 @@ async def intents(
     json: JsonFlag = False,
 ) -> None:
     """List background work, newest last: its state, age, cost, title, and why it failed."""
+    from sidecar.background.intents.rows import as_row, spent_by
+    from sidecar.background.reading import read_intents
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.reading import read_intents
-    from sidecar.orchestrator.rows import as_row, spent_by
     from sidecar.read.select import empty_text, open_reader
     from sidecar.read.wording import visible
     from streams.store import NOTHING
@@ -142,7 +142,7 @@ async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
 
 async def _diff(intent: Intent) -> str:
     """The whole diff of an intent's changes. The log has only its beginning, so git is asked."""
-    from sidecar.orchestrator.worktrees import WorktreeError, whole_diff
+    from sidecar.background.worktrees.worktrees import WorktreeError, whole_diff
 
     changes = intent.changes
     if not changes.get("ref"):
@@ -164,9 +164,9 @@ def _named(state: State, given: str) -> Intent:
 
 
 def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> None:
+    from sidecar.background.intents.waits import remark, state_shown
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Column
-    from sidecar.orchestrator.waits import remark, state_shown
     from sidecar.read.host_agents import LABEL
     from sidecar.read.wording import ago, money, rough_span
 
@@ -193,11 +193,11 @@ def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> No
 
 
 async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) -> list[dict[str, str]]:
+    from sidecar.background.intents.budgets import full
+    from sidecar.background.intents.state import Limits
+    from sidecar.background.intents.waits import waits
+    from sidecar.background.reading import read_checkpoints
     from sidecar.config import ConfigError, load_config
-    from sidecar.orchestrator.budgets import full
-    from sidecar.orchestrator.intent_state import Limits
-    from sidecar.orchestrator.reading import read_checkpoints
-    from sidecar.orchestrator.waits import waits
 
     reached = ""
     if intent.state == "queued":
@@ -214,7 +214,7 @@ def _wait_text(wait: dict[str, str]) -> str:
 
 def _place(intent: Intent) -> str | None:
     """Where the intent edits files; ``None`` if it has not started or has ended."""
-    from sidecar.orchestrator.lifecycle import ENDED
+    from sidecar.background.intents.lifecycle import ENDED
 
     if intent.session is None or intent.state in ENDED:
         return None
@@ -222,11 +222,11 @@ def _place(intent: Intent) -> str | None:
 
 
 def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]) -> None:
+    from sidecar.background.intents.lifecycle import ENDED
+    from sidecar.background.intents.rows import as_row, spent_by
+    from sidecar.background.intents.texts import file_text, kept_text, notes_text, overlap_text
+    from sidecar.background.intents.waits import used as used_by
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.orchestrator.intent_texts import file_text, kept_text, notes_text, overlap_text
-    from sidecar.orchestrator.lifecycle import ENDED
-    from sidecar.orchestrator.rows import as_row, spent_by
-    from sidecar.orchestrator.waits import used as used_by
     from sidecar.read.wording import amount, local_time, money, rough_span, visible
 
     notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)

@@ -20,8 +20,8 @@ async def notices(
 
     A message is queued, then sent, then observed. If nobody sees it, the next channel is used.
     """
+    from sidecar.background.reading import read_notices
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.reading import read_notices
     from sidecar.read.select import empty_text, open_reader
     from streams.store import NOTHING
 

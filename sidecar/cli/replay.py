@@ -31,11 +31,11 @@ async def replay(
     Compares the agent's outputs, its state after each input, and its snapshot with the log, and shows the first
     difference. Runs no effects and changes nothing.
     """
+    from sidecar.background.intents.intents import NAME as INTENTS
+    from sidecar.background.intents.intents import IntentAgent
+    from sidecar.background.intents.state import Limits
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config
-    from sidecar.orchestrator.intent_state import Limits
-    from sidecar.orchestrator.intents import NAME as INTENTS
-    from sidecar.orchestrator.intents import IntentAgent
     from sidecar.read.select import find_stream, open_reader
     from sidecar.runtime.replay import replay as replayed
 

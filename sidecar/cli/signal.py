@@ -24,9 +24,9 @@ async def signal(
     """Raise a signal for agents that wait for it with the tool wait_for, now or later."""
     import json as reading
 
+    from sidecar.background.people.signals import SIGNAL
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.signals import SIGNAL
 
     if re.fullmatch(SIGNAL, name) is None:
         raise Failure(

@@ -11,8 +11,8 @@ import typer
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
+    from sidecar.background.intents.state import Intent, State
     from sidecar.home import Home
-    from sidecar.orchestrator.intent_state import Intent, State
 
 LOOK_SECONDS: Final = 2.0
 """How long, after the start of the work, the command waits for a failure that comes at once, such as a wrong key."""
@@ -90,9 +90,9 @@ async def spawn(
 
     If the work fails at once, or with --wait at any time, the exit code is 1, and stderr says why.
     """
+    from sidecar.background.intents.rows import as_row
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.rows import as_row
     from sidecar.read.wording import visible
 
     out = Output(json)
@@ -137,8 +137,8 @@ async def _watched(home: Home, identifier: str, wait: bool) -> Intent | None:
     ``START_SECONDS`` and ``LOOK_SECONDS``. ``None`` if the log does not show the intent by then."""
     import asyncio
 
-    from sidecar.orchestrator.intent_state import State
-    from sidecar.orchestrator.lifecycle import ENDED
+    from sidecar.background.intents.lifecycle import ENDED
+    from sidecar.background.intents.state import State
 
     state, told, now = State(), set[str](), asyncio.get_running_loop().time
     is_started = False
@@ -163,8 +163,8 @@ async def _watched(home: Home, identifier: str, wait: bool) -> Intent | None:
 
 async def _states(home: Home, state: State) -> AsyncIterator[None]:
     """Fold the past of all intents into ``state``, then each new record; yield after each change, without end."""
+    from sidecar.background.intents.intents import NAME
     from sidecar.cli.shared.follow import follow
-    from sidecar.orchestrator.intents import NAME
     from sidecar.read.select import open_reader
     from sidecar.runtime.inputs import agent_stream, is_applied
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
+    from sidecar.background.board import Board
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.board import Board
 
 REFRESH_SECONDS = 1.0
 WAITING = "Waiting for you"
@@ -47,9 +47,9 @@ async def top(
     Press q or Ctrl-C to quit. In a pipe, or with --once, prints once and exits. With --json, prints one object; its
     field ``sidecar`` is false if no sidecar is running, so nothing changes.
     """
+    from sidecar.background.board import open_board
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
-    from sidecar.orchestrator.board import open_board
     from sidecar.read.select import empty_text, open_reader
     from streams.store import NOTHING
 
@@ -140,7 +140,7 @@ def _summary(state: dict[str, Any]) -> str:
 
 
 def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
-    from sidecar.orchestrator.waits import state_shown
+    from sidecar.background.intents.waits import state_shown
     from sidecar.read.wording import amount, money, rough_span
 
     rows: list[tuple[str, ...]] = []

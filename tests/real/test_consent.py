@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.alerts import MOST_ALONE
-from sidecar.orchestrator.people import MOST_ASKS
+from sidecar.background.people.alerts import MOST_ALONE
+from sidecar.background.people.people import MOST_ASKS
 from tests.real.background import intents, only, refused, spawn, two_with_plugin, with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer

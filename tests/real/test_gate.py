@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.messages import TAGS
+from sidecar.background.messages import TAGS
 from tests.real.background import intents, one, only, spawn, two_with_plugin, with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer

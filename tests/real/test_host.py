@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from sidecar.background.hosts.v1 import V1Host
 from sidecar.config import Config, PhantomConfig
 from sidecar.home import Home
-from sidecar.orchestrator.v1 import V1Host
 from tests.real.durable import PLUGIN, DurableStream
 from tests.real.host_contract import HostContract, asking, until
 from tests.real.inside import sidecar_inside

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from sidecar.background.hosts.host import HostError
 from sidecar.config import Config
 from sidecar.home import Home
-from sidecar.orchestrator.host import HostError
 from tests.real.durable import PLUGIN, DurableStream
 from tests.real.host_contract import HostContract, asking, until
 from tests.real.inside import sidecar_inside

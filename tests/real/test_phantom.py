@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.orchestrator.tools import TOOLS
+from sidecar.background.tools import TOOLS
 from tests.real.background import assert_one_chain, ended, intents, one, spawn, spawns, with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer

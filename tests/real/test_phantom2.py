@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.intent_effects import CHECK, PROMPT
+from sidecar.background.intents.intent_effects import CHECK, PROMPT
 from tests.real.background import assert_one_chain, ended, one, only, refused, spawn, two_with_plugin
 from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS

@@ -26,7 +26,10 @@ LOOKED_AT = {
     ("sidecar/cli/install.py", "S603"): "asks git about the project that the user named: a list, no shell",
     ("sidecar/nats/server/child.py", "S606"): "becomes the NATS server: the sidecar's own command as a list, no shell",
     ("sidecar/nats/server/process.py", "S603"): "asks ps, by its full path, about one pid: a list, no shell",
-    ("sidecar/orchestrator/channels.py", "S603"): "shows a desktop notification: a list, no shell, texts after `--`",
+    (
+        "sidecar/background/people/channels.py",
+        "S603",
+    ): "shows a desktop notification: a list, no shell, texts after `--`",
     ("sidecar/checks/opencode.py", "S603"): "asks the installed command for its version: a list, no shell",
     (
         "sidecar/cli/shared/pager.py",

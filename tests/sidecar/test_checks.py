@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from sidecar.background.hosts.lacks import MEANINGS, ONE, TWO
 from sidecar.checks.check import scene_of
 from sidecar.checks.opencode import check_services, check_versions
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import FIRST_LINE, Target, uninstall
 from sidecar.install.tui import CONFIG_NAME, TUI_NAME
 from sidecar.install.tui2 import FILE, SETTINGS_NAME
-from sidecar.orchestrator.lacks import MEANINGS, ONE, TWO
 from tests.sidecar.checking import (
     LINKED,
     PROGRAM,

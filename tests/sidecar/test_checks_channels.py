@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
+from sidecar.background.people.channels import channel_name
 from sidecar.checks.channels import check_channels, check_turns, check_urls
 from sidecar.checks.check import Check, scene_of
 from sidecar.checks.recording import survey
 from sidecar.checks.table import BEFORE_THE_LOG, WITH_THE_LOG
 from sidecar.extras import extra_command
 from sidecar.home import Home
-from sidecar.orchestrator.channels import channel_name
 from streams.event import StreamEvent
 from tests.sidecar.cli.helpers import append
 from tests.streams.builders import event

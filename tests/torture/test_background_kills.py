@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.lifecycle import ENDED
+from sidecar.background.intents.lifecycle import ENDED
 from tests.real.durable import wait_until
 from tests.real.terminal import ENTER, READY, Terminal
 from tests.streams.sizes import size

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sidecar.orchestrator.intent_effects import CONTINUE
+from sidecar.background.intents.intent_effects import CONTINUE
 from streams.log.reader import LogReader
 from tests.real.durable import PLUGIN, DurableStream, is_alive
 from tests.real.model_server import HANG_LIMIT_S, ModelRequest, ModelServer, Step

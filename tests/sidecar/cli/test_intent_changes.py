@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.worktrees import MAX_DIFF, Worktree, Worktrees
+from sidecar.background.worktrees.worktrees import MAX_DIFF, Worktree, Worktrees
 from tests.sidecar.cli.helpers import append, run
 from tests.sidecar.cli.test_top import NOW, intent
 from tests.sidecar.orchestrator.projects import ID, repository, write

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from sidecar.background.intents.intents import IntentAgent
 from sidecar.home import Home
-from sidecar.orchestrator.intents import IntentAgent
 from sidecar.runtime.inputs import Command
 from sidecar.runtime.runtime import Runtime
 from streams.identity import seeded_identity

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sidecar.orchestrator.said import Said
+from sidecar.background.said import Said
 from sidecar.runtime.agent import Agent
 from sidecar.runtime.effects.policy import Effect, EffectClass
 from sidecar.runtime.effects.runner import EffectKind, Reconciled, Unknown

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bridge.opencode.link.link import RequestError
-from sidecar.orchestrator.registering import RegisterArgs
-from sidecar.orchestrator.service import DurableStream
+from sidecar.background.intents.registering import RegisterArgs
+from sidecar.background.service import DurableStream
 from sidecar.registry import Requests
 from tests.sidecar.orchestrator.projects import git, repository, write
 from tests.sidecar.orchestrator.support import Bench

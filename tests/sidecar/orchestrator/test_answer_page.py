@@ -14,15 +14,15 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from bridge.opencode.link.link import RequestError
+from sidecar.background.people import answer_link, answer_page
+from sidecar.background.people.answer_link import LIVES_MS, Link
+from sidecar.background.people.answer_page import MAX_CONNECTIONS, MAX_FORM, AnswerPage
+from sidecar.background.people.checkpoints import Checkpoint
+from sidecar.background.people.consent import MAX_TEXT, asked
+from sidecar.background.people.people import People
+from sidecar.background.reading import whole as read_whole
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.orchestrator import answer_link, answer_page
-from sidecar.orchestrator.answer_link import LIVES_MS, Link
-from sidecar.orchestrator.answer_page import MAX_CONNECTIONS, MAX_FORM, AnswerPage
-from sidecar.orchestrator.checkpoints import Checkpoint
-from sidecar.orchestrator.consent import MAX_TEXT, asked
-from sidecar.orchestrator.people import People
-from sidecar.orchestrator.reading import whole as read_whole
 from sidecar.read.select import open_reader
 from streams.identity import seeded_identity
 from streams.log.log import Log

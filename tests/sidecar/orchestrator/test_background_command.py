@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.orchestrator.background_command import MAX_ASK, RECENT_MS, Asked, listing, parse
-from sidecar.orchestrator.checkpoints import Checkpoint
-from sidecar.orchestrator.intent_state import Intent
+from sidecar.background.background_command import MAX_ASK, RECENT_MS, Asked, listing, parse
+from sidecar.background.intents.state import Intent
+from sidecar.background.people.checkpoints import Checkpoint
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.orchestrator import intent_state
-from sidecar.orchestrator.intent_effects import CREATE
+from sidecar.background.intents import state as intent_state
+from sidecar.background.intents.intent_effects import CREATE
 from tests.sidecar.orchestrator.world import World, later
 
 

@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from sidecar.orchestrator.card import NAME, CardFile, card_text
-from sidecar.orchestrator.checkpoints import Checkpoint
-from sidecar.orchestrator.intent_state import Intent
-from sidecar.orchestrator.teller import IN_LIST, TYPE_IT
+from sidecar.background.intents.state import Intent
+from sidecar.background.people.card import NAME, CardFile, card_text
+from sidecar.background.people.checkpoints import Checkpoint
+from sidecar.background.people.teller import IN_LIST, TYPE_IT
 
 
 def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from bridge.opencode.capture.state import SessionState
 from bridge.opencode.link.link import CallError, RequestError
-from sidecar.orchestrator import people
-from sidecar.orchestrator.people import AnswerArgs, SignalArgs
-from sidecar.orchestrator.registering import RegisterArgs
-from sidecar.orchestrator.service import DurableStream
-from sidecar.orchestrator.signals import MOST_AWAITED
-from sidecar.orchestrator.tool_calls import MOST_WAITS, ToolCalls
-from sidecar.orchestrator.tools import TOOLS, AskArgs
+from sidecar.background.intents.registering import RegisterArgs
+from sidecar.background.people import people
+from sidecar.background.people.people import AnswerArgs, SignalArgs
+from sidecar.background.people.signals import MOST_AWAITED
+from sidecar.background.service import DurableStream
+from sidecar.background.tool_calls import MOST_WAITS, ToolCalls
+from sidecar.background.tools import TOOLS, AskArgs
 from tests.sidecar.orchestrator.support import Bench
 from tests.sidecar.orchestrator.test_service import orchestration
 

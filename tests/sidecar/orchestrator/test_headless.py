@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from sidecar.background.hosts.headless import Headless, HeadlessError
+from sidecar.background.hosts.host import HostAbsent
 from sidecar.home import Home
 from sidecar.install.plugin import is_installed
-from sidecar.orchestrator.headless import Headless, HeadlessError
-from sidecar.orchestrator.host import HostAbsent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what another process runs")
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from bridge.opencode.capture.state import CaptureState, SessionState
-from sidecar.orchestrator.borrowed import Borrowed
-from sidecar.orchestrator.hosts import Hosts
-from sidecar.orchestrator.v1 import V1Host
-from sidecar.orchestrator.v2 import V2Host
+from sidecar.background.hosts.borrowed import Borrowed
+from sidecar.background.hosts.hosts import Hosts
+from sidecar.background.hosts.v1 import V1Host
+from sidecar.background.hosts.v2 import V2Host
 from sidecar.record.opencode2.registration import place_of
 
 SERVICE = "/home/user/opencode/service.json"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.orchestrator import intent_state
-from sidecar.orchestrator.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT, TOAST
-from sidecar.orchestrator.intents import MAX_STOPS
-from sidecar.orchestrator.lifecycle import ACTIVE, ENDED
-from sidecar.orchestrator.notices import WAKE
+from sidecar.background.intents import state as intent_state
+from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT, TOAST
+from sidecar.background.intents.intents import MAX_STOPS
+from sidecar.background.intents.lifecycle import ACTIVE, ENDED
+from sidecar.background.intents.notices import WAKE
 from tests.sidecar.orchestrator.world import World, later
 
 

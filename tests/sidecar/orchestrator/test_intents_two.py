@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.intent_effects import ABORT, CHECK, PROMPT
-from sidecar.orchestrator.intent_state import Intent
+from sidecar.background.intents.intent_effects import ABORT, CHECK, PROMPT
+from sidecar.background.intents.state import Intent
 from tests.sidecar.orchestrator.world import World
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sidecar.orchestrator.checkpoints import Checkpoint, CheckpointAgent, answer_text
-from sidecar.orchestrator.intent_state import Intent
-from sidecar.orchestrator.intent_texts import told
-from sidecar.orchestrator.messages import MAX_INLINE, TAGS, for_person, inline, quoted, without_tags
-from sidecar.orchestrator.signals import SignalAgent
+from sidecar.background.intents.state import Intent
+from sidecar.background.intents.texts import told
+from sidecar.background.messages import MAX_INLINE, TAGS, for_person, inline, quoted, without_tags
+from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent, answer_text
+from sidecar.background.people.signals import SignalAgent
 from tests.sidecar.runtime.kinds import Clock
 
 _HIDDEN = "[\\s\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\x00-\x1f_*/-]*"

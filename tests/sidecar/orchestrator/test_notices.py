@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.orchestrator.notices import WAKE
+from sidecar.background.intents.notices import WAKE
 from tests.sidecar.orchestrator.world import World, later
 
 

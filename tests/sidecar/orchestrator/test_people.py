@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from bridge.opencode.link.link import RequestError
+from sidecar.background.hosts.host import HostError
+from sidecar.background.people import answerers
+from sidecar.background.people.people import MOST_ASKS, AnswerArgs, People, SignalArgs
+from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.caller import PEER, Caller, Peer
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.orchestrator import answerers
-from sidecar.orchestrator.host import HostError
-from sidecar.orchestrator.people import MOST_ASKS, AnswerArgs, People, SignalArgs
-from sidecar.orchestrator.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.runtime.inputs import agent_stream
 from streams.identity import seeded_identity
 from streams.log.log import Log

@@ -8,7 +8,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.orchestrator.rights import Rights, Rule, effect_of, for_work, meet
+from sidecar.background.hosts.rights import Rights, Rule, effect_of, for_work, meet
 
 RANKS = {"deny": 0, "ask": 1, "allow": 2}
 DEFAULTS = [

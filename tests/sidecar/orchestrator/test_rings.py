@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.background.people.rings import OLD_MS, QUIET, Focus, Rules, why_not_raised, why_not_sent
+from sidecar.background.people.terminals import FOLDER, MOST_BYTES, read_focus
 from sidecar.notify_config import Turns
-from sidecar.orchestrator.rings import OLD_MS, QUIET, Focus, Rules, why_not_raised, why_not_sent
-from sidecar.orchestrator.terminals import FOLDER, MOST_BYTES, read_focus
 
 
 @pytest.mark.parametrize(

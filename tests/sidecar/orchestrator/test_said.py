@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.opencode.redact import Redactor
-from sidecar.orchestrator.answerers import Who
-from sidecar.orchestrator.people import AnswerArgs
-from sidecar.orchestrator.service import RegisterArgs
+from sidecar.background.people.answerers import Who
+from sidecar.background.people.people import AnswerArgs
+from sidecar.background.service import RegisterArgs
 from sidecar.requests import RequestError
 from sidecar.runtime.engine import InputRefused
 from tests.sidecar.orchestrator.test_service import PARENT, call, orchestration

@@ -14,17 +14,17 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.link import CallError
+from sidecar.background.hosts.host import HostError, Look, Part, Status
+from sidecar.background.hosts.rights import Rights, Rule
+from sidecar.background.intents import state as intent_state
+from sidecar.background.intents.notices import GATHER_MS
+from sidecar.background.intents.registering import RegisterArgs
+from sidecar.background.service import DurableStream
+from sidecar.background.tool_calls import ToolCalls
 from sidecar.config import PhantomConfig
 from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.orchestrator import intent_state
-from sidecar.orchestrator.host import HostError, Look, Part, Status
-from sidecar.orchestrator.notices import GATHER_MS
-from sidecar.orchestrator.registering import RegisterArgs
-from sidecar.orchestrator.rights import Rights, Rule
-from sidecar.orchestrator.service import DurableStream
-from sidecar.orchestrator.tool_calls import ToolCalls
 from sidecar.runtime.engine import InputRefused
 from streams.identity import seeded_identity
 from streams.lineage import trace_id

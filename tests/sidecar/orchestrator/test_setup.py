@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.host import HostAbsent
-from sidecar.orchestrator.setup import MAX_DONE, MAX_OUTPUT, Setup
-from sidecar.orchestrator.worktree_effects import Isolate
-from sidecar.orchestrator.worktrees import Worktrees
+from sidecar.background.hosts.host import HostAbsent
+from sidecar.background.worktrees.effects import Isolate
+from sidecar.background.worktrees.setup import MAX_DONE, MAX_OUTPUT, Setup
+from sidecar.background.worktrees.worktrees import Worktrees
 from sidecar.processes import mark_of
 from sidecar.runtime.effects.policy import Effect
 from tests.sidecar.orchestrator.projects import ID, git, repository, write
@@ -28,7 +28,7 @@ UNTIL_KILLED = "mkfifo held; echo $$ > pid.log; echo > begun.log; read _ < held"
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-from sidecar.orchestrator.worktrees import Worktrees
+from sidecar.background.worktrees.worktrees import Worktrees
 from tests.sidecar.orchestrator.test_setup import isolate, ran
 asyncio.run(ran(isolate(Worktrees(Path(sys.argv[1])), sys.argv[3]), Path(sys.argv[2])))
 """

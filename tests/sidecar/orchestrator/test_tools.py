@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from sidecar.background.service import write_tools
+from sidecar.background.tools import TOOLS, WAIT_MS, BadToolCall, WaitArgs, check, tools_json
 from sidecar.home import Home
-from sidecar.orchestrator.service import write_tools
-from sidecar.orchestrator.tools import TOOLS, WAIT_MS, BadToolCall, WaitArgs, check, tools_json
 
 MOST_TOKENS = 1500
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
-from sidecar.orchestrator.borrowed import Borrowed
-from sidecar.orchestrator.host import HostError, Part
-from sidecar.orchestrator.v1 import V1Host
+from sidecar.background.hosts.borrowed import Borrowed
+from sidecar.background.hosts.host import HostError, Part
+from sidecar.background.hosts.v1 import V1Host
 from streams.identity import system_identity
 
 SESSION = "ses_df06b6e8fffeS1kYb2Vh5Yc0Qm"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.orchestrator.v1_ids import message_id, part_ids
+from sidecar.background.hosts.v1_ids import message_id, part_ids
 
 SESSION = "ses_df06b6e8fffeS1kYb2Vh5Yc0Qm"
 FIRST, ANSWER = "msg_20f949171002bBkbi5YrqqaBg7", "msg_20f9495e1001Z7fFDeRNTkXvlC"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.v2_turn import Turn, quiet_ms, turn_of
+from sidecar.background.hosts.v2_turn import Turn, quiet_ms, turn_of
 
 NOW = 10_000
 Json = dict[str, Any]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sidecar.orchestrator.intent_effects import ABORT, CHECK
-from sidecar.orchestrator.lifecycle import ENDED
+from sidecar.background.intents.intent_effects import ABORT, CHECK
+from sidecar.background.intents.lifecycle import ENDED
 from tests.sidecar.orchestrator.world import World, later
 
 

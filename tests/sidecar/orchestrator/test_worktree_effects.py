@@ -6,13 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from sidecar.orchestrator import effects, worktree_effects
-from sidecar.orchestrator.effects import Abort
-from sidecar.orchestrator.host import Host, HostError, Status
-from sidecar.orchestrator.intent_state import intent_of
-from sidecar.orchestrator.intent_texts import changes_text
-from sidecar.orchestrator.worktree_effects import Collect
-from sidecar.orchestrator.worktrees import WorktreeError, Worktrees
+from sidecar.background import effects
+from sidecar.background.effects import Abort
+from sidecar.background.hosts.host import Host, HostError, Status
+from sidecar.background.intents.state import intent_of
+from sidecar.background.intents.texts import changes_text
+from sidecar.background.worktrees import effects as worktree_effects
+from sidecar.background.worktrees.effects import Collect
+from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees
 from sidecar.runtime.effects.policy import Effect
 
 ARGS = {"intent": "int_1", "session": "ses_1", "stop": True, "work": "/work", "repository": "/r", "base": "b"}

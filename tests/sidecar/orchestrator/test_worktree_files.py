@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator import worktree_files
-from sidecar.orchestrator.worktrees import Worktree, WorktreeError, Worktrees
+from sidecar.background.worktrees import files as worktree_files
+from sidecar.background.worktrees.worktrees import Worktree, WorktreeError, Worktrees
 from tests.sidecar.orchestrator.projects import ID, git, repository, tree, write
 
 

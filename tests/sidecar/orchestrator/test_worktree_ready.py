@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.orchestrator.intent_state import intent_of
-from sidecar.orchestrator.intent_texts import told
-from sidecar.orchestrator.worktrees import Worktree, Worktrees
+from sidecar.background.intents.state import intent_of
+from sidecar.background.intents.texts import told
+from sidecar.background.worktrees.worktrees import Worktree, Worktrees
 from tests.sidecar.orchestrator.projects import ID, git, repository, tree, write
 
 MODULES = ("libs/mod", "libs/mod/modules/inner")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.orchestrator.worktrees import Worktree, WorktreeError, Worktrees, whole_diff
+from sidecar.background.worktrees.worktrees import Worktree, WorktreeError, Worktrees, whole_diff
 from tests.sidecar.orchestrator.projects import ID, Marker, git, repository, tree, write
 
 

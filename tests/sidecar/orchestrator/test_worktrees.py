@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import pytest
 
-from sidecar.orchestrator.intent_texts import file_text
-from sidecar.orchestrator.worktrees import Before, Worktree, WorktreeError, Worktrees
+from sidecar.background.intents.texts import file_text
+from sidecar.background.worktrees.worktrees import Before, Worktree, WorktreeError, Worktrees
 from tests.sidecar.orchestrator.projects import write
 
 T = TypeVar("T")
@@ -260,7 +260,7 @@ def test_no_worktree_without_opencodes_own_files(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (project / "opencode.json").write_text("{}")
-    monkeypatch.setattr("sidecar.orchestrator.worktree_files.shutil.copyfileobj", full)
+    monkeypatch.setattr("sidecar.background.worktrees.files.shutil.copyfileobj", full)
     with pytest.raises(WorktreeError) as raised:
         run(worktrees.add(ID, str(project)))
     assert raised.value.code == "config-not-copied"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from sidecar.orchestrator.intent_effects import ABORT, COLLECT, CREATE, ISOLATE, PROMPT
-from sidecar.orchestrator.intent_state import Intent, Limits
-from sidecar.orchestrator.intents import IntentAgent
-from sidecar.orchestrator.notices import WAKE
+from sidecar.background.intents.intent_effects import ABORT, COLLECT, CREATE, ISOLATE, PROMPT
+from sidecar.background.intents.intents import IntentAgent
+from sidecar.background.intents.notices import WAKE
+from sidecar.background.intents.state import Intent, Limits
 from streams.event import StreamEvent
 from tests.sidecar.runtime.kinds import Clock
 

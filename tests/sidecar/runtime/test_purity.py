@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pytest
 
-from sidecar.orchestrator.intents import IntentAgent
+from sidecar.background.intents.intents import IntentAgent
 from sidecar.runtime.purity import check_agent, check_source
 from tests.sidecar.runtime.agents import Counter, Other, Watcher
 from tests.sidecar.runtime.crashing_process import Clerk

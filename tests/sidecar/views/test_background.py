@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.orchestrator.lifecycle import INTENT, NOTICE
+from sidecar.background.intents.lifecycle import INTENT, NOTICE
 from sidecar.read.background import NEWS, is_news, tell
 
 

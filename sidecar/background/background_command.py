@@ -1,0 +1,78 @@
+"""The text that ``/background`` shows in OpenCode: what is running and waiting, the cost, and how to cancel and answer.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, Literal, NamedTuple
+
+from sidecar.background.intents.lifecycle import ENDED
+from sidecar.background.intents.state import Intent
+from sidecar.background.people import teller
+from sidecar.background.people.checkpoints import Checkpoint
+from sidecar.read.asked import on_one_line
+from sidecar.read.wording import cut_middle, money, one_line, rough_span
+
+COMMAND: Final = "background"
+"""The name of the call that the plugin makes for the command. The call has the form of a tool call, but the tool is
+offered to no model."""
+
+RECENT_MS: Final = 3_600_000
+MOST: Final = 20
+MAX_LINE: Final = 160
+MAX_ASK: Final = 500
+"""Maximum length of an ask that is shown whole, in characters. A longer ask can only be rejected here."""
+
+USAGE: Final = (
+    "/background cancel INT_… stops background work. /background answer CHK_… ANSWER answers a checkpoint (a "
+    "permission: once, always or reject)."
+)
+
+
+class Asked(NamedTuple):
+    """What a person asked for: to list the work, or to ``cancel`` or ``answer`` what ``target`` names."""
+
+    verb: Literal["list", "cancel", "answer", "help"]
+    target: str = ""
+    answer: str = ""
+
+
+def parse(text: str) -> Asked:
+    """Parse the text after ``/background``; anything unknown counts as a request for help."""
+    verb, _, rest = text.strip().partition(" ")
+    target, _, answer = rest.strip().partition(" ")
+    if not verb or verb == "list":
+        return Asked("list")
+    if verb == "cancel" and target:
+        return Asked("cancel", target)
+    if verb == "answer" and target and answer.strip():
+        return Asked("answer", target, answer.strip())
+    return Asked("help")
+
+
+def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: int) -> str:
+    """List the work that is unfinished or ended in the last hour, and what is waiting for a person; oldest first."""
+    shown = [i for i in intents if i.state not in ENDED or now_ms - (i.ended or 0) < RECENT_MS][-MOST:]
+    lines = [_line(intent, now_ms) for intent in shown] or [
+        "No background work is running, and none ended in the last hour."
+    ]
+    if waiting:
+        lines += ["", "Waiting for you:"]
+        lines += [_waiting(each) for each in waiting[-MOST:]]
+    if shown or waiting:
+        lines += ["", USAGE]
+    return "\n".join(lines)
+
+
+def _waiting(each: Checkpoint) -> str:
+    # The text alone is cut, so what `always` allows is shown whole.
+    shown = replace(each, text=cut_middle(each.text, MAX_ASK)[0])
+    return on_one_line(f"{each.id} · {teller.asks(shown)}")
+
+
+def _line(intent: Intent, now_ms: int) -> str:
+    ran = rough_span(intent.ran(now_ms)) if intent.started is not None else ""
+    parts = (intent.id, intent.state, ran, money(intent.cost) if intent.cost else "", intent.title, intent.reason)
+    return one_line(" · ".join(filter(None, parts)))[:MAX_LINE]

@@ -1,0 +1,173 @@
+"""What is running, what is waiting for a person, and what has not been seen yet: the content of ``top``, folded from
+the log.
+
+Pass every record to the board, in order. The board keeps only what is shown: the states of two agents, and the last
+step of each session.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sidecar.background.intents.intents import NAME, IntentAgent
+from sidecar.background.intents.lifecycle import ENDED
+from sidecar.background.intents.rows import spent_by
+from sidecar.background.intents.state import Intent
+from sidecar.background.people import checkpoints, teller
+from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent
+from sidecar.background.people.consent import PERMISSION
+from sidecar.read.catalog import Catalog
+from sidecar.read.describe import describe
+from sidecar.runtime.inputs import agent_stream, is_applied
+from streams.query import Filter
+from streams.store import Record
+
+RECENT_MS: Final = 3_600_000
+"""How long an agent that has ended is shown."""
+
+MOST_ENDED: Final = 8
+LOOK_BACK: Final = 200
+"""How many of a stream's records are read when ``top`` starts, to find out what a session is doing."""
+
+_WAITS: Final = ("open", "answering")
+_SEEN: Final = "observed"
+_QUIET: Final = ("capture.", "lifecycle.")
+
+
+class Board:
+    """The content of ``top``. ``catalog`` is a catalog of the same log, up to the first record that is applied to the
+    board, which keeps the catalog up to date."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._intents, self._checkpoints = IntentAgent(), CheckpointAgent()
+        self._doing: dict[str, tuple[int, str]] = {}
+
+    @property
+    def streams(self) -> tuple[str, str]:
+        """The agents' streams. Pass all records of these streams to ``remember`` before the first ``apply``."""
+        return agent_stream(NAME), agent_stream(checkpoints.NAME)
+
+    def apply(self, record: Record) -> None:
+        """Take a new record of the log."""
+        self.catalog.apply(record)
+        self.remember(record)
+
+    def remember(self, record: Record) -> None:
+        """Take an older record, which the catalog already has. The record is from an agent's stream, or from a stream
+        whose session is working.
+        """
+        event = record.event
+        if event.stream_id in self.streams:
+            if is_applied(event):
+                agent = self._intents if event.stream_id == self.streams[0] else self._checkpoints
+                agent.apply(event)
+            return
+        session = event.payload.get("session")
+        if isinstance(session, str) and not event.type.startswith(_QUIET):
+            self._doing[session] = (event.ts, str(describe(event)))
+
+    def state(self, now_ms: int) -> dict[str, Any]:
+        """Everything that is shown, as JSON values. Times are in ms UTC, and durations in ms.
+
+        ``agents``: background work that has not ended, and what ended in the last hour, oldest first; ``asks`` is how
+        many answers of a person it is waiting for. ``roots``: what each session that started several agents has used.
+        ``waiting``: what is waiting for a person's answer. ``sessions``: the other sessions with an open turn; ``host``
+        is true if OpenCode started it in the background by itself. ``doing`` is what a session did last, and ``done``
+        when, or ``None``. ``unseen``: how many messages to sessions have not been seen there yet.
+        """
+        data = self._intents.data
+        ended = [i for i in data.intents.values() if i.state in ENDED and now_ms - (i.ended or 0) < RECENT_MS]
+        shown = [*ended[-MOST_ENDED:], *data.unfinished()]
+        roots = dict.fromkeys(intent.root for intent in shown)
+        working = {intent.session for intent in shown} | set(data.children)
+        sessions = [
+            {
+                "session": s.id,
+                "title": s.title,
+                "agent": s.agent,
+                "since": s.turn_ms,
+                **self._last(s.id),
+                "host": s.is_background,
+            }
+            for s in self.catalog.sessions.values()
+            if s.is_active and s.id not in working
+        ]
+        return {
+            "at": now_ms,
+            "agents": [self._row(intent, now_ms) for intent in shown],
+            "waiting": self._waiting(),
+            "roots": [spent for root in roots if (spent := spent_by(data, root))["sessions"] > 1],
+            "sessions": sessions,
+            "unseen": sum(notice.state != _SEEN for notice in data.notices.values()),
+        }
+
+    def _row(self, intent: Intent, now_ms: int) -> dict[str, Any]:
+        ran = intent.ran(now_ms) if intent.started is not None else None
+        names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes")
+        row = {name: getattr(intent, name) for name in names}
+        doing = self._last(intent.session if intent.session and intent.state not in ENDED else "")
+        return {**row, "model": intent.runs_on, "ran": ran, "asks": len(intent.asks), **doing}
+
+    def _waiting(self) -> list[dict[str, Any]]:
+        known = self._checkpoints.data.checkpoints
+        rows = [
+            {
+                "id": each.id,
+                "kind": each.kind,
+                "session": each.session,
+                "since": each.opened,
+                "text": each.text,
+                "what": teller.asks(each),
+                "options": each.options,
+            }
+            for each in known.values()
+            if each.state in _WAITS
+        ]
+        told = {each.request for each in known.values()}
+        for ask in self.catalog.asks():
+            if ask.request not in told:
+                identifier = checkpoints.checkpoint_id(ask.session, ask.request)
+                permission = ask.request.startswith("per")  # the prefix of OpenCode's request ids shows their kind
+                about = {"kind": "permission" if permission else "question", "session": ask.session}
+                options = list(PERMISSION) if permission else []
+                row = {"id": identifier, **about, "since": ask.since_ms, "text": ask.text, "options": options}
+                stream = self.catalog.sessions[ask.session].stream if ask.session in self.catalog.sessions else ""
+                directory = self.catalog.directory(stream)
+                asked = Checkpoint(identifier, about["kind"], ask.session, ask.text, ask.since_ms, directory=directory)
+                row["what"] = teller.asks(asked)
+                rows.append(row)
+        return sorted(rows, key=lambda row: row["since"])
+
+    def _last(self, session: str) -> dict[str, Any]:
+        at, doing = self._doing.get(session, (None, ""))
+        return {"doing": doing, "done": at}
+
+
+async def open_board(reader: Any) -> tuple[Board, int]:
+    """The board of a log in its present state, and the position after which to continue with ``apply``.
+
+    Raises:
+        CorruptLog: the log is damaged.
+    """
+    from sidecar.read.select import catalog_of, newest
+
+    catalog, fault = await catalog_of(reader)
+    if fault is not None:
+        raise fault
+    board = Board(catalog)
+    for stream in board.streams:
+        async for record in reader.read(stream):
+            if record.position <= catalog.position:
+                board.remember(record)
+    state = board.state(0)
+    sessions = {row["session"] for row in (*state["agents"], *state["sessions"])}
+    for stream in {view.stream for view in catalog.sessions.values() if view.id in sessions} - set(board.streams):
+        records, fault = await newest(
+            reader, Filter(streams=(stream,)), LOOK_BACK, lambda record: record.position <= catalog.position
+        )
+        if fault is not None:
+            raise fault
+        for record in records:
+            board.remember(record)
+    return board, catalog.position

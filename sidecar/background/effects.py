@@ -1,0 +1,197 @@
+"""The effects of the orchestration. Each effect is one act on a host, and has a reconciler that asks the host what has
+already happened.
+
+Every message carries the key of its effect, and every session carries the id of its intent. So a host does nothing when
+the same request is repeated after a crash or a lost answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sidecar.background.hosts.host import Host, HostAbsent, Part
+from sidecar.background.hosts.rights import Rights
+from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT
+from sidecar.background.intents.notices import WAKE
+from sidecar.background.intents.watch import CHECKED
+from sidecar.background.said import Said
+from sidecar.runtime.effects.policy import Effect, EffectClass
+from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
+
+KEPT_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, *(0.5 for _ in range(18)))
+"""The pauses, in seconds, after the looks for a message in the session's history: some 10 seconds in all."""
+
+LATE_LOOKS: Final = 10
+LATE_SECONDS: Final = 0.3
+"""A session whose prompt was accepted a moment ago is checked ``LATE_LOOKS`` times, at intervals of
+``LATE_SECONDS``.
+"""
+
+
+class _Kind:
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+
+class Create(_Kind):
+    """``opencode.create``: creates a phantom session for an intent, or reaches the one that it continues. Result:
+    ``{"session": id}``, or ``absent`` if the intent waits for an OpenCode."""
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        try:
+            if known := args.get("session"):
+                await self._host.holds(known, key, directory=args["directory"])
+                return {"session": known}
+            session = await self._host.create(
+                args["intent"],
+                title=args["title"],
+                directory=args["directory"],
+                parent=args.get("parent"),
+                pid=args.get("pid"),
+                agent=args.get("agent"),
+                rights=Rights.of(args["rights"]) if args.get("rights") else None,
+            )
+        except HostAbsent:
+            return {"absent": True}
+        return {"session": session}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        args = effect.args
+        if args.get("session"):
+            return NotDone()
+        about = {name: args.get(name) for name in ("parent", "pid")}
+        try:
+            found = await self._host.find(args["intent"], directory=args["directory"], **about)
+        except HostAbsent:
+            return NotDone()
+        return NotDone() if found is None else Done({"session": found})
+
+
+class Prompt(_Kind):
+    """``opencode.prompt``: sends a prompt to a phantom session. Result: ``held`` if the session already had the prompt,
+    or needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for an OpenCode.
+    """
+
+    def __init__(self, host: Host, said: Said) -> None:
+        super().__init__(host)
+        self._said = said
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        text = self._said.restore(args.get("said", ""), args["text"])
+        try:
+            if args.get("waits") and await self._host.goes_on(args["session"]):
+                return {"held": True}
+            sent = await self._host.prompt(
+                args["session"],
+                [Part(text, key, is_prompt=True)],
+                directory=args["directory"],
+                agent=args.get("agent"),
+                model=args.get("model"),
+                pid=args.get("pid"),
+            )
+        except HostAbsent:
+            if not args.get("waits"):
+                raise
+            return {"absent": True}
+        return {} if sent else {"held": True}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        args = effect.args
+        held = await self._host.holds(args["session"], key, directory=args["directory"], pid=args.get("pid"))
+        return Done({"held": True}) if held else NotDone()
+
+
+class Abort(_Kind):
+    """``opencode.abort``: stops a phantom session. With ``late``, also stops a turn that starts after the abort,
+    because OpenCode had already accepted its prompt."""
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        session, directory = effect.args["session"], effect.args["directory"]
+        await self._host.abort(session, directory=directory)
+        for _ in range(LATE_LOOKS if effect.args.get("late") else 0):
+            await asyncio.sleep(LATE_SECONDS)
+            if await self._host.status(session) == "busy":
+                await self._host.abort(session, directory=directory)
+        return {}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        return NotDone()
+
+
+class Wake(_Kind):
+    """``opencode.wake``: sends notices to a user's session, only while the session is idle, and only through the host
+    of the session.
+
+    Result: ``{"status": "sent" | "busy" | "absent"}``, and after ``sent`` also ``kept``: whether the session's history
+    has the message. A busy session or an absent OpenCode is not a failure. The agent tries again when the session's
+    turn ends, or when an OpenCode for the session is connected again.
+    """
+
+    def __init__(self, host: Host, said: Said) -> None:
+        super().__init__(host)
+        self._said = said
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        session = args["session"]
+        status = await self._host.status(session)
+        if status != "idle":
+            return {"status": status}
+        about = self._host.about(session)
+        await self._host.prompt(
+            session,
+            [Part(self._said.in_message(each.get("said", ""), each["text"]), each["key"]) for each in args["texts"]],
+            directory=about.get("directory", ""),
+            agent=about.get("agent"),
+            model=about.get("model"),
+            reply=bool(args.get("wake", True)),
+        )
+        return {"status": "sent", "kept": await self._is_kept(session, args["texts"], about.get("directory", ""))}
+
+    async def _is_kept(self, session: str, texts: Sequence[Mapping[str, Any]], directory: str) -> bool:
+        """Whether the session's history has every text. OpenCode 1 saves a message a moment after it accepts it."""
+        for pause in KEPT_PAUSES:
+            held = [await self._host.holds(session, each["key"], directory=directory) for each in texts]
+            if all(held):
+                return True
+            await asyncio.sleep(pause)
+        return False
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``: the next attempt finds any message that was sent."""
+        return NotDone()
+
+
+class Check(_Kind):
+    """``opencode.check``: asks what a phantom's session did, if the log does not show it. Result: a ``Look``."""
+
+    effect_class: EffectClass = "safe"
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        look = await self._host.look(args["session"], directory=args["directory"])
+        return {**look._asdict(), **{name: args[name] for name in CHECKED if name in args}}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``."""
+        return NotDone()
+
+
+def effect_kinds(host: Host, said: Said) -> Mapping[str, EffectKind]:
+    """Every effect of the orchestration, carried out on ``host`` with the words of ``said``."""
+    one, other = Prompt(host, said), Wake(host, said)
+    return {CREATE: Create(host), PROMPT: one, ABORT: Abort(host), WAKE: other, CHECK: Check(host)}

@@ -1,0 +1,174 @@
+"""The built-in agent ``gardener``: if too many steps of a session fail, it starts a background agent to find out why.
+Pure.
+
+At the end of each turn, the agent checks how many steps (tool calls and model calls) of the session's last turns
+failed. At ``threshold``, it records ``agent.correction`` and registers one intent, whose result reaches the session as
+a message. The gardener starts another agent for the same session only after the session's failure rate has fallen to
+``calm``. Steps of the gardener's own agents, and of agents that these start, never count.
+
+Off by default: ``[gardener] enabled = true``.
+
+Source: seed 004, 4.3; FEATURES D5e, D23, D26.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final
+
+from sidecar.background.intents.intents import NAME as INTENTS
+from sidecar.background.own_agent import OwnAgent
+from sidecar.gardener_config import GardenerConfig
+from sidecar.runtime.agent import Output
+from streams.event import StreamEvent
+
+NAME: Final = "gardener"
+
+TURNS: Final = 5
+"""How many of a session's last turns count."""
+
+KEPT: Final = 200
+"""How many sessions the gardener remembers. The same limit applies to its own agents and their sessions."""
+
+ROOT: Final = "gardener"
+"""The gardener's agents share a separate budget, as if one session had started them."""
+
+DAY_MS: Final = 24 * 3_600_000
+
+PROMPT: Final = """In the OpenCode session {session}, {failed} of the last {steps} steps failed. Read what happened \
+there with the tool stream_read. Find out why, and answer in a few sentences: what goes wrong, and what to do instead. \
+Change no files."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """One session: its last turns, each ``[steps, failed]``, what failed in the open turn, and whether an agent was
+    started since the session last worked well.
+    """
+
+    directory: str
+    turns: list[list[int]] = field(default_factory=list)
+    failed: int = 0
+    broken: int = 0
+    """How many of the failures in the open turn are errors without a step."""
+    is_corrected: bool = False
+
+    def with_turn(self, steps: int) -> list[list[int]]:
+        """The last turns, including the open one if it ended now with this many steps."""
+        return [*self.turns, [steps + self.broken, self.failed]][-TURNS:]
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that the agent remembers."""
+
+    sessions: dict[str, Watched] = field(default_factory=dict)
+    own: list[str] = field(default_factory=list)
+    """The gardener's own intents, the intents that these intents started, and the sessions of all these intents."""
+    corrected: list[int] = field(default_factory=list)
+    """The times, in ms UTC, when the gardener started its last agents."""
+
+
+class GardenerAgent(OwnAgent[State]):
+    """See ``Agent``."""
+
+    begins_anywhere = False
+    """See ``Agent``. Sessions that failed before the gardener was switched on get no agent."""
+
+    def __init__(self, config: GardenerConfig) -> None:
+        self._config = config
+        super().__init__(NAME, State)
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """See ``Agent``."""
+        return (
+            "lifecycle.session.created",
+            "lifecycle.session.resumed",
+            "execution.step",
+            "agent.error",
+            "turn.ended",
+            "intent.created",
+            "intent.started",
+        )
+
+    # --- deciding ---
+
+    def receive(self, event: StreamEvent) -> list[Output]:
+        """See ``Agent``."""
+        given, own = event.payload, self.data.own
+        session = str(given.get("session"))
+        match event.type:
+            case "intent.created" if given.get("parent") in own and given["intent"] not in own:
+                return [Output("gardener.own", {"id": given["intent"]})]
+            case "intent.started" if given.get("intent") in own:
+                return [Output("gardener.own", {"id": session})]
+            case "lifecycle.session.created" if given.get("parent") in own and session not in own:
+                return [Output("gardener.own", {"id": session})]
+        if session in own:
+            return []
+        match event.type:
+            case "lifecycle.session.created" | "lifecycle.session.resumed":
+                directory = given.get("directory")
+                if isinstance(directory, str) and session not in self.data.sessions:
+                    return [Output("gardener.watched", {"session": session, "directory": directory})]
+            case "execution.step" if given.get("status") == "error" and session in self.data.sessions:
+                return [Output("gardener.failed", {"session": session, "broken": False})]
+            case "agent.error" if session in self.data.sessions:
+                return [Output("gardener.failed", {"session": session, "broken": True})]
+            case "turn.ended" if session in self.data.sessions:
+                return self._turn_ended(event, session, self.data.sessions[session])
+        return []
+
+    def _turn_ended(self, event: StreamEvent, session: str, watched: Watched) -> list[Output]:
+        steps = event.payload.get("steps")
+        turns = watched.with_turn(steps if isinstance(steps, int) else 0)
+        total, failed = sum(turn[0] for turn in turns), sum(turn[1] for turn in turns)
+        if not total:
+            return []
+        rate = failed / total
+        seen = Output("gardener.turn", {"session": session, "turns": turns, "calm": rate <= self._config.calm})
+        today = [ts for ts in self.data.corrected if ts > event.ts - DAY_MS]
+        is_ill = rate >= self._config.threshold and total >= self._config.min_steps
+        if not is_ill or watched.is_corrected or len(today) >= self._config.per_day:
+            return [seen]
+        intent = f"int_{sha256(event.id.encode()).hexdigest()[:12]}"
+        register = {
+            "intent": intent,
+            "prompt": PROMPT.format(session=session, failed=failed, steps=total),
+            "title": f"Why {failed} of {total} steps failed",
+            "directory": watched.directory,
+            "parent": session,
+            "agent": self._config.agent,
+            "wall_ms": round(self._config.minutes * 60_000),
+            "isolation": "shared",
+            "root": ROOT,
+            "wake": False,
+        }
+        correction = {"session": session, "intent": intent, "failed": failed, "steps": total, "ts": event.ts}
+        return [seen, Output("agent.correction", correction), Output("intent.register", register, to=INTENTS)]
+
+    # --- remembering ---
+
+    def apply(self, event: StreamEvent) -> None:
+        """See ``Agent``."""
+        given, data = event.payload, self.data
+        if event.type == "gardener.own":
+            data.own = [*data.own, given["id"]][-KEPT:]
+            data.sessions.pop(given["id"], None)
+        elif event.type == "gardener.watched":
+            data.sessions[given["session"]] = Watched(given["directory"])
+            while len(data.sessions) > KEPT:
+                del data.sessions[next(iter(data.sessions))]
+        elif event.type == "gardener.failed":
+            data.sessions[given["session"]].failed += 1
+            data.sessions[given["session"]].broken += given["broken"]
+        elif event.type == "gardener.turn":
+            watched = data.sessions[given["session"]]
+            watched.turns, watched.failed, watched.broken = given["turns"], 0, 0
+            watched.is_corrected = watched.is_corrected and not given["calm"]
+        elif event.type == "agent.correction":
+            data.sessions[given["session"]].is_corrected = True
+            data.own = [*data.own, given["intent"]][-KEPT:]
+            data.corrected = [*data.corrected, given["ts"]][-KEPT:]

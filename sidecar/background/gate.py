@@ -1,0 +1,88 @@
+"""The gate in front of every id that a model names: a session may name only what is its own. Pure.
+
+A session's own is what it, or a session of its background tree, asked or started. Its tree are the sessions that it
+started, with OpenCode's own tool or with ours, at any depth. An id that is unknown and an id that belongs to somebody
+else get the same answer, so that nobody learns which ids exist. What a person names, on the command line or with
+``/background``, does not pass this gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.link.link import RequestError
+from sidecar.background.intents import state as intent_state
+from sidecar.background.intents.state import Intent
+from sidecar.background.people import checkpoints
+from sidecar.background.people.checkpoints import Checkpoint
+
+T = TypeVar("T", Intent, Checkpoint)
+
+
+class Caller:
+    """The session whose model calls a tool. Everything that the model names is found through this class."""
+
+    def __init__(
+        self, session: str, state: CaptureState, intents: intent_state.State, asked: checkpoints.State
+    ) -> None:
+        self.session = session
+        self._state, self._intents, self._asked = state, intents, asked
+
+    def owns(self, session: str | None) -> bool:
+        """Whether a session is the caller's own session, or in its background tree."""
+        seen: set[str] = set()
+        while session and session not in seen:
+            if session == self.session:
+                return True
+            seen.add(session)
+            session = self._parent(session)
+        return False
+
+    def root(self) -> str:
+        """The session at the top of the caller's tree."""
+        seen, session = set[str](), self.session
+        while (above := self._parent(session)) and above not in seen:
+            seen.add(above)
+            session = above
+        return session
+
+    def _parent(self, session: str) -> str | None:
+        known = self._state.sessions.get(session)
+        if known is not None and known.parent is not None:
+            return known.parent
+        # What capture has not seen yet, or has forgotten, the intent may still know.
+        intent = self._intents.intents.get(self._intents.sessions.get(session, ""))
+        return intent.parent if intent is not None else None
+
+    def started(self) -> list[Intent]:
+        """The intents that the caller itself started, oldest first."""
+        return [intent for intent in self._intents.intents.values() if self.session and intent.parent == self.session]
+
+    def intent(self, given: str) -> Intent:
+        """The caller's intent whose id is, or begins with, ``given``.
+
+        Raises:
+            RequestError: the caller has no such intent, or several.
+        """
+        mine = [intent for intent in self._intents.intents.values() if self.owns(intent.parent)]
+        return _only(mine, given, "no-intent", lambda intent: intent.id)
+
+    def checkpoint(self, given: str) -> Checkpoint:
+        """The caller's checkpoint whose id is, or begins with, ``given``.
+
+        Raises:
+            RequestError: the caller has no such checkpoint, or several.
+        """
+        mine = [known for known in self._asked.checkpoints.values() if self.owns(known.session)]
+        return _only(mine, given, "no-checkpoint", lambda known: known.id)
+
+
+def _only(mine: Iterable[T], given: str, code: str, id_of: Callable[[T], str]) -> T:
+    found = [each for each in mine if id_of(each).startswith(given)]
+    found = [each for each in found if id_of(each) == given] or found
+    if len(found) != 1:
+        several = "several ids begin" if found else "no id begins"
+        raise RequestError(code, f"of what this session asked or started, {several} with {given[:40]!a}")
+    return found[0]

@@ -1,0 +1,1 @@
+"""OpenCode as a host of background sessions, in both major versions."""

@@ -1,0 +1,153 @@
+"""The interface between orchestration and OpenCode: what a host of sessions can do, in any version of OpenCode.
+
+Source: DESIGN 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from sidecar.background.hosts.rights import Rights
+
+Status = Literal["idle", "busy", "absent"]
+"""``absent``: no process that may act on the session can be reached now."""
+
+
+class HostError(Exception):
+    """A host could not do what it was asked to do. ``permanent`` is true if trying again cannot help."""
+
+    def __init__(self, reason: str, *, permanent: bool = False) -> None:
+        super().__init__(reason)
+        self.permanent = permanent
+
+
+class HostAbsent(HostError):
+    """No OpenCode is open that could do the work, so the work waits until one is open."""
+
+
+class Part(NamedTuple):
+    """A text for a session. ``key`` marks the text, so that it can be recognised in the session's history.
+    ``is_prompt`` marks a prompt for background work, whose answer ``Host.look`` looks for.
+    """
+
+    text: str
+    key: str
+    is_prompt: bool = False
+
+
+State = Literal["busy", "answered", "failed", "aborted", "stopped", "unanswered", "unprompted", "gone"]
+
+
+class Look(NamedTuple):
+    """The state of a session that should be at work.
+
+    ``busy``: the session is working, or was prompted only just now. ``answered``: the prompt's turn is over, with
+    ``text``. ``failed``: the prompt's turn ended with the error ``text``. ``aborted``: a person ended the turn.
+    ``stopped``: the turn ended because a person refused a permission or a question. ``unanswered``: the session is
+    idle, but the prompt's turn is unfinished or has not begun. ``unprompted``: the session is idle and has no prompt,
+    because OpenCode accepted the prompt but ended before it saved the prompt. ``gone``: there is no such session.
+    """
+
+    state: State
+    text: str = ""
+    quiet_ms: int = 0
+    """How long a busy session has shown no activity; 0 while a tool is running or a provider is being retried."""
+
+
+class Host(Protocol):
+    """Creates sessions, and acts on existing sessions. Every method raises ``HostError`` if it fails."""
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What this version of OpenCode cannot do, in the words of ``lacks.py``; shown by ``doctor``."""
+        ...
+
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        """What a session may do while it runs an agent, or else the agent of its last turn. ``link`` is the link on
+        which a tool call of the session came.
+
+        Raises:
+            HostError: the OpenCode that hosts the session cannot be asked, or does not know the agent.
+        """
+        ...
+
+    async def create(
+        self,
+        intent: str,
+        *,
+        title: str,
+        directory: str,
+        parent: str | None,
+        pid: int | None,
+        agent: str | None = None,
+        rights: Rights | None = None,
+    ) -> str:
+        """Create the phantom session that carries the intent's id, unless this session already exists. Return the
+        session's id.
+
+        The session may do what ``agent`` may do in ``directory``, and no more than ``rights`` allow. Without
+        ``rights``, a person asked for the work, and OpenCode's configuration decides.
+        """
+        ...
+
+    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
+        """The session that carries an intent's id, or ``None``."""
+        ...
+
+    async def prompt(
+        self,
+        session: str,
+        parts: Sequence[Part],
+        *,
+        directory: str,
+        agent: str | None = None,
+        model: str | None = None,
+        reply: bool = True,
+        pid: int | None = None,
+    ) -> bool:
+        """Give a session a message. With ``reply``, the model answers the message.
+
+        Parts whose key is already in the session's history are left out. Return false if the history already had all
+        parts.
+        """
+        ...
+
+    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+        """Whether a message with this key is in a session's history."""
+        ...
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        """Stop what a session is doing. A session in which nothing is running is not an error.
+
+        The call fails if a phantom's process is running but cannot be reached, so that the caller tries again.
+        """
+        ...
+
+    async def status(self, session: str) -> Status:
+        """What a session is doing in the process that hosts it.
+
+        A phantom is ``absent`` only if its process has ended. The call fails if the process is running but cannot be
+        reached.
+        """
+        ...
+
+    async def look(self, session: str, *, directory: str) -> Look:
+        """What a phantom's session did with its last prompt, according to the session's history."""
+        ...
+
+    async def goes_on(self, session: str) -> bool:
+        """Whether OpenCode itself continues a phantom's session whose turn was interrupted.
+
+        Raises:
+            HostAbsent: no OpenCode is open that could continue the session.
+        """
+        ...
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        """Show a short message where the session is open; false if nobody could see it."""
+        ...
+
+    def about(self, session: str) -> dict[str, Any]:
+        """What is known about a session: ``directory``, ``agent``, ``model``; empty if nothing is known."""
+        ...

@@ -1,0 +1,451 @@
+"""``Host`` on OpenCode 1, through the links of its plugins. A session is reached through the link to the process that
+hosts the session.
+
+A user's session is changed only through the OpenCode that hosts it, because OpenCode processes share no lock and do not
+show messages that another process added. A phantom is hosted by the sidecar's own headless OpenCode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from bridge.opencode.capture.state import CaptureState, Turn
+from bridge.opencode.link.link import CallError
+from sidecar.background.hosts import lacks
+from sidecar.background.hosts.borrowed import Borrowed
+from sidecar.background.hosts.headless import Headless, HeadlessError
+from sidecar.background.hosts.host import HostError, Look, Part, Status
+from sidecar.background.hosts.rights import Rights, Rule, for_work
+from sidecar.background.hosts.v1_ids import message_id, part_ids
+from sidecar.processes import still_runs
+
+CALL_SECONDS: Final = 20.0
+SETTLE_MS: Final = 30_000
+"""A prompt younger than this many ms may not have started its turn yet."""
+
+_KEPT_SECONDS: Final = 3.0
+"""How long OpenCode may take to save a prompt that it accepted."""
+
+_CUT_OFF: Final = "the OpenCode that runs this work is not connected now"
+
+LOOKED: Final = 300
+"""How many of a session's newest messages are read to find out what the session did with its last prompt."""
+
+HISTORY: Final = 60
+"""How many of a session's newest messages are searched for a key."""
+
+
+class Link(Protocol):
+    """The part of a ``ShimConnection`` that the host needs."""
+
+    boot_id: str
+    instance: str
+    pid: int
+    directory: str
+
+    @property
+    def is_open(self) -> bool: ...
+
+    async def call(self, method: str, args: dict[str, Any], timeout: float = ...) -> Any: ...  # noqa: ASYNC109
+
+
+class V1Host:
+    """``Host`` on OpenCode 1. ``links`` returns the open links, and ``delivers`` says whether a link has ever delivered
+    a hook."""
+
+    lacks = lacks.ONE
+
+    def __init__(
+        self,
+        links: Callable[[], Iterable[Link]],
+        delivers: Callable[[Any], bool],
+        state: CaptureState,
+        headless: Headless | Borrowed,
+        is_phantom: Callable[[str], bool],
+        now_ms: Callable[[], int],
+        environment: Callable[[str], str] = lambda _: "",
+    ) -> None:
+        """``environment`` names the environment of an intent, or of a phantom's session."""
+        self._now_ms, self._environment = now_ms, environment
+        self._links, self._delivers, self._state, self._headless = links, delivers, state, headless
+        self._is_phantom = is_phantom
+
+    # --- phantoms ---
+
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        """See ``Host``."""
+        link = link or self._hosting(session)
+        if link is None:
+            raise HostError("the OpenCode that hosts this session is not connected")
+        found = await _call(link, "session.get", {"path": {"id": session}})
+        about = found if isinstance(found, dict) else {}
+        name = agent or self.about(session).get("agent") or about.get("agent")
+        if not name:
+            raise HostError("it is not known which agent this session runs", permanent=True)
+        return Rights(name, await _rules_of(link, name, link.directory), _rules(about.get("permission")))
+
+    async def create(
+        self,
+        intent: str,
+        *,
+        title: str,
+        directory: str,
+        parent: str | None,
+        pid: int | None,
+        agent: str | None = None,
+        rights: Rights | None = None,
+    ) -> str:
+        """See ``Host``."""
+        found = await self.find(intent, directory=directory, parent=parent, pid=pid)
+        if found is not None:
+            return found
+        link = await self._phantoms(directory, intent)
+        body: dict[str, Any] = {
+            "title": title,
+            "metadata": {"intent": intent},
+        }
+        if parent is not None:
+            body["parentID"] = parent
+            # OpenCode uses this model if neither the prompt nor the prompt's agent names one.
+            provider, _, name = str(self.about(parent).get("model") or "").partition("/")
+            if name:
+                body["model"] = {"providerID": provider, "id": name}
+        if rights is not None:
+            own = await _rules_of(link, agent or rights.agent, directory)
+            body["permission"] = [
+                {"permission": rule.what, "pattern": rule.pattern, "action": rule.effect}
+                for rule in for_work(own, rights)
+            ]
+        made = await _call(link, "session.create", {"body": body, "query": {"directory": directory}})
+        if not isinstance(made, dict) or not isinstance(made.get("id"), str):
+            raise HostError("OpenCode created no session")
+        return str(made["id"])
+
+    @property
+    def is_there(self) -> bool:
+        """Whether an OpenCode 1 is linked."""
+        return any(link.is_open and link.directory for link in self._links())
+
+    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
+        """See ``Host``."""
+        link = await self._phantoms(directory, intent)
+        listed = await _call(link, "session.list", {"query": {"directory": directory}})
+        for each in listed if isinstance(listed, list) else []:
+            if isinstance(each, dict) and (each.get("metadata") or {}).get("intent") == intent:
+                return str(each["id"])
+        return None
+
+    async def prompt(
+        self,
+        session: str,
+        parts: Sequence[Part],
+        *,
+        directory: str,
+        agent: str | None = None,
+        model: str | None = None,
+        reply: bool = True,
+        pid: int | None = None,
+    ) -> bool:
+        """See ``Host``."""
+        # Not through a person's OpenCode in which the phantom was opened after its end, perhaps without its directory.
+        is_phantom = self._is_phantom(session)
+        link = await (self._phantoms(directory, session) if is_phantom else self._of(session, directory))
+        history = await self._history(link, session)
+        held = _keys(history)
+        wanted = [part for part in parts if part.key not in held]
+        if not wanted:
+            return False
+        # The history may lack the prompt, because OpenCode may take seconds to save a prompt that it accepted. A second
+        # prompt with the same ids changes nothing.
+        known = [str((message.get("info") or {}).get("id")) for message in history]
+        message = message_id(session, known, wanted[-1].key)
+        ids = dict(zip(parts, part_ids(message, [part.key for part in parts]), strict=True)) if message else {}
+        body: dict[str, Any] = {
+            "parts": [
+                {
+                    "type": "text",
+                    "text": part.text,
+                    "synthetic": not is_phantom,
+                    "metadata": {"durable_stream": {"key": part.key}},
+                    **({"id": ids[part]} if ids else {}),
+                }
+                for part in wanted
+            ]
+        }
+        if message:
+            body["messageID"] = message
+        if agent:
+            body["agent"] = agent
+        if model and "/" in model:
+            provider, _, name = model.partition("/")
+            body["model"] = {"providerID": provider, "modelID": name}
+        if not reply:
+            body["noReply"] = True
+        await _call(link, "session.promptAsync", {"path": {"id": session}, "body": body})
+        return True
+
+    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+        """See ``Host``."""
+        return key in _keys(await self._history(await self._of(session, directory), session))
+
+    async def _history(self, link: Link, session: str) -> list[dict[str, Any]]:
+        """A session's newest messages, oldest first."""
+        found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": HISTORY}})
+        return found if isinstance(found, list) else []
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        """See ``Host``."""
+        link = self._hosting(session)
+        if link is None and self._is_phantom(session) and self._headless.pid is not None:
+            # The headless OpenCode is running, but needs a moment to connect to a new sidecar, so wait for its link.
+            link = await self._phantoms(directory, session)
+        if link is not None:
+            await _call(link, "session.abort", {"path": {"id": session}})
+        elif self._is_cut_off(session):
+            raise HostError(_CUT_OFF)
+
+    async def look(self, session: str, *, directory: str) -> Look:
+        """See ``Host``."""
+        look = await self._look(session, directory=directory)
+        if look.state == "unprompted":  # OpenCode saves a prompt a moment after accepting it
+            await asyncio.sleep(_KEPT_SECONDS)
+            look = await self._look(session, directory=directory)
+        return look
+
+    async def _look(self, session: str, *, directory: str) -> Look:
+        link = await self._of(session, directory)
+        statuses = await _call(link, "session.status", {})
+        status = statuses.get(session) if isinstance(statuses, dict) else None
+        try:
+            found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": LOOKED}})
+        except HostError as error:
+            if error.permanent:
+                return Look("gone")
+            raise
+        infos = [message.get("info") or {} for message in (found if isinstance(found, list) else [])]
+        prompted = max((n for n, info in enumerate(infos) if info.get("role") == "user"), default=-1)
+        if isinstance(status, dict) and status.get("type") != "idle":
+            quiet = 0 if status.get("type") == "retry" else _quiet_ms(found, self._now_ms())
+            return Look("busy", quiet_ms=quiet)
+        if prompted < 0 or not found[prompted].get("parts"):
+            return Look("unprompted")
+        last = infos[-1]
+        if last.get("role") != "assistant":
+            made = (last.get("time") or {}).get("created", 0)
+            return Look("busy" if self._now_ms() - made < SETTLE_MS else "unanswered")
+        over = last.get("finish") in ("stop", "length") or last.get("error")
+        if not over or not (last.get("time") or {}).get("completed"):
+            return Look("unanswered")
+        fault = last.get("error") or {}
+        if fault and fault.get("name") != "MessageAbortedError":
+            return Look("failed", str((fault.get("data") or {}).get("message") or fault.get("name") or ""))
+        texts = [part.get("text", "") for part in found[-1].get("parts", []) if part.get("type") == "text"]
+        return Look("answered", "\n".join(texts))
+
+    async def goes_on(self, session: str) -> bool:
+        """See ``Host``. Always false, because OpenCode 1 continues nothing by itself."""
+        return False
+
+    # --- any session ---
+
+    async def status(self, session: str) -> Status:
+        """See ``Host``."""
+        link = self._hosting(session)
+        if link is None:
+            if self._is_cut_off(session):
+                raise HostError(_CUT_OFF)
+            return "absent"
+        found = await _call(link, "session.status", {})
+        state = found.get(session) if isinstance(found, dict) else None
+        return "busy" if isinstance(state, dict) and state.get("type") != "idle" else "idle"
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        """See ``Host``."""
+        link = self._hosting(session)
+        if link is None:
+            return False
+        await _call(link, "tui.showToast", {"body": {"title": title, "message": text, "variant": "info"}})
+        return True
+
+    async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
+        """See ``Answering``."""
+        link = self._hosting(session)
+        if link is None:
+            raise HostError("the OpenCode that asked is not connected")
+        reject = bool(answer) and answer[0] == "reject"
+        args: dict[str, Any]
+        if kind == "question":
+            method = "question.reject" if reject else "question.reply"
+            args = {"request_id": request} | ({} if reject else {"answers": [[each] for each in answer]})
+        else:
+            method = "permission.reply"
+            args = {"session_id": session, "permission_id": request, "response": answer[0]}
+            if answer[1:]:
+                args["message"] = answer[1]
+        try:
+            await link.call(method, args, timeout=CALL_SECONDS)
+        except CallError as error:
+            if error.status == 404:
+                return "gone"
+            raise HostError(f"{method}: {error}", permanent=error.status == 400) from None
+        return "answered"
+
+    def about(self, session: str) -> dict[str, Any]:
+        """See ``Host``."""
+        known = self._state.sessions.get(session)
+        if known is None:
+            return {}
+        turn = known.turn or known.last_turn
+        about: dict[str, Any] = {"directory": known.directory or ""}
+        if turn is not None:
+            about["agent"] = turn.agent
+            model = turn.model or {}
+            if model.get("provider") and model.get("model"):
+                about["model"] = f"{model['provider']}/{model['model']}"
+        return about
+
+    async def know(self, link: Link) -> str:
+        """Remember the program and the environment of an OpenCode that linked. Returns the name of the environment."""
+        return await asyncio.to_thread(self._headless.know, link.pid)
+
+    def environment_of(self, session: str | None, pid: int | None) -> str:
+        """The environment for work for which a session asks, or a process; empty for work for which nobody does.
+
+        Raises:
+            HostError: the environment is not known.
+        """
+        if pid is None and session is None:
+            return ""
+        if session is not None and self._is_phantom(session):
+            return self._environment(session)
+        link = self._hosting(session) if session is not None and pid is None else None
+        found = self._headless.environment_of(link.pid if link is not None else pid)
+        if not found and sys.platform == "linux":
+            raise HostError("the environment of the OpenCode that asks is not known")
+        return found
+
+    def variables(self, directory: str, environment: str) -> dict[str, str]:
+        """See ``Hosts``."""
+        try:
+            return self._headless.variables(directory, environment)
+        except HeadlessError as error:
+            raise HostError(str(error)) from None
+
+    def waiting_for(self, link: Link) -> list[str]:
+        """The sessions on which a process that has just linked may now be asked to act."""
+        return [session for session in self._state.sessions if self._would_host(session, link)]
+
+    def _would_host(self, session: str, link: Link) -> bool:
+        hosting = self._hosting(session)
+        if hosting is None and self._is_phantom(session):
+            # An OpenCode with the same environment may continue the session, or let a headless one do so.
+            return self._environment(session) in ("", self._headless.environment_of(link.pid))
+        return hosting is link
+
+    # --- who hosts what ---
+
+    def _hosting(self, session: str) -> Link | None:
+        """The link to the process that hosts a session; ``None`` while no process may act on it.
+
+        The host is the process that last ran a turn of the session or sent its first hook. If that process has ended,
+        the host is the user's newest OpenCode in the same directory. If that process is still running but not linked,
+        it is only reconnecting, so there is no link.
+        """
+        known = self._state.sessions.get(session)
+        if known is None:
+            return None
+        opened = [link for link in self._links() if link.is_open]
+        alone = Counter((link.pid, link.directory) for link in opened)
+        # If a process has two plugin instances for a directory, only the one that delivers may be asked to act.
+        links = [link for link in opened if self._delivers(link) or alone[link.pid, link.directory] == 1]
+        turn = known.turn or known.last_turn
+        boots = {turn.boot} if turn is not None else known.boots
+        for link in links:
+            if link.boot_id in boots and link.directory == known.directory:
+                return link
+        if self._is_phantom(session):
+            return None
+        near = [link for link in links if link.directory == known.directory and link.pid not in self._headless.pids]
+        return near[-1] if near and not _still_runs(turn) else None
+
+    def _is_cut_off(self, session: str) -> bool:
+        """Whether background work may run in a process that is not linked now. Called only if no link hosts the
+        session.
+        """
+        if not self._is_phantom(session):
+            return False
+        known = self._state.sessions.get(session)
+        turn = (known.turn or known.last_turn) if known is not None else None
+        return _still_runs(turn) if turn is not None else self._headless.pid is not None
+
+    async def _of(self, session: str, directory: str) -> Link:
+        link = self._hosting(session)
+        if link is not None:
+            return link
+        if self._is_phantom(session) or session not in self._state.sessions:
+            return await self._phantoms(directory, session)
+        raise HostError("the OpenCode that hosts this session is not connected")
+
+    async def _phantoms(self, directory: str, work: str) -> Link:
+        """The link to the OpenCode that hosts an intent, or a phantom's session, for a directory; a headless one is
+        started if needed."""
+        try:
+            link: Link = await self._headless.link(directory, self._environment(work))
+        except HeadlessError as error:
+            raise HostError(str(error)) from None
+        return link
+
+
+def _still_runs(turn: Turn | None) -> bool:
+    """Whether the process that ran a turn is still running; false if the process is unknown."""
+    return turn is not None and turn.pid is not None and still_runs(turn.pid, turn.started_ms)
+
+
+def _keys(history: list[dict[str, Any]]) -> set[str]:
+    """The keys in a session's history."""
+    return {
+        mark["key"]
+        for message in history
+        for part in message.get("parts", [])
+        if isinstance(mark := (part.get("metadata") or {}).get("durable_stream"), dict) and mark.get("key")
+    }
+
+
+def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:
+    """How many ms ago the newest part of a session's history began or ended; 0 while a tool is running."""
+    newest = 0
+    for message in messages[-2:]:
+        times = [(message.get("info") or {}).get("time")]
+        for part in message.get("parts") or []:
+            state = part.get("state") or {}
+            if state.get("status") == "running":
+                return 0
+            times += [part.get("time"), state.get("time")]
+        given = [value for time in times for value in (time or {}).values() if isinstance(value, (int, float))]
+        newest = max([newest, *map(int, given)])
+    return max(now - newest, 0) if newest else 0
+
+
+async def _rules_of(link: Link, agent: str, directory: str) -> tuple[Rule, ...]:
+    """The rules of an OpenCode agent in a directory."""
+    listed = await _call(link, "app.agents", {"query": {"directory": directory}})
+    for each in listed if isinstance(listed, list) else []:
+        if isinstance(each, dict) and each.get("name") == agent:
+            return _rules(each.get("permission"))
+    raise HostError(f"OpenCode has no agent {agent[:60]!a} in {directory}", permanent=True)
+
+
+def _rules(listed: Any) -> tuple[Rule, ...]:
+    """OpenCode's own list of rules."""
+    return tuple(Rule(each["permission"], each["pattern"], each["action"]) for each in listed or ())
+
+
+async def _call(link: Link, method: str, args: dict[str, Any]) -> Any:
+    try:
+        return await link.call(method, args, timeout=CALL_SECONDS)
+    except CallError as error:
+        raise HostError(f"{method}: {error}", permanent=error.status in (400, 404)) from None

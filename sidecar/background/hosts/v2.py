@@ -1,0 +1,359 @@
+"""``Host`` on OpenCode 2: through the HTTP API of the user's own service, which keeps sessions alive by itself.
+
+The ids of phantom sessions and of messages are derived from the intent and from the effect's key. The service accepts
+each id only once, so a retry changes nothing.
+
+Measured on 2.0.15. A service that was killed or terminated continues its turns by itself: the session is active within
+0.3 s after the service answers, also on a busy machine. So nothing is prompted again before the service has had several
+seconds to continue.
+See ``v2_turn.py`` for how a turn ends, and ``lacks.py`` for what OpenCode 2 cannot do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from bridge.opencode.capture.shapes import mapping
+from bridge.opencode.capture.state import CaptureState
+from sidecar.background.hosts import lacks
+from sidecar.background.hosts import v2_requests as requests
+from sidecar.background.hosts.environments import read_process
+from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part, State, Status
+from sidecar.background.hosts.rights import Rights, for_work
+from sidecar.background.hosts.v2_ids import is_phantom, message_id, session_id
+from sidecar.background.hosts.v2_requests import as_list, path_of
+from sidecar.background.hosts.v2_turn import MARK, Turn, is_prompt, quiet_ms, turn_of
+from sidecar.record.opencode2.http import ServiceClient, ServiceError
+from sidecar.record.opencode2.registration import Registration, UnsafeService, place_of, read_registration
+
+SETTLE_SECONDS: Final = 1.0
+SETTLE_LOOKS: Final = 5
+"""How many times to look, ``SETTLE_SECONDS`` apart, whether a prompt, or a turn that the service continues by itself,
+has begun."""
+
+_OVER: Final[tuple[State, ...]] = ("answered", "failed", "aborted", "stopped")
+_SETTLED: Final[dict[str, State]] = {"waiting": "answered", "cut": "stopped", "open": "unanswered"}
+"""What a turn's state means if it does not change: its subagents ended without a report, a person refused what the turn
+asked, or nobody continues the turn."""
+
+
+class V2Host:
+    """``Host`` on OpenCode 2. ``registrations`` returns the registration files of the services whose plugins are
+    linked."""
+
+    lacks = lacks.TWO
+
+    def __init__(
+        self, registrations: Callable[[], Iterable[Path]], state: CaptureState, now_ms: Callable[[], int]
+    ) -> None:
+        self._registrations, self._state, self._now_ms = registrations, state, now_ms
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a service is announced."""
+        return any(True for _ in self._registrations())
+
+    def hosts(self, session: str) -> bool:
+        """Whether a session belongs to OpenCode 2."""
+        known = self._state.sessions.get(session)
+        return is_phantom(session) or (known is not None and bool(known.host))
+
+    def knows(self, session: str) -> bool:
+        """Whether a session is recorded, so that its service is known."""
+        return session in self._state.sessions
+
+    # --- phantoms ---
+
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        """See ``Host``."""
+        client = await self._client(session)
+        if (info := await requests.info(client, session)) is None:
+            raise HostError("OpenCode 2 does not have this session", permanent=True)
+        name = agent or info.get("agent")
+        if not name:
+            # A session for which nobody chose an agent. Its messages say which agent answered.
+            said = await requests.messages(client, session)
+            name = next((each["agent"] for each in reversed(said) if each.get("agent")), None)
+        if not name:
+            raise HostError("it is not known which agent this session runs", permanent=True)
+        directory = str(mapping(info.get("location")).get("directory"))
+        rules = await requests.rules_of(client, str(name), directory)
+        return Rights(str(name), rules, requests.rules(info.get("permissions")))
+
+    async def create(
+        self,
+        intent: str,
+        *,
+        title: str,
+        directory: str,
+        parent: str | None,
+        pid: int | None,
+        agent: str | None = None,
+        rights: Rights | None = None,
+        model: str | None = None,
+    ) -> str:
+        """See ``Host``. The service answers a second request for the same id with the session that it has."""
+        session, client = session_id(intent), await self._client(parent or "")
+        about = self.about(parent) if parent is not None else {}
+        body: dict[str, Any] = {"id": session, "title": title, "location": {"directory": directory}}
+        if chosen := _model(model or about.get("model")):
+            body["model"] = chosen
+        if rights is not None:
+            body["agent"] = agent or rights.agent
+            own = await requests.rules_of(client, body["agent"], directory)
+            body["permissions"] = [
+                {"action": rule.what, "resource": rule.pattern, "effect": rule.effect} for rule in for_work(own, rights)
+            ]
+        await requests.change(client, "POST", "/api/session", body)
+        return session
+
+    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
+        """See ``Host``."""
+        session, client = session_id(intent), await self._client(parent or "")
+        return session if await requests.info(client, session) is not None else None
+
+    async def prompt(
+        self,
+        session: str,
+        parts: Sequence[Part],
+        *,
+        directory: str,
+        agent: str | None = None,
+        model: str | None = None,
+        reply: bool = True,
+        pid: int | None = None,
+    ) -> bool:
+        """See ``Host``. Each part becomes a separate message; only the last message wakes the model.
+
+        A message that is still in the session's inbox is sent again, because the service may have ended before the
+        turn began. Nothing else would begin that turn.
+        """
+        client = await self._client(session)
+        waiting = await self._inbox(client, session)
+        parts = [part for part in parts if not await self._is_saved(client, session, part.key)]
+        is_new = any(message_id(part.key) not in waiting for part in parts)
+        if is_phantom(session) and is_new:
+            if agent:
+                await requests.change(client, "POST", f"{path_of(session)}/agent", {"agent": agent})
+            if chosen := _model(model):
+                await requests.change(client, "POST", f"{path_of(session)}/model", {"model": chosen})
+        # Each queued message gets its own turn. But a note must start no turn, and several messages must share one
+        # turn. The session is idle now, so its waiting messages are notes. A prompt joins a turn that the service has
+        # just continued by itself.
+        is_alone = reply and len(parts) == 1 and not waiting and not parts[0].is_prompt
+        for count, part in enumerate(parts, 1):
+            mark = {"key": part.key} | ({MARK: True} if part.is_prompt else {})
+            body = {
+                "id": message_id(part.key),
+                "text": part.text,
+                "metadata": {"durable_stream": mark},
+                "delivery": "queue" if is_alone else "steer",
+                "resume": reply and count == len(parts),
+            }
+            await requests.change(client, "POST", f"{path_of(session)}/prompt", body)
+        return is_new
+
+    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+        """See ``Host``."""
+        client = await self._client(session)
+        # Check the inbox first: a message may move from there to the history between the two requests.
+        return message_id(key) in await self._inbox(client, session) or await self._is_saved(client, session, key)
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        """See ``Host``. Also closes a turn that ended because a person refused something: otherwise the service would
+        continue this turn after its next restart.
+        """
+        client = await self._client(session)
+        try:
+            await requests.change(client, "POST", f"{path_of(session)}/interrupt")
+            messages = await requests.messages(client, session) if is_phantom(session) else []
+            turn = turn_of(messages)
+            if turn is not None and turn.state == "cut" and session not in await self._active(client):
+                # Sending a message that the session already has begins an empty turn, which calls no model.
+                known = next(each for each in reversed(messages) if is_prompt(each))
+                again = {"id": known["id"], "text": str(known.get("text"))}
+                await requests.change(client, "POST", f"{path_of(session)}/prompt", again)
+        except HostError as error:
+            if not error.permanent:
+                raise
+
+    async def look(self, session: str, *, directory: str) -> Look:
+        """See ``Host``. Looks again while the service may be ending, or may be about to begin or continue a turn."""
+        left = SETTLE_LOOKS
+        while True:
+            client = await self._client(session)
+            if (info := await requests.info(client, session)) is None:
+                return Look("gone")
+            turn = turn_of(messages := await requests.messages(client, session))
+            if turn is not None and turn.state in _OVER:
+                return Look(turn.state, turn.said)
+            quiet, left = await self._quiet_ms(client, session, messages, turn), left - 1
+            # The session of a turn that was cut is still active for a moment.
+            if left == 0 or (quiet is not None and (turn is None or turn.state != "cut")):
+                break
+            await asyncio.sleep(SETTLE_SECONDS)
+        if quiet is not None:
+            return Look("busy", quiet_ms=quiet)
+        if turn is not None:
+            return Look(_SETTLED[turn.state], turn.said)
+        if info.get("outcome"):
+            return Look("stopped")  # a person has undone the turn, and with it the prompt
+        return Look("unanswered" if await self._inbox(client, session) else "unprompted")
+
+    async def _quiet_ms(
+        self, client: ServiceClient, session: str, messages: list[dict[str, Any]], turn: Turn | None
+    ) -> int | None:
+        """For how long a session at work, or else its subagents, have shown no activity; ``None`` if nothing runs."""
+        active, known, now = await self._active(client), self._state.sessions.get(session), self._now_ms()
+        if session in active:
+            recorded = known.turn.last_ms if known is not None and known.turn is not None else 0
+            return quiet_ms(messages[-1] if messages else {}, recorded, now)
+        children = [each for each in (turn.running if turn is not None else ()) if each in active]
+        newest = [await requests.messages(client, child, count=1) for child in children]
+        return min((quiet_ms(found[-1] if found else {}, 0, now) for found in newest), default=None)
+
+    async def goes_on(self, session: str) -> bool:
+        """See ``Host``. Also true if the session's work is over. Waits a while, so that a service that is ending can
+        end, and a service that has just started can continue its turns.
+        """
+        await asyncio.sleep(SETTLE_SECONDS)
+        return (await self.look(session, directory="")).state not in ("unanswered", "unprompted")
+
+    # --- any session ---
+
+    async def status(self, session: str) -> Status:
+        """See ``Host``."""
+        try:
+            client = await self._client(session)
+            return "busy" if session in await self._active(client) else "idle"
+        except HostError:
+            return "absent"
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        """See ``Host``. Always false, because a service has no screen."""
+        return False
+
+    async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
+        """See ``Answering``. The model of OpenCode 2 does not read why a permission was refused, so the reason becomes
+        a message of its own, which is there before the model continues.
+        """
+        client = await self._client(session)
+        what = "permission" if kind == "permission" else "form"
+        asked = await self._asked(client, session, what, request)
+        if asked is None:
+            return "gone"
+        method, path, note = "POST", f"{path_of(session)}/{what}/{quote(request, safe='')}", ""
+        body: dict[str, Any] | None
+        if kind == "permission":
+            body = {"decision": answer[0]}
+            if why := "".join(answer[1:2]):
+                note, body = await self._told_why(client, session, request, why), body | {"message": why}
+            path += "/reply"
+        elif list(answer) == ["reject"]:
+            method, body = "DELETE", None
+        else:
+            path, body = f"{path}/reply", {"answer": _filled(asked, answer)}
+        try:
+            await requests.send(client, method, path, body)
+        except ServiceError as error:
+            if note:
+                await requests.change(client, "DELETE", note)
+            is_settled = error.status in (requests.NOT_FOUND, requests.CONFLICT)
+            if is_settled and await self._asked(client, session, what, request) is None:
+                return "gone"  # somebody has answered in the meantime
+            raise requests.refused(method, path, error) from None
+        return "answered"
+
+    async def _asked(self, client: ServiceClient, session: str, what: str, request: str) -> dict[str, Any] | None:
+        """A permission or a form that waits for an answer."""
+        return next((each for each in await requests.list_of(client, session, what) if each.get("id") == request), None)
+
+    async def _told_why(self, client: ServiceClient, session: str, request: str, why: str) -> str:
+        """Tell a session's model why a request was refused. Returns the path of the message while it waits."""
+        message = message_id(f"{request}:why")
+        said = f"The user refused this tool call: {why}"
+        told = {"id": message, "text": said, "description": "Refused", "delivery": "steer"}
+        await requests.change(client, "POST", f"{path_of(session)}/synthetic", told)
+        return f"{path_of(session)}/inbox/{message}"
+
+    def about(self, session: str) -> dict[str, Any]:
+        """See ``Host``."""
+        known = self._state.sessions.get(session)
+        if known is None:
+            return {}
+        turn = known.turn or known.last_turn
+        about: dict[str, Any] = {"directory": known.directory or ""}
+        if turn is not None:
+            model = turn.model or {}
+            about["agent"] = turn.agent
+            if model.get("provider") and model.get("model"):
+                about["model"] = f"{model['provider']}/{model['model']}"
+        return about
+
+    def waiting_for(self, registration: str) -> list[str]:
+        """The sessions of a service whose plugin has just linked."""
+        place = place_of(Path(registration))
+        return [session for session, known in self._state.sessions.items() if known.host == place]
+
+    # --- the service ---
+
+    async def _inbox(self, client: ServiceClient, session: str) -> list[Any]:
+        """The ids of messages that are in no turn yet, such as notes that wait for a message that wakes the model."""
+        return [each.get("id") for each in await requests.list_of(client, session, "inbox")]
+
+    async def _is_saved(self, client: ServiceClient, session: str, key: str) -> bool:
+        """Whether the message with a key is in a session's history."""
+        return await requests.find(client, f"{path_of(session)}/message/{message_id(key)}") is not None
+
+    async def _active(self, client: ServiceClient) -> dict[str, Any]:
+        """The sessions that are at work."""
+        return mapping(mapping(await requests.get(client, requests.ACTIVE)).get("data"))
+
+    async def variables(self, session: str) -> dict[str, str]:
+        """See ``Hosts``."""
+        found = await asyncio.to_thread(read_process, (await self._registration(session)).pid)
+        return found.environment or dict(os.environ)
+
+    async def _client(self, session: str) -> ServiceClient:
+        """The service that hosts a session. For a new session, it is the service of the parent, or else the only
+        service.
+        """
+        return ServiceClient(await self._registration(session))
+
+    async def _registration(self, session: str) -> Registration:
+        known = self._state.sessions.get(session)
+        wanted = known.host if known is not None else ""
+        for path in self._registrations():
+            if wanted and place_of(path) != wanted:
+                continue
+            try:
+                registration = await asyncio.to_thread(read_registration, path)
+            except UnsafeService as error:
+                raise HostError(f"the OpenCode 2 service cannot be trusted: {error}") from None
+            if registration is not None:
+                return registration
+        raise HostAbsent("the OpenCode 2 service that hosts this session is not running")
+
+
+def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:
+    """A form's answer, made from one text for each field: the label of a chosen option, or free text."""
+    fields = [mapping(each) for each in as_list(form.get("fields"))]
+    kinds = {str(each.get("type")) for each in fields}
+    if len(fields) != len(answers) or not kinds <= {"string", "multiselect"}:
+        raise HostError("this form can be answered only in the terminal of OpenCode 2", permanent=True)
+    filled: dict[str, Any] = {}
+    for field, answer in zip(fields, answers, strict=True):
+        options = map(mapping, as_list(field.get("options")))
+        value = next((each.get("value") for each in options if each.get("label") == answer), answer)
+        filled[str(field.get("key"))] = [value] if field.get("type") == "multiselect" else value
+    return filled
+
+
+def _model(name: str | None) -> dict[str, str] | None:
+    provider, slash, model = (name or "").partition("/")
+    return {"providerID": provider, "id": model} if slash else None

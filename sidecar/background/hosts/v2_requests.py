@@ -1,0 +1,131 @@
+"""Requests to a service of OpenCode 2, as 2.0.15 answers them. Every failure is a ``HostError`` that names the request.
+
+Later versions may know other requests. They answer an unknown request with 404, or with a page that is not JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+from urllib.parse import quote
+
+from bridge.opencode.capture.shapes import mapping
+from sidecar.background.hosts.host import HostError
+from sidecar.background.hosts.rights import Rule
+from sidecar.background.hosts.v2_turn import is_prompt
+from sidecar.record.opencode2.http import ServiceClient, ServiceError, ServiceGone
+from sidecar.record.opencode2.registration import UnsafeService
+
+ACTIVE: Final = "/api/session/active"
+PAGE: Final = 200
+"""How many messages are read at a time; the service accepts no larger number."""
+
+RULES_LOOKS: Final = 30
+RULES_SECONDS: Final = 0.1
+"""How often, and with what pauses, the rules of an agent are read until they no longer change."""
+
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+
+
+async def find(client: ServiceClient, path: str) -> Any:
+    """The answer to a ``GET``; ``None`` if the service answers 404."""
+    try:
+        return await client.get(path)
+    except ServiceError as error:
+        if error.status == NOT_FOUND:
+            return None
+        raise refused("GET", path, error) from None
+    except (ServiceGone, UnsafeService) as error:
+        raise HostError(f"OpenCode 2 gave no usable answer to GET {path}: {error}") from None
+
+
+async def get(client: ServiceClient, path: str) -> Any:
+    """The answer to a ``GET`` of something that every service has."""
+    found = await find(client, path)
+    if not isinstance(found, dict):
+        raise HostError(f"this version of OpenCode 2 does not support GET {path}", permanent=True)
+    return found
+
+
+async def info(client: ServiceClient, session: str) -> dict[str, Any] | None:
+    """What the service says about a session; ``None`` if there is no such session."""
+    found = await find(client, path_of(session))
+    if found is None:
+        await get(client, ACTIVE)  # fails if it is not the session but the whole interface that is not there
+        return None
+    return mapping(mapping(found).get("data"))
+
+
+async def rules_of(client: ServiceClient, agent: str, directory: str) -> tuple[Rule, ...]:
+    """The rules of an agent in a directory. When the directory is used for the first time, the service loads its agents
+    and their rules after it answers, so read until nothing changes.
+    """
+    path = f"/api/agent/{quote(agent, safe='')}?location[directory]={quote(directory, safe='')}"
+    before: Any = None
+    for look in range(RULES_LOOKS):
+        await asyncio.sleep(RULES_SECONDS if look else 0)
+        found = await find(client, path)
+        if found is not None and found == before:
+            return rules(mapping(mapping(found).get("data")).get("permissions"))
+        before = found
+    raise HostError(f"OpenCode 2 has no agent {agent[:60]!a} in {directory}", permanent=True)
+
+
+def rules(listed: Any) -> tuple[Rule, ...]:
+    """The service's own list of rules."""
+    return tuple(Rule(each["action"], each["resource"], each["effect"]) for each in as_list(listed))
+
+
+async def list_of(client: ServiceClient, session: str, what: str) -> list[dict[str, Any]]:
+    """A list that belongs to a session; empty if there is no such session."""
+    path = f"{path_of(session)}/{what}"
+    found = await find(client, path)
+    if found is None and await info(client, session) is not None:
+        raise HostError(f"this version of OpenCode 2 does not support GET {path}", permanent=True)
+    return [mapping(each) for each in as_list(mapping(found).get("data"))]
+
+
+async def messages(client: ServiceClient, session: str, count: int = 0) -> list[dict[str, Any]]:
+    """A session's messages from its newest prompt on, or all if it has no prompt; or the newest ``count``. Oldest
+    first.
+    """
+    path, query, newest = f"{path_of(session)}/message", f"order=desc&limit={count or PAGE}", list[dict[str, Any]]()
+    while True:
+        page = mapping(await find(client, f"{path}?{query}"))
+        found = [mapping(each) for each in as_list(page.get("data"))]
+        newest += found
+        following = mapping(page.get("cursor")).get("next")
+        if count or not found or not following or any(map(is_prompt, found)):
+            return newest[::-1]
+        query = f"limit={PAGE}&cursor={quote(str(following), safe='')}"
+
+
+async def change(client: ServiceClient, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    """Send a request that changes something. It is no error if the change was already made."""
+    try:
+        await send(client, method, path, body)
+    except ServiceError as error:
+        if error.status != CONFLICT:
+            raise refused(method, path, error) from None
+
+
+async def send(client: ServiceClient, method: str, path: str, body: dict[str, Any] | None) -> None:
+    try:
+        await client.send(method, path, body)
+    except (ServiceGone, UnsafeService) as error:
+        raise HostError(f"OpenCode 2 gave no usable answer to {method} {path}: {error}") from None
+
+
+def refused(method: str, path: str, error: ServiceError) -> HostError:
+    return HostError(f"OpenCode 2 answered {method} {path} with {error}", permanent=400 <= error.status < 500)
+
+
+def path_of(session: str) -> str:
+    """The path of a session."""
+    return f"/api/session/{quote(session, safe='')}"
+
+
+def as_list(value: Any) -> list[Any]:
+    """A value that should be a list; an empty list if it is none."""
+    return value if isinstance(value, list) else []

@@ -1,0 +1,61 @@
+"""What a person does with background work that has ended: continue it, or discard what it left behind. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from bridge.opencode.link.link import RequestError
+from sidecar.background.intents.lifecycle import ENDED
+from sidecar.background.intents.state import Intent, State
+from sidecar.registry import Args
+
+
+class IntentArgs(Args):
+    """A request about one intent."""
+
+    intent: str = Field(max_length=100, description="the intent's id, or a unique prefix of it")
+
+
+class DiscardArgs(IntentArgs):
+    """A request to discard what an ended intent left behind."""
+
+    preview: bool = Field(default=False, description="only say what would be removed")
+
+
+def check_ended(state: State, intent: Intent) -> None:
+    """Check that nothing works in an intent's session.
+
+    Raises:
+        RequestError: something does (``still-running``).
+    """
+    if intent.state not in ENDED:
+        raise RequestError("still-running", f"{intent.id} has not ended yet: {intent.state}")
+    if (other := continuing(state, intent.session or "-")) is not None:
+        raise RequestError("still-running", f"{other.id} goes on with this work and has not ended yet")
+
+
+def continuing(state: State, session: str) -> Intent | None:
+    """The unfinished intent that works in a session, or is about to."""
+    found = (each for each in state.unfinished() if session in (each.session, each.continues.get("session")))
+    return next(found, None)
+
+
+def worktree_of(state: State, intent: Intent) -> str:
+    """The worktree that an ended intent left behind; empty if there is none, or if later work went on in it."""
+    is_last = state.sessions.get(intent.session or "", intent.id) == intent.id
+    has_left = intent.changes.get("kept") or intent.changes.get("error")
+    return str(intent.worktree.get("root", "")) if is_last and has_left else ""
+
+
+def continues(before: Intent) -> dict[str, Any]:
+    """See ``Intent.continues``."""
+    changes = before.changes
+    return {
+        "intent": before.id,
+        "session": before.session,
+        "worktree": before.worktree,
+        "commit": changes.get("commit", "") if changes.get("ref") and before.applied is None else "",
+        "kept": bool(changes.get("kept") or changes.get("error")),
+    }

@@ -1,0 +1,147 @@
+"""The budgets of background work: which intents may start, must wait, or must stop. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from sidecar.background.intents.lifecycle import ACTIVE, ENDED
+from sidecar.background.intents.state import Intent, Limits, Spent, State
+from sidecar.runtime.agent import Output
+from streams.event import StreamEvent
+
+ANSWERED: Final = ("stop", "length")
+"""The finish reasons of the last model call in a turn."""
+
+STOPS_TREE: Final = frozenset({"budget", "cancelled", "timeout", "user-abort"})
+"""The ends of an intent after which everything that the intent started ends, too. After any other end, the children
+continue."""
+
+
+WARNING_SHARE: Final = 0.8
+"""The share of a budget whose use is recorded as ``budget.warning``."""
+
+MAX_WARNINGS: Final = 10
+"""Maximum number of warnings for one input; further warnings follow with the next input."""
+
+
+class Doom(NamedTuple):
+    """Why an intent that has not ended must stop."""
+
+    event: str
+    reason: str
+    code: str
+
+
+def refusal(state: State, limits: Limits, intent: Intent) -> dict[str, str] | None:
+    """Why an intent may not be registered, as ``code`` and ``reason``; ``None`` if it may be registered."""
+    spent = state.spent.get(intent.root, Spent())
+    siblings = sum(each.parent == intent.parent for each in state.unfinished()) if intent.parent else 0
+    if limits.depth and intent.depth > limits.depth:
+        reason = f"the chain already has {limits.depth} background agents, each started by the one before it"
+        return {"code": "recursion_depth_exceeded", "reason": reason}
+    if limits.children and siblings >= limits.children:
+        reason = f"its session already has {siblings} unfinished agents, which is the limit"
+        return {"code": "budget-children", "reason": reason}
+    if limits.sessions and spent.sessions >= limits.sessions:
+        reason = f"its session has already started {spent.sessions} agents, which is the limit"
+        return {"code": "budget-sessions", "reason": reason}
+    over = _spent_all(limits, spent)
+    return {"code": "budget", "reason": over.removeprefix("budget: ")} if over else None
+
+
+def has_room(state: State, limits: Limits, intent: Intent) -> bool:
+    """Whether a queued intent may start now."""
+    return not intent.waits and not full(state, limits, intent)
+
+
+def full(state: State, limits: Limits, intent: Intent) -> str:
+    """The key of ``[phantom]`` whose limit keeps a queued intent from starting; empty if the intent may start now."""
+    active = [each for each in state.intents.values() if each.state in ACTIVE]
+    if len(active) >= limits.running:
+        return "max_running"
+    reached = (
+        f"per_model.{name}"
+        for name in _providers(intent)
+        if name in limits.per_model and sum(name in _providers(each) for each in active) >= limits.per_model[name]
+    )
+    return next(reached, "")
+
+
+def spend(state: State, event: StreamEvent) -> list[Output]:
+    """Count a model call that has ended. The call counts at once, so that a budget can also stop a long turn."""
+    intent = state.working(str(event.payload.get("session")))
+    tokens, cost = _tokens(event.payload.get("tokens")), event.payload.get("cost") or 0.0
+    own = event.payload.get("kind") == "inference" and event.payload.get("session") in state.sessions
+    if intent is None or not (tokens or cost or own):
+        return []
+    spent = {"intent": intent.id, "tokens": tokens, "cost": cost, "steps": int(own)}
+    return [Output("intent.spent", spent | ({"last": True} if own and is_last(event) else {}))]
+
+
+def is_last(event: StreamEvent) -> bool:
+    """Whether a model call that has ended is the last one of its turn."""
+    return event.payload.get("finish") in ANSWERED
+
+
+def warnings(state: State, limits: Limits) -> list[Output]:
+    """One ``budget.warning`` for each budget that a root has nearly used up; each warning is given only once."""
+    found = []
+    at_work = {intent.root for intent in state.unfinished()}
+    for root, spent in state.spent.items():
+        if root not in at_work:
+            continue
+        for what, used, most in (
+            ("sessions", spent.sessions, limits.sessions),
+            ("tokens", spent.tokens, limits.tokens),
+            ("cost", spent.cost, limits.cost),
+            ("minutes", spent.ran_ms, limits.ran_ms),
+        ):
+            if most and used / most >= WARNING_SHARE and what not in spent.warnings:
+                found.append(Output("budget.warning", {"root": root, "what": what, "share": round(used / most, 2)}))
+    return found[:MAX_WARNINGS]
+
+
+def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
+    """Why an intent must stop: the intent that started it was stopped, the intent is in an endless loop, or the intent
+    or its root has spent too much.
+
+    ``None`` if the intent may continue.
+    """
+    if intent.state in ENDED or intent.state in ("cancelling", "finishing"):
+        return None
+    starter = state.intents.get(intent.starter or "")
+    if starter is not None and starter.code in STOPS_TREE:
+        return Doom("intent.cancelled", f"{starter.id}, which started it, was stopped", "cancelled")
+    if intent.is_answered:
+        return None
+    if limits.steps and intent.steps > limits.steps:
+        reason = f"endless loop: it called the model more than {limits.steps} times for one prompt"
+        return Doom("intent.failed", reason, "endless-loop")
+    over = _spent_all(limits, state.spent.get(intent.root, Spent()))
+    over = over or _overspent(intent, intent.max_tokens, intent.max_cost)
+    return Doom("intent.failed", over, "budget") if over else None
+
+
+def _spent_all(limits: Limits, spent: Spent) -> str:
+    if limits.ran_ms and spent.ran_ms >= limits.ran_ms:
+        return f"budget: {spent.ran_ms / 60_000:.0f} of {limits.ran_ms / 60_000:.0f} minutes are used"
+    return _overspent(spent, limits.tokens, limits.cost)
+
+
+def _overspent(used: Spent | Intent, tokens: int, cost: float) -> str:
+    if tokens and used.tokens >= tokens:
+        return f"budget: {used.tokens} of {tokens} tokens are used"
+    if cost and used.cost >= cost:
+        return f"budget: {used.cost:.2f} of {cost:.2f} dollars are used"
+    return ""
+
+
+def _tokens(given: Any) -> int:
+    if not isinstance(given, dict):
+        return 0
+    return sum(value for value in given.values() if isinstance(value, int) and not isinstance(value, bool))
+
+
+def _providers(intent: Intent) -> tuple[str, ...]:
+    """The names that ``[phantom.per_model]`` may limit: the provider of the intent's model, and the model."""
+    return (intent.runs_on.partition("/")[0], intent.runs_on) if intent.runs_on else ()

@@ -1,0 +1,81 @@
+"""What caused what in background work: one chain in one trace, from the call that asks to the message with the result.
+Pure.
+
+The turn of the call causes the intent. The intent causes its session, the input of the session, and all that the agent
+``intents`` does for the intent. The notice with the result causes the message in the parent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.opencode.capture.emitter import Asked, trace_of
+from bridge.opencode.capture.shapes import present
+from bridge.opencode.capture.state import SessionState
+from sidecar.background.hosts import v2_ids
+from sidecar.background.intents.notices import WAKE
+from sidecar.background.intents.state import Intent, Notice, State
+from sidecar.runtime.agent import Cause, Output
+from streams.event import StreamEvent
+from streams.trace import is_one_trace
+
+
+def of_call(session: SessionState | None, call: str | None, before: Intent | None) -> tuple[dict[str, Any], Any, str]:
+    """Who asks for work: the fields ``call`` and ``turn`` of the registration, its cause, and its ``traceparent``.
+
+    ``call`` is the tool call of the ``session`` that asks. It is recorded when it ends, so its turn is the cause.
+    Without a call, a person asks, and perhaps continues the work ``before``.
+    """
+    turn = session.turn if session is not None and call is not None else None
+    about = present(call=call, turn=turn.user_message if turn is not None else None)
+    trace = before.trace if before is not None else trace_of(session) if session is not None else ""
+    return about, turn.event_id if turn is not None else None, trace
+
+
+def begin(state: State, event: StreamEvent) -> None:
+    """Remember the event with which an intent or a notice begins. The event is already folded into the state."""
+    known: Intent | Notice | None = None
+    if event.type in ("intent.created", "intent.refused"):
+        known = state.intents.get(event.payload["intent"])
+    elif event.type == "notice.queued":
+        known = state.notices.get(event.payload["notice"])
+    if known is not None:
+        known.cause, known.trace = event.id, event.traceparent or ""
+
+
+def in_their_chains(state: State, event: StreamEvent, outputs: list[Output]) -> list[Output]:
+    """The outputs for an input. What another chain sets off, such as a tick or the end of other work, still belongs to
+    the chain of its own intent or notice."""
+    found: list[Output] = []
+    queued: dict[str, Cause | None] = {}
+    cause: Cause | None = None
+    for output in outputs:
+        payload = output.payload
+        notice = payload.get("notice", "")
+        known: Intent | Notice | None = state.notices.get(notice)
+        known = known or state.intents.get(payload.get("intent") or "") or state.intents.get(output.node)
+        if known is not None:
+            cause = Cause(known.cause, known.trace) if known.cause else None
+        elif output.effect != WAKE:  # the notices that a wake sends stand before it
+            cause = queued.get(notice)
+        if output.type == "notice.queued":
+            queued[notice] = cause
+        is_own = cause is None or is_one_trace(cause.traceparent, event.traceparent)
+        found.append(output if is_own else output._replace(cause=cause))
+    return found
+
+
+def asked(state: State, session: str, mark: str) -> Asked | None:
+    """What asked for a session of background work, or for a message that the sidecar sent; see ``Asks``."""
+    notice = next((each for each in state.notices.values() if mark and each.key == mark), None)
+    if notice is not None:
+        return Asked(notice.cause, notice.trace) if notice.cause else None
+    known = state.intents.get(state.sessions.get(session, mark))
+    if known is None and v2_ids.is_phantom(session):
+        known = next((each for each in state.unfinished() if v2_ids.session_id(each.id) == session), None)
+    # OpenCode copies the mark of a session to the session's forks and children.
+    if known is None or not known.cause or known.session not in (None, session):
+        return None
+    return Asked(
+        known.cause, known.trace, known.parent, known.turn or None, known.call or None, known.agent, known.title
+    )

@@ -1,0 +1,88 @@
+"""The effects that the agent ``intents`` asks for, with their arguments. ``effects.py`` and ``worktree_effects.py`` run
+them.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any, Final
+
+from sidecar.background.intents.state import Intent
+from sidecar.background.intents.watch import CHECK
+from sidecar.background.people.alerts import TOAST
+from sidecar.runtime.agent import Output
+
+__all__ = ["ABORT", "CHECK", "COLLECT", "CONTINUE", "CREATE", "ISOLATE", "PROMPT", "TOAST"]
+
+CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
+ISOLATE, COLLECT = "worktree.add", "worktree.collect"
+
+CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
+
+
+def isolate(intent: Intent) -> Output:
+    """The effect that makes a worktree for an intent."""
+    args: dict[str, Any] = {"intent": intent.id, "directory": intent.directory}
+    return effect(ISOLATE, intent.id, args | ({"continues": intent.continues} if intent.continues else {}))
+
+
+def create(intent: Intent, directory: str) -> Output:
+    """The effect that creates the session of an intent in a directory, or finds the one that it continues."""
+    args = {
+        "intent": intent.id,
+        "title": intent.title,
+        "directory": directory,
+        "parent": intent.parent,
+        "agent": intent.agent,
+        "pid": intent.pid,
+        "rights": intent.rights,
+    }
+    if intent.continues:
+        args["session"] = intent.continues["session"]
+    return effect(CREATE, intent.id, args)
+
+
+def prompt(intent: Intent, session: str, text: str) -> Output:
+    """The effect that prompts the session of an intent."""
+    model = intent.models[0] if intent.models else None
+    args = {
+        "session": session,
+        "directory": intent.place,
+        "text": text,
+        "agent": intent.agent,
+        "model": model,
+        "pid": intent.pid,
+        # A session that continues already has its prompt. If no OpenCode is open, wait for one instead of failing.
+        "waits": text == CONTINUE,
+    }
+    if intent.said and text == intent.prompt:
+        args["said"] = intent.said
+    return effect(PROMPT, intent.id, args)
+
+
+def abort(intent: Intent, *, is_late: bool = False) -> Output:
+    """The effect that stops the session of an intent. ``is_late``: OpenCode has just accepted a prompt and is about to
+    begin a turn."""
+    args = {"session": intent.session, "directory": intent.place}
+    return effect(ABORT, intent.id, args | ({"late": True} if is_late else {}))
+
+
+def collect(intent: str, worktree: dict[str, Any], *, session: str | None, stop: bool) -> Output:
+    """The effect that saves the changes in a worktree and removes the worktree; with ``stop``, it first stops the
+    session."""
+    about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
+    about |= {"folder": worktree.get("folder"), "name": PurePath(worktree["root"]).name}
+    return effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
+
+
+def how_to_continue(intent: Intent) -> Output:
+    """The effect that tells a person, who prompted the session of ended work, how the work can go on."""
+    text = f"Its worktree is gone. In a terminal: durable-stream spawn --continue {intent.id} 'TEXT'"
+    return effect(
+        TOAST, intent.id, {"session": intent.session, "title": "This background work has ended", "text": text}
+    )
+
+
+def effect(kind: str, node: str, args: dict[str, Any]) -> Output:
+    """An effect of an intent, whose id is ``node``."""
+    return Output("effect.requested", args, effect=kind, node=node)

@@ -1,0 +1,492 @@
+"""The built-in agent ``intents``: registers intents, runs each in a phantom session, and reports to the parent. Pure.
+
+The agent decides, and effects act (``effects.py``). The agent's inputs are commands (``intent.register``,
+``intent.cancel``, ``notify``, ``tick``, ``host.ready``), the results of its effects, and what capture records about the
+sessions that the agent knows.
+
+An intent's events have its id as ``payload.intent``; a notice's events have its id as ``payload.notice``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sidecar.background.hosts import v2_ids
+from sidecar.background.intents import budgets, causes, edits, notices, watch
+from sidecar.background.intents import intent_effects as asked
+from sidecar.background.intents.afterwards import continuing
+from sidecar.background.intents.budgets import Doom, doomed, has_room, refusal
+from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
+from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
+from sidecar.background.intents.state import Intent, Limits, State, intent_of
+from sidecar.background.intents.texts import cause_text, told
+from sidecar.background.own_agent import OwnAgent
+from sidecar.runtime.agent import Output
+from streams.event import StreamEvent
+
+NAME: Final = "intents"
+
+MAX_RESULT: Final = 16 * 1024
+MAX_GIST: Final = 300
+"""Length, in characters, of the beginning of a result that the sentence for a person may use."""
+"""Maximum length of a result that an intent keeps and sends to its parent, in characters. The phantom's session has the
+whole result."""
+
+MAX_REASON: Final = 500
+"""Maximum length of the error that an intent keeps, in characters. The log has the whole error."""
+
+ECHO_MS: Final = 2_000
+"""Within this many ms, OpenCode 1 reports the error of a refused prompt twice."""
+
+MAX_RESUMES: Final = 5
+"""How many times an intent whose OpenCode died is resumed before it fails."""
+
+MAX_STOPS: Final = 20
+"""Maximum number of intents that one input stops. The next tick, which follows at once, stops more."""
+
+
+class IntentAgent(OwnAgent[State]):
+    """An ``Agent``. The agent first decides what an input means, then what may start or must stop."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._check_ms = min(watch.CHECK_MS, self._limits.silence_ms // 2 or watch.CHECK_MS)
+        super().__init__(NAME, State)
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """See ``Agent``."""
+        return (
+            "turn.ended",
+            "execution.step",
+            "execution.output",
+            "agent.input",
+            "agent.error",
+            "lifecycle.session.created",
+            "lifecycle.session.ended",
+            "checkpoint.opened",
+            "checkpoint.answered",
+            "checkpoint.expired",
+            "checkpoint.withdrawn",
+        )
+
+    def deadline(self) -> int | None:
+        """When the agent wants the next ``tick``, in ms UTC."""
+        if any(doomed(self.data, self._limits, intent) for intent in self.data.unfinished()):
+            return 0
+        times = watch.deadlines(self.data, self._check_ms) + notices.deadlines(self.data)
+        return min(times, default=None)
+
+    # --- deciding ---
+
+    def receive(self, event: StreamEvent) -> list[Output]:
+        """See ``Agent``."""
+        return causes.in_their_chains(self.data, event, self._receive(event))
+
+    def _receive(self, event: StreamEvent) -> list[Output]:
+        outputs = self._decide(event)
+        if event.type == "execution.step" and budgets.is_last(event):
+            return outputs  # the turn's end follows, and finished work is not stopped because of its cost
+        if event.type not in ("tick", "sidecar.started") and not any(output.type in _CHANGES for output in outputs):
+            return outputs
+        # Apply the outputs to a copy of the state, because the other decisions depend on them.
+        ahead = IntentAgent(self._limits)
+        ahead.load(self.state())
+        for output in outputs:
+            ahead.data.fold(output.type, output.payload)
+        return outputs + ahead._follow(outputs, event.ts)
+
+    def _follow(self, outputs: list[Output], ts: int) -> list[Output]:
+        """Stop whatever must stop, deliver whatever was queued, and start whatever may start.
+
+        Each output is folded into the state of this copy of the agent.
+        """
+        more: list[Output] = []
+
+        def add(new: list[Output]) -> None:
+            more.extend(new)
+            for output in new:
+                self.data.fold(output.type, output.payload)
+
+        limits = self._limits
+        stopping = [(each, doom) for each in self.data.unfinished() if (doom := doomed(self.data, limits, each))]
+        for intent, doom in stopping[:MAX_STOPS]:
+            add(self._stop(intent, ts, doom))
+        add(budgets.warnings(self.data, limits))
+        for session in notices.to_deliver(self.data, [*outputs, *more]):
+            gathering = notices.gather(self.data, session, ts)
+            add(notices.deliver(self.data, session) if gathering is None else gathering)
+        for intent in [each for each in self.data.intents.values() if each.state == "queued"]:
+            if doomed(self.data, limits, intent) is None and has_room(self.data, limits, intent):
+                add(self._start(intent))
+        return more
+
+    def _stop(self, intent: Intent, ts: int, doom: Doom) -> list[Output]:
+        about = {"reason": doom.reason, "code": doom.code}
+        if intent.session is None:
+            return self._end(intent, doom.event, ts, **about)
+        abort = asked.abort(intent)
+        if doom.event == "intent.cancelled":
+            return [Output("intent.cancelling", {"intent": intent.id, "ts": ts, **about}), abort]
+        return [*self._end(intent, doom.event, ts, **about), abort]
+
+    def _decide(self, event: StreamEvent) -> list[Output]:
+        match event.type:
+            case "intent.register":
+                return self._register(event)
+            case "intent.cancel":
+                return self._cancel(event)
+            case "intent.apply":
+                return self._applied(event)
+            case "intent.discard":
+                return [Output("intent.discarded", {"intent": event.payload["intent"], "ts": event.ts})]
+            case "notify":
+                return notices.queued(self.data, event)
+            case "notice.told":
+                return notices.returned(self.data, event)
+            case "tick":
+                return self._tick(event)
+            case "sidecar.started":
+                return self._resume(event)
+            case "host.ready":
+                return self._host_ready(event)
+            case "effect.completed" | "effect.failed":
+                return self._effect_ended(event)
+            case "turn.ended":
+                return self._turn_ended(event) + notices.over(self.data, event)
+            case "execution.step":
+                return budgets.spend(self.data, event) + edits.seen(self.data, event) + notices.kept(self.data, event)
+            case "execution.output":
+                return self._output(event)
+            case "lifecycle.session.created":
+                return self._child(event)
+            case "agent.input":
+                return self._answered_by(event)
+            case "agent.error":
+                return self._session_erred(event)
+            case "lifecycle.session.ended":
+                return self._session_ended(event)
+            case "checkpoint.opened":
+                return watch.asked(self.data, event)
+            case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
+                return watch.answered(self.data, event)
+        return []
+
+    def _register(self, event: StreamEvent) -> list[Output]:
+        given = event.payload
+        if given["intent"] in self.data.intents:
+            return []
+        above = [self.data.sessions[each] for each in given.get("above", ()) if each in self.data.sessions]
+        starter = self.data.intents.get(above[0]) if above else None
+        root = starter.root if starter is not None else given.get("root") or given.get("parent") or given["intent"]
+        depth = starter.depth + 1 if starter is not None else 1
+        about = {key: value for key, value in given.items() if key != "above"}
+        payload = {**about, "ts": event.ts, "root": root, "depth": depth, "starter": above[0] if above else None}
+        refused = refusal(self.data, self._limits, intent_of(payload))
+        other = continuing(self.data, (given.get("continues") or {}).get("session") or "-")
+        if other is not None:
+            refused = {"code": "still-running", "reason": f"{other.id} works in the same session"}
+        if refused is not None:
+            return [Output("intent.refused", {**payload, **refused})]
+        return [Output("intent.created", payload)]
+
+    def _start(self, intent: Intent) -> list[Output]:
+        starting = Output("intent.starting", {"intent": intent.id})
+        if intent.worktree:
+            return [starting, asked.create(intent, intent.place)]
+        if intent.isolation == "worktree" or (intent.isolation == "auto" and intent.agent not in self._limits.readers):
+            return [starting, asked.isolate(intent)]
+        return [starting, asked.create(intent, intent.directory)]
+
+    def _isolated(self, intent: Intent, error: str, found: Any, ts: int) -> list[Output]:
+        """Handle the result of creating a worktree. If that failed, the intent edits the user's files, if it is allowed
+        to."""
+        if intent.state != "starting" or intent.session is not None:
+            return []
+        if not isinstance(found, dict) or (not found and intent.isolation == "worktree"):
+            reason = f"no worktree: {error or 'the directory is in no git repository that has a commit'}"
+            return self._end(intent, "intent.failed", ts, reason=reason, code="no-worktree")
+        setup = found.get("setup") or []
+        if found.get("failed"):
+            return self._end(intent, "intent.failed", ts, reason=found["failed"], code="setup-failed", setup=setup)
+        worktree = {name: value for name, value in found.items() if name != "setup"}
+        isolated = Output("intent.isolated", {"intent": intent.id, "worktree": worktree, "setup": setup})
+        return [isolated, asked.create(intent, found.get("directory") or intent.directory)]
+
+    def _cancel(self, event: StreamEvent) -> list[Output]:
+        intent = self.data.intents.get(event.payload.get("intent", ""))
+        if intent is None or intent.state in ENDED or intent.state in ("cancelling", "finishing"):
+            return []
+        reason = str(event.payload.get("reason") or "cancelled by the user")
+        return self._stop(intent, event.ts, Doom("intent.cancelled", reason, "cancelled"))
+
+    def _applied(self, event: StreamEvent) -> list[Output]:
+        """React when a person has applied the changes in an intent's worktree."""
+        intent = self.data.intents.get(event.payload.get("intent", ""))
+        if intent is None or intent.applied is not None:
+            return []
+        return [Output("intent.applied", {"intent": intent.id, "ts": event.ts})]
+
+    def _tick(self, event: StreamEvent) -> list[Output]:
+        now = event.payload["now"]
+        outputs: list[Output] = []
+        for intent, doom in watch.late(self.data, now):
+            outputs += self._stop(intent, event.ts, doom)
+        ended = {output.payload.get("intent") for output in outputs}
+        for intent in watch.due(self.data, now, self._check_ms):
+            outputs += watch.check(intent, event.ts) if intent.id not in ended else []
+        return [*outputs, *notices.unseen(self.data, now), *notices.again(self.data, now)]
+
+    def _resume(self, event: StreamEvent) -> list[Output]:
+        """Handle the start of a sidecar: check every session that was at work, and everything that is waiting for a
+        host."""
+        active = [intent.id for intent in self.data.intents.values() if intent.state not in ENDED]
+        outputs = [Output("resume", {"intents": active, "ts": event.ts})] if active else []
+        for intent in watch.checkable(self.data):
+            outputs += watch.check(intent, event.ts)
+        return outputs
+
+    def _host_ready(self, event: StreamEvent) -> list[Output]:
+        sessions = event.payload.get("sessions", ())
+        outputs = notices.deliver_to(self.data, sessions)
+        for intent in watch.checkable(self.data):
+            if intent.session in sessions:
+                outputs += watch.check(intent, event.ts)
+        for intent in self.data.unfinished():
+            if intent.waits and intent.environment in event.payload.get("environments", ()):
+                outputs.append(Output("intent.hosted", {"intent": intent.id, "ts": event.ts}))
+        return outputs
+
+    def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
+        """Handle the result of checking a session, unless the log already shows that result.
+
+        A check from before the session's last prompt is ignored.
+        """
+        assert intent.session is not None
+        if intent.state not in WORKING or intent.prompting:
+            return []
+        if any(found.get(name, value) != value for name, value in watch.noted(intent).items()):
+            return []
+        doom = watch.alarm(intent, found, self._limits.silence_ms)
+        if doom is not None:
+            return self._stop(intent, ts, doom)
+        match found.get("state"):
+            case "busy" if intent.state == "resuming":  # OpenCode continued the session by itself
+                return [Output("intent.resumed", {"intent": intent.id, "ts": ts})]
+            case "answered":
+                said = str(found.get("text") or "")[:MAX_RESULT]
+                answer = [Output("intent.output", {"intent": intent.id, "text": said})] if said else []
+                return [*answer, *self._end(intent, "intent.completed", ts, result=said)]
+            case "failed":
+                return self._erred(intent, intent.session, intent.fault or found.get("text"), ts)
+            case "aborted" | "stopped" as outcome:
+                return self._stopped(intent, intent.session, outcome, ts)
+            case "unanswered":
+                return self._interrupted(intent, intent.session, ts)
+            case "unprompted":
+                return self._interrupted(intent, intent.session, ts, intent.prompt)
+            case "gone":
+                return self._end(intent, "intent.failed", ts, reason="its session was deleted", code="deleted")
+        return []
+
+    def _effect_ended(self, event: StreamEvent) -> list[Output]:
+        kind, node, result = event.payload.get("kind"), event.payload.get("node", ""), event.payload.get("result")
+        failed = event.type == "effect.failed"
+        if kind == notices.WAKE:
+            return notices.woken(self.data, event, node, {} if failed or not isinstance(result, dict) else result)
+        intent = self.data.intents.get(node)
+        if kind == PROMPT and intent is not None and intent.is_stopped:
+            # OpenCode accepted the prompt after the abort or at the same time, so abort the session again.
+            is_sent = not failed and not (isinstance(result, dict) and result.get("absent"))
+            return [asked.abort(intent, is_late=True)] if is_sent else []
+        if intent is None or intent.state in ENDED:
+            if kind == ISOLATE and isinstance(result, dict) and result.get("root"):
+                return [asked.collect(node, result, session=None, stop=False)]
+            return []
+        error = str(event.payload.get("error", ""))
+        if kind == COLLECT or intent.state == "finishing":
+            changes = {"error": error} if failed else result
+            return self._finished(intent, changes, event.ts) if kind == COLLECT else []
+        if kind in (ISOLATE, CREATE) and isinstance(result, dict) and result.get("absent"):
+            return [Output("intent.unhosted", {"intent": intent.id, "ts": event.ts})]
+        if kind == ISOLATE:
+            return self._isolated(intent, error, None if failed else result, event.ts)
+        if kind == CHECK:
+            return [] if failed or not isinstance(result, dict) else self._looked(intent, result, event.ts)
+        if kind == CREATE:
+            if failed or not isinstance(result, dict):
+                return self._end(intent, "intent.failed", event.ts, reason=f"no session: {error}", code="no-session")
+            session = str(result["session"])
+            started = Output(
+                "intent.started",
+                {
+                    "intent": intent.id,
+                    "session": session,
+                    "parent": intent.parent,
+                    "child": intent.parent in self.data.sessions,
+                    "title": intent.title,
+                    "directory": intent.directory,
+                    "ts": event.ts,
+                },
+            )
+            return [started, asked.prompt(intent, session, intent.prompt)]
+        if kind == PROMPT and failed:
+            return self._end(intent, "intent.failed", event.ts, reason=f"not prompted: {error}", code="no-prompt")
+        if kind == PROMPT and isinstance(result, dict) and result.get("absent"):
+            return [Output("intent.waiting", {"intent": intent.id, "ts": event.ts})]
+        if kind == PROMPT:
+            type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
+            # An earlier sidecar may have sent the prompt, and its turn may have ended since, so look at the session.
+            is_old = isinstance(result, dict) and result.get("held")
+            prompted = Output(type_, {"intent": intent.id, "ts": event.ts})
+            return [prompted, *(watch.check(intent, event.ts) if is_old else [])]
+        if kind == ABORT and intent.state == "cancelling":
+            return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
+        return []
+
+    def _turn_ended(self, event: StreamEvent) -> list[Output]:
+        session, outcome = str(event.payload.get("session")), event.payload.get("outcome")
+        intent = self.data.intents.get(self.data.sessions.get(session, ""))
+        if intent is None:
+            return notices.turn_ended(self.data, session)
+        if intent.state in ENDED and outcome == "aborted" and not event.payload.get("steps"):
+            # OpenCode 1 aborts a turn at once if the session's directory is gone, and tells the person nothing.
+            return [asked.how_to_continue(intent)] if intent.worktree and not intent.changes.get("kept") else []
+        if intent.state in ENDED or intent.state == "finishing" or outcome == "continued":
+            return []
+        if intent.state == "cancelling":
+            return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
+        if outcome != "interrupted" and v2_ids.is_phantom(session):
+            # Other turns of the session end, too, and a turn may leave subagents running, or go on after a refusal. The
+            # service knows which turn answers the prompt, and whether the work is over.
+            return watch.check(intent, event.ts)
+        if outcome == "completed":
+            return self._end(intent, "intent.completed", event.ts)
+        if outcome == "interrupted":
+            return self._interrupted(intent, session, event.ts)
+        if outcome == "failed":
+            return self._erred(intent, session, intent.fault or event.payload.get("error"), event.ts)
+        return self._stopped(intent, session, str(outcome), event.ts)
+
+    def _stopped(self, intent: Intent, session: str, outcome: str, ts: int) -> list[Output]:
+        """Fail an intent because a person aborted its turn (``aborted``), or refused what the turn asked."""
+        reason, code = ("stopped by a person", "user-abort") if outcome == "aborted" else (outcome, "stopped")
+        ended = self._end(intent, "intent.failed", ts, reason=reason, code=code)
+        # OpenCode 2 continues a refused turn after its next restart, unless the turn is closed.
+        return [*ended, asked.abort(intent)] if outcome != "aborted" and v2_ids.is_phantom(session) else ended
+
+    def _session_erred(self, event: StreamEvent) -> list[Output]:
+        """Note an error of a turn, because the turn's end only names its kind. Without a turn, OpenCode has accepted a
+        prompt and then refused it, for example because the model is unknown.
+
+        OpenCode reports a refusal twice. The second report may come after the next model was prompted.
+        """
+        session = str(event.payload.get("session"))
+        intent = self.data.intents.get(self.data.sessions.get(session, ""))
+        if intent is None or intent.state not in WORKING:
+            return []
+        if event.payload.get("turn") or event.payload.get("message"):
+            return [Output("intent.erred", {"intent": intent.id, "reason": cause_text(event.payload)[:MAX_REASON]})]
+        if intent.fell_back is not None and event.ts < intent.fell_back + ECHO_MS:
+            return []
+        return self._erred(intent, session, cause_text(event.payload), event.ts)
+
+    def _erred(self, intent: Intent, session: str, said: Any, ts: int) -> list[Output]:
+        """Let the next model take over after an error; without a next model, fail the intent."""
+        if len(intent.models) > 1:
+            fallback = Output("intent.fallback", {"intent": intent.id, "from": intent.models[0], "ts": ts})
+            args = {**asked.prompt(intent, session, intent.prompt).payload, "model": intent.models[1]}
+            return [fallback, asked.effect(PROMPT, intent.id, args)]
+        reason = str(said or "unknown error").partition(chr(10))[0][:MAX_REASON]
+        return self._end(intent, "intent.failed", ts, reason=reason, code="error")
+
+    def _interrupted(self, intent: Intent, session: str, ts: int, text: str = CONTINUE) -> list[Output]:
+        """Prompt the session again, unless a prompt is already on its way or OpenCode has died too often."""
+        if intent.state == "resuming" and intent.prompting:
+            return []
+        if intent.resumes >= MAX_RESUMES:
+            reason = f"crash: its OpenCode died {intent.resumes + 1} times"
+            return self._end(intent, "intent.failed", ts, reason=reason, code="crash")
+        interrupted = Output("intent.interrupted", {"intent": intent.id, "ts": ts})
+        return [interrupted, asked.prompt(intent, session, text)]
+
+    def _answered_by(self, event: StreamEvent) -> list[Output]:
+        """Remember which model answers a message in a phantom's session, because an OpenCode agent may have its own
+        model."""
+        intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
+        known = event.payload.get("model")
+        if intent is None or not isinstance(known, dict) or not (known.get("provider") and known.get("model")):
+            return []
+        model = f"{known['provider']}/{known['model']}"
+        return [Output("intent.model", {"intent": intent.id, "model": model})] if model != intent.runs_on else []
+
+    def _child(self, event: StreamEvent) -> list[Output]:
+        session, parent = str(event.payload.get("session")), str(event.payload.get("parent"))
+        intent = self.data.working(parent)
+        if intent is None or session in self.data.sessions:
+            return []
+        return [Output("intent.child", {"intent": intent.id, "session": session})]
+
+    def _output(self, event: StreamEvent) -> list[Output]:
+        intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
+        said = event.payload.get("text")
+        if intent is None or event.payload.get("kind") != "text" or not isinstance(said, str) or not said:
+            return []
+        if intent.state in ENDED or intent.state == "finishing":
+            return []
+        return [Output("intent.output", {"intent": intent.id, "text": said[:MAX_RESULT]})]
+
+    def _session_ended(self, event: StreamEvent) -> list[Output]:
+        session = str(event.payload.get("session"))
+        if session in self.data.spent:
+            return [Output("budget.closed", {"root": session})]
+        intent = self.data.intents.get(self.data.sessions.get(session, ""))
+        if intent is None or intent.state in ENDED or intent.state == "finishing":
+            return []
+        return self._end(intent, "intent.failed", event.ts, reason="its session was deleted", code="deleted")
+
+    def _end(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
+        """End an intent: save the changes in its worktree, then send the result to its parent."""
+        if not intent.worktree:
+            return self._ended(intent, type_, ts, **about)
+        ending = {"intent": intent.id, "type": type_, "about": about, "ts": ts}
+        stop = type_ != "intent.completed"
+        collect = asked.collect(intent.id, intent.worktree, session=intent.session, stop=stop)
+        return [Output("intent.finishing", ending), collect]
+
+    def _finished(self, intent: Intent, changes: Any, ts: int) -> list[Output]:
+        if intent.state != "finishing":
+            return []
+        return self._ended(intent, intent.ending["type"], ts, **intent.ending["about"], changes=changes)
+
+    def _ended(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
+        known = {"title": intent.title, "parent": intent.parent, "created": intent.created}
+        known |= {"directory": intent.directory, "gist": str(about.get("result") or intent.result)[:MAX_GIST]}
+        child = intent.parent in self.data.sessions
+        ended = Output(type_, {"intent": intent.id, "ts": ts, **known, "child": child, **about})
+        outputs = [ended]
+        state = after(INTENT, intent.state, type_)
+        if intent.parent is not None and state != "cancelled":
+            text = told(intent, state, about)
+            about = {"session": intent.parent, "text": text, "intent": intent.id, "wake": intent.wake}
+            outputs.append(Output("notice.queued", {"notice": notices.notice_id(intent.id), **about}))
+        return outputs
+
+    # --- remembering ---
+
+    def apply(self, event: StreamEvent) -> None:
+        """See ``Agent``."""
+        self.data.fold(event.type, event.payload)
+        causes.begin(self.data, event)
+
+
+_CHANGES: Final = {
+    "intent.created",
+    "intent.hosted",
+    "intent.spent",
+    "intent.cancelling",
+    "intent.completed",
+    "intent.failed",
+    "intent.cancelled",
+} | {"intent.fallback", "notice.queued", "notice.held", "notice.observed"}
+"""Events after which something may start, must stop, or can be delivered."""

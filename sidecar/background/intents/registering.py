@@ -1,0 +1,65 @@
+"""What a registration of background work says, and when two say the same. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from sidecar.background.intents.state import Intent, intent_of
+from sidecar.registry import Args
+
+DEFAULT_MINUTES: Final = 60.0
+
+
+class RegisterArgs(Args):
+    """See ``DurableStream.register_intent``."""
+
+    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent needs to know")
+    title: str = Field(default="", max_length=100, description="the work's title, in a few words")
+    directory: str = Field(max_length=8192, description="the project directory, absolute")
+    parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
+    agent: str | None = Field(default=None, max_length=100, description="the OpenCode agent to run")
+    models: list[str] = Field(
+        default=[],
+        description="`provider/model` names in order of preference: after a provider error, the next one is used",
+    )
+    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how many minutes the work may run")
+    tokens: int = Field(default=0, ge=0, description="how many tokens the work may use (0: no limit for this work)")
+    cost: float = Field(default=0.0, ge=0, description="how many dollars the work may cost (0: no limit for this work)")
+    isolation: Literal["auto", "worktree", "shared"] | None = Field(
+        default=None, description="where the agent edits; default: `[phantom] isolation`"
+    )
+    continues: str | None = Field(
+        default=None,
+        max_length=100,
+        description="an ended intent (its id, or a unique prefix of it): the work goes on in its session and worktree, "
+        "with its parent, agent and project",
+    )
+    key: str | None = Field(
+        default=None, max_length=300, description="idempotency key: requests with the same key register only one intent"
+    )
+
+
+_GIVEN: Final = {
+    "prompt": "prompt",
+    "directory": "directory",
+    "parent": "parent",
+    "agent": "agent",
+    "wall_ms": "minutes",
+    "max_tokens": "tokens",
+    "max_cost": "cost",
+}
+"""The values that must be equal for two registrations to be the same work, each with the name of its argument."""
+
+
+def differences(intent: Intent, payload: Mapping[str, Any]) -> list[str]:
+    """The arguments in which a registration differs from an intent. Title and isolation do not count."""
+    other = intent_of({**payload, "ts": intent.created})
+    if intent.said != other.said:
+        return ["prompt"]
+    found = [name for key, name in _GIVEN.items() if getattr(intent, key) != getattr(other, key)]
+    # The intent no longer lists the models that have failed, so compare only the remaining ones.
+    models = other.models if intent.fell_back is None else other.models[-len(intent.models) :]
+    return [*found, "models"] if models != intent.models else found

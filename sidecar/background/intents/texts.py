@@ -1,0 +1,109 @@
+"""The texts that a parent's model reads when background work has ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sidecar.background.intents.state import Intent
+from sidecar.background.messages import inline, message, quoted
+
+SHOWN_DIFF: Final = 4000
+"""A longer diff is left out of the message; the model can read it with git."""
+
+SHOWN_FILES: Final = 20
+
+KINDS: Final = {"120000": "link", "160000": "repository"}
+"""By git's mode, what is no ordinary file."""
+MAX_REASON: Final = 1000
+
+QUOTES: Final = "It said this; the lines with > are the agent's words, not the user's:"
+
+
+def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
+    """The message for an intent that ended in this state; ``about`` has the other fields of the intent's last event."""
+    reason, result = str(about.get("reason", "")), str(about.get("result") or intent.result)
+    lines = [] if state == "completed" else [f"Reason: {inline(reason, MAX_REASON) or 'unknown'}"]
+    if result:
+        lines += [QUOTES, quoted(result)]
+    elif state == "completed":
+        lines.append("It gave no answer.")
+    lines += changes_text(intent, about.get("changes") or {})
+    lines += [f"Note: {inline(note)}" for note in notes_text(intent)]
+    lines += [inline(line) for line in overlap_text(intent)]
+    return message("background-agent", {"id": intent.id, "state": state, "title": intent.title}, lines)
+
+
+def cause_text(error: Mapping[str, Any]) -> str:
+    """Why OpenCode or a provider failed, on one line and the cause first: ``HTTP 401: invalid key``. ``error`` is the
+    payload of ``agent.error``."""
+    status, name = error.get("status"), str(error.get("name") or "unknown error")
+    said = str(error.get("reason") or name).partition("\n")[0]
+    return f"HTTP {status}: {said}" if status and f"HTTP {status}" not in said else said
+
+
+def notes_text(intent: Intent) -> list[str]:
+    """What was not in the intent's worktree, though it is in the user's directory."""
+    left_out = ", ".join(intent.worktree.get("left_out", ()))
+    notes: list[str] = intent.worktree.get("notes", [])
+    return [*([f"its worktree was without {left_out}"] if left_out else []), *notes]
+
+
+def overlap_text(intent: Intent) -> list[str]:
+    """A warning for each file that another agent also changed; empty if there is no such file."""
+    shown = list(intent.overlaps.items())[:SHOWN_FILES]
+    return [f"Warning: {by} changed {file}, too, while it ran. Check this file." for file, by in shown]
+
+
+def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
+    """Lines about what an intent changed in its worktree; empty if it had no worktree or changed nothing."""
+    if error := changes.get("error"):
+        root = inline(str(intent.worktree.get("root")))
+        return [f"Its changes could not be saved ({inline(str(error))}); they are in {root}."]
+    if not changes.get("ref"):
+        return kept_text(changes)
+    base, ref = intent.worktree.get("base", ""), changes["ref"]
+    files = [f"> {inline(file_text(each))}" for each in changes["files"][:SHOWN_FILES]]
+    if changes["count"] > SHOWN_FILES:
+        files.append(f"and {changes['count'] - SHOWN_FILES} more")
+    lines = ["It changed these files in its own worktree, not here:", *files]
+    if len(changes["diff"]) <= SHOWN_DIFF and not changes.get("is_cut"):
+        lines += ["The changes:", quoted(changes["diff"].rstrip("\n"))]
+    else:
+        lines.append(f"`git diff {base[:12]} {ref}` shows the changes.")
+    return [
+        *lines,
+        f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them.",
+        *kept_text(changes),
+    ]
+
+
+def kept_text(changes: Mapping[str, Any]) -> list[str]:
+    """Lines about what is only in a worktree that was kept; empty if the worktree was removed."""
+    if not changes.get("kept"):
+        return []
+    some = changes["unsaved"]
+    more = changes["unsaved_count"] - len(some)
+    lines = [f"Its worktree was kept, because some of what is in it is not saved: {inline(changes['kept'])}"]
+    lines += [f"> {inline(each['file'])} ({inline(each['why'])})" for each in some]
+    return [*lines, f"  and {more} more"] if more else lines
+
+
+def with_kinds(files: list[dict[str, Any]], raw: list[str]) -> list[dict[str, Any]]:
+    """The changed files, with ``kind`` where one is or was no ordinary file. ``raw`` is what ``git diff-tree --raw -z``
+    prints, split at each NUL.
+    """
+    kinds = {}
+    for about, name in zip(raw[::2], raw[1::2], strict=False):
+        old, new, *_ = about.lstrip(":").split()
+        kinds[name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")] = KINDS.get(new) or KINDS.get(old)
+    return [each | ({"kind": kind} if (kind := kinds.get(each["file"])) else {}) for each in files]
+
+
+def file_text(changed: Mapping[str, Any]) -> str:
+    """One changed file, as ``src/a.py +3 -1``. A symbolic link and a nested repository are named as what they are."""
+    if kind := changed.get("kind"):
+        return f"{changed['file']} ({kind})"
+    if changed.get("added") is None:
+        return f"{changed['file']} (binary)"
+    return f"{changed['file']} +{changed['added']} -{changed['removed']}"

@@ -1,0 +1,517 @@
+"""The built-in agent ``alerts``: notifies a person on one channel after another, until somebody has seen the alert.
+Pure.
+
+An alert is one fact that a person should know: background work ended or has nearly used up a budget, something is
+waiting for an answer, the model called ``notify_user``, or an ordinary turn ended (see ``rings``). The stages
+of an alert are a toast in OpenCode, a desktop notification, and the ``urls`` of ``[notify]``, such as a phone. After a
+stage that reached a screen, the next stage begins after ``escalate_after_seconds``; after a stage that reached nobody,
+the next one begins at once. An alert ends as soon as there is a sign that somebody saw it: a terminal shows the parent
+when the parent's history gets the result, the checkpoint is closed, or a person wrote in that session. The alert of a
+turn also ends when its terminal is in front, or unknown if the rules say so.
+
+An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
+
+Besides alerts, a toast says at once that background work has started or ended. Nothing depends on anybody seeing this
+toast.
+
+Source: seed 004, 3 ("phone home"); FEATURES D19, F1, U17, U18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from sidecar.background.intents.lifecycle import after
+from sidecar.background.own_agent import OwnAgent
+from sidecar.background.people import teller
+from sidecar.background.people.checkpoints import Checkpoint, opened_as
+from sidecar.background.people.rings import QUIET, Focus, Rules, turn_text, why_not_raised, why_not_sent
+from sidecar.read.asked import on_one_line
+from sidecar.read.wording import cut_middle, visible
+from sidecar.runtime.agent import Output
+from streams.event import StreamEvent
+
+NAME: Final = "alerts"
+TOAST: Final = "opencode.toast"
+SEND: Final = "notify.send"
+LOOK: Final = "opencode.look"
+
+KEPT_ENDED: Final = 200
+"""How many ended alerts stay in the state; the log has them all."""
+
+KEPT_TURNS: Final = 200
+"""How many begun turns are remembered; a turn that is forgotten does not ring."""
+
+MAX_TEXT: Final = 500
+MAX_TITLE: Final = 100
+
+GATHER_MS: Final = 30_000
+"""The minimum time between two messages on a channel. A message includes every alert that is due before the next
+message. The first questions are not held back, because somebody is waiting for the answers."""
+
+MOST_ALONE: Final = 3
+"""How many questions within ``GATHER_MS`` get a message each. The next ones share a message."""
+
+MOST_JOINED: Final = 20
+"""Maximum number of alerts in one message."""
+
+MAX_LINE: Final = 120
+"""Maximum length of one alert in a message about several alerts, in characters."""
+
+ALERT: Final[dict[str, dict[str, str]]] = {
+    "raised": {"alert.toasting": "toasting", "alert.sending": "sending", "alert.seen": "seen"},
+    "toasting": {"alert.toasted": "toasted", "alert.seen": "seen"},
+    "toasted": {"alert.sending": "sending", "alert.seen": "seen"},
+    "sending": {"alert.reached": "sent", "alert.failed": "failed", "alert.seen": "seen"},
+    "sent": {"alert.sending": "sending", "alert.seen": "seen"},
+    "failed": {"alert.sending": "sending", "alert.seen": "seen"},
+    "seen": {},
+}
+"""The transitions of an alert. ``toasted``, ``sent`` and ``failed`` say how the last stage ended; only ``seen`` is
+final."""
+
+QuietUntil = Callable[[int], int | None]
+"""Takes a time in ms UTC. Returns when the quiet hours that contain it end, or ``None`` outside quiet hours."""
+
+
+@dataclass(slots=True)
+class Alert:
+    """One fact that a person should know. Times are in ms UTC."""
+
+    id: str
+    session: str | None
+    title: str
+    text: str
+    about: str
+    raised: int
+    state: str = "raised"
+    due: int | None = None
+    """When the next stage begins; ``None`` during a stage, and at the end."""
+    stages: list[list[str]] = field(default_factory=list)
+    """The remaining stages, each a list of channels."""
+    channels: dict[str, str] = field(default_factory=dict)
+    """The state of each channel that was used: ``sending``, ``sent`` or ``failed``; a toast that nobody could see is
+    ``absent``."""
+    closed: int | None = None
+    leader: str = ""
+    """The alert whose message includes this one, during a stage."""
+    how: str = ""
+    """How to answer it in the terminal; only the toast says so."""
+    is_held: bool = False
+    """Whether the next stage waits, so that its message can include other alerts."""
+
+    @property
+    def is_question(self) -> bool:
+        """Whether somebody is waiting for an answer to this alert."""
+        return self.about.startswith("chk_")
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether this alert is about the end of an ordinary turn."""
+        return self.about.startswith("turn:")
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that the agent remembers."""
+
+    alerts: dict[str, Alert] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+    """By channel, the time when the last message on it was sent, not counting questions."""
+    asked: dict[str, list[int]] = field(default_factory=dict)
+    """By channel, the times of its last ``MOST_ALONE`` messages with questions."""
+    turns: dict[str, int] = field(default_factory=dict)
+    """By session and user message, when a person began a turn that has not ended. A turn that continues after a
+    compaction answers another message, so it is kept by its session alone."""
+
+
+class AlertAgent(OwnAgent[State]):
+    """An ``Agent``.
+
+    Args:
+        stages: the channels of each stage after the toast.
+        quiet_until: the quiet hours, in which only toasts are shown and no other stage begins.
+        min_ms: background work that completed in less time raises no alert. A failure always raises one.
+        rings: the rules for ordinary turns.
+        children: whether work that was started by background work also raises alerts.
+        escalate_ms: how long after one stage the next stage begins.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Sequence[str]] = (),
+        *,
+        quiet_until: QuietUntil = lambda now: None,
+        min_ms: int = 0,
+        rings: Rules = Rules(),  # noqa: B008 - it is frozen
+        children: bool = False,
+        escalate_ms: int = 120_000,
+    ) -> None:
+        self._stages = [list(stage) for stage in stages if stage]
+        self._quiet_until, self._min_ms, self._children = quiet_until, min_ms, children
+        self._escalate_ms, self._rings = escalate_ms, rings
+        super().__init__(NAME, State)
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """See ``Agent``."""
+        return (
+            "intent.started",
+            "intent.completed",
+            "intent.failed",
+            "budget.warning",
+            "notice.observed",
+            "checkpoint.opened",
+            "checkpoint.answered",
+            "checkpoint.expired",
+            "checkpoint.withdrawn",
+            "human.input",
+            *(("turn.ended",) if self._rings_turns else ()),
+        )
+
+    @property
+    def _rings_turns(self) -> bool:
+        return self._rings.turns != "off" and bool(self._stages)
+
+    def deadline(self) -> int | None:
+        """When the agent wants the next ``tick``, in ms UTC."""
+        return min((a.due for a in self.data.alerts.values() if a.due is not None), default=None)
+
+    # --- deciding ---
+
+    def receive(self, event: StreamEvent) -> list[Output]:
+        """See ``Agent``."""
+        given = event.payload
+        match event.type:
+            case "alert.raise":
+                return self._raise(given["alert"], given.get("session"), given["title"], given["text"], "", event.ts)
+            case "intent.started":
+                return _glance(given, "started", f"{_worker(given)} started")
+            case "intent.completed" | "intent.failed":
+                return self._intent_ended(event.type, given, event.ts)
+            case "budget.warning":
+                root, what = str(given["root"]), given["what"]
+                text = f"{given['share']:.0%} of max_{what} is used ({root})"
+                session = None if root.startswith("int_") else root
+                return self._raise(f"alr_{root}_{what}", session, "OpenCode: background work", text, "", event.ts)
+            case "checkpoint.opened":
+                title = "OpenCode asks" if given["kind"] == "ask" else f"OpenCode waits: {given['kind']}"
+                identifier = given["checkpoint"]
+                known = opened_as({"session": "", **given, "ts": event.ts})
+                text = _question(known)
+                # OpenCode itself shows what the user's own session asks, so send no toast; the other channels follow
+                # after the escalation delay.
+                shown = given.get("intent") is None and given["kind"] != "ask"
+                session = None if shown else given.get("tell")
+                how = teller.how(known)
+                identifier = f"alr_{identifier[4:]}"
+                return self._raise(identifier, session, title, text, known.id, event.ts, wait=shown, how=how)
+            case "tick":
+                return self._tick(given["now"], given.get("focus") or {})
+            case "effect.completed" | "effect.failed":
+                return self._effect_ended(event)
+            case "human.input":
+                session = given.get("session")
+                open_ = [a for a in self.data.alerts.values() if a.session == session and a.state != "seen"]
+                seen = _seen([a for a in open_ if not a.is_question], "a person wrote here", event.ts)
+                return seen if event.metadata.get("history") else [*seen, *self._turn_began(given, event.ts)]
+            case "turn.ended":
+                return self._turn_ended(given, event.ts)
+            case "notice.observed":
+                return self._in_history(f"int_{str(given.get('notice'))[4:]}")
+            case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
+                return self._closed(str(given.get("checkpoint")), event.type, event.ts)
+        return []
+
+    def _raise(
+        self,
+        identifier: str,
+        session: str | None,
+        title: str,
+        text: str,
+        about: str,
+        ts: int,
+        wait: bool = False,
+        how: str = "",
+    ) -> list[Output]:
+        """Raise an alert, but only once; ``wait`` leaves time for the result to reach the parent first. The end of a
+        turn needs no toast, because OpenCode shows it."""
+        is_turn = about.startswith("turn:")
+        if identifier in self.data.alerts:
+            return []
+        stages = [["toast"], *self._stages] if session is not None and not is_turn else self._stages
+        due = ts + self._escalate_ms * wait if stages else None
+        raised = {
+            "alert": identifier,
+            "session": session,
+            "title": cut_middle(visible(title), MAX_TITLE)[0],
+            "text": cut_middle(visible(text), MAX_TEXT)[0],
+            "about": about,
+            "how": how,
+            "stages": [list(stage) for stage in stages],
+            "ts": ts,
+            "due": due,
+        }
+        toast = [] if wait or session is None or is_turn else self._advance(_alert(raised), ts)
+        return [Output("alert.raised", raised), *toast]
+
+    def _intent_ended(self, type_: str, given: dict[str, Any], ts: int) -> list[Output]:
+        reason = "" if type_ == "intent.completed" else str(given.get("reason") or "unknown")
+        told = teller.ended(_worker(given), reason, given.get("gist") or "")
+        glance = _glance(given, "failed" if reason else "finished", told)
+        if "created" not in given or (given.get("child") and not self._children):
+            return glance
+        parent = given.get("parent")
+        is_short = type_ == "intent.completed" and ts - given["created"] < self._min_ms
+        if is_short or (parent is None and not self._stages):
+            return glance
+        identifier, title = given["intent"], "OpenCode: background work"
+        text = f"{cut_middle(told, MAX_TEXT - 50)[0]} ({identifier})"
+        raised = self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
+        return [*glance, *raised]
+
+    def _turn_began(self, given: dict[str, Any], ts: int) -> list[Output]:
+        if not self._rings_turns or not given.get("message"):
+            return []
+        return [Output("ring.began", {"turn": f"{given.get('session')} {given['message']}", "ts": ts})]
+
+    def _turn_ended(self, given: dict[str, Any], ts: int) -> list[Output]:
+        session, outcome = str(given.get("session")), str(given.get("outcome"))
+        turn = next((t for t in (f"{session} {given.get('message')}", session) if t in self.data.turns), None)
+        if turn is None:
+            return []
+        began = self.data.turns[turn]
+        over = Output("ring.over", {"turn": turn})
+        if outcome == "continued":
+            return [over, Output("ring.began", {"turn": session, "ts": began})]
+        if why := why_not_raised(self._rings, outcome, ts - began):
+            return [Output("ring.over", {"turn": turn, "why": why})]
+        error = given.get("error")
+        name = str(error.get("name") or "") if isinstance(error, dict) else str(error or "")
+        text = on_one_line(turn_text(outcome, name, str(given.get("title") or ""), session))
+        identifier = f"alr_{given.get('message')}"
+        return [over, *self._raise(identifier, session, "OpenCode", text, f"turn:{given.get('message')}", ts)]
+
+    def _tick(self, now: int, focus: Mapping[str, Focus]) -> list[Output]:
+        outputs: list[Output] = []
+        sending: set[str] = set()
+        asked = {channel: list(times) for channel, times in self.data.asked.items()}
+        for alert in self.data.alerts.values():
+            if alert.due is not None and alert.due <= now and alert.id not in sending and len(outputs) < 60:
+                shown = focus.get(str(alert.session), "unknown")
+                if alert.is_turn and (why := why_not_sent(self._rings, shown, now - alert.raised)):
+                    outputs += _seen([alert], QUIET[why], now)
+                    continue
+                joined = self._joined(alert, now, sending)
+                said = self._advance(alert, now, joined, asked)
+                if said[0].type == "alert.sending":
+                    sending.update(each.id for each in (alert, *joined))
+                    asked |= _asked(asked, alert, now)
+                outputs += said
+        return outputs
+
+    def _joined(self, leader: Alert, now: int, sending: Collection[str]) -> list[Alert]:
+        """The other alerts that the leader's message includes; those in ``sending`` have a message already."""
+        if leader.stages[0] == ["toast"] or (leader.is_question and not leader.is_held):
+            return []
+        return [
+            each
+            for each in self.data.alerts.values()
+            if each.id != leader.id and each.id not in sending and each.due is not None and each.due < now + GATHER_MS
+            if each.stages[:1] == leader.stages[:1] and each.is_question == leader.is_question
+        ][: MOST_JOINED - 1]
+
+    def _advance(
+        self,
+        alert: Alert,
+        now: int,
+        joined: Sequence[Alert] = (),
+        asked: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> list[Output]:
+        """Begin the next stage of an alert, which must have one. ``asked`` is ``State.asked``, up to now."""
+        stage = alert.stages[0]
+        if stage == ["toast"]:
+            args = {"session": alert.session, "title": alert.title, "text": f"{alert.text}\n{alert.how}".strip()}
+            effect = Output("effect.requested", args, effect=TOAST, node=alert.id)
+            return [Output("alert.toasting", {"alert": alert.id}), effect]
+        later = self._quiet_until(now) or self._gathering(alert, now, asked)
+        if later is not None:
+            return [Output("alert.held", {"alert": alert.id, "due": later})]
+        said = _message([alert, *joined])
+        if alert.is_question:
+            # The answer links are made while sending, so the log never contains them.
+            said["checkpoints"] = [each.about for each in (alert, *joined)]
+        effects = [
+            Output("effect.requested", {"channel": channel, **said}, effect=SEND, node=f"{alert.id} {channel}")
+            for channel in stage
+        ]
+        about = {"channels": stage, "ts": now, "leader": alert.id}
+        return [*(Output("alert.sending", {"alert": each.id, **about}) for each in (alert, *joined)), *effects]
+
+    def _gathering(self, alert: Alert, now: int, asked: Mapping[str, Sequence[int]]) -> int | None:
+        """The earliest time for the message if another message was sent just before; ``None`` if the message may be
+        sent now."""
+        if alert.is_question:
+            full = [times[0] for channel in alert.stages[0] if len(times := asked.get(channel, ())) >= MOST_ALONE]
+            return max(full) + GATHER_MS if full and now < max(full) + GATHER_MS else None
+        last = max((self.data.sent.get(channel, 0) for channel in alert.stages[0]), default=0)
+        return last + GATHER_MS if now < last + GATHER_MS else None
+
+    def _effect_ended(self, event: StreamEvent) -> list[Output]:
+        given = event.payload
+        identifier, _, channel = str(given.get("node")).partition(" ")
+        if given.get("kind") == LOOK:
+            result = given.get("result")
+            looks = isinstance(result, dict) and result.get("looks") is True
+            found = [a for a in self.data.alerts.values() if looks and a.id == identifier and a.state != "seen"]
+            return _seen(found, "in the parent's history, on screen", event.ts)
+        if given.get("kind") == TOAST:
+            alert = self.data.alerts.get(identifier)
+            result = given.get("result") if event.type == "effect.completed" else None
+            shown = isinstance(result, dict) and result.get("shown") is True
+            if alert is None or alert.state != "toasting":
+                return []
+            return [self._staged(alert, "alert.toasted", shown, {"alert": identifier, "ts": event.ts, "shown": shown})]
+        included = [each for each in self.data.alerts.values() if each.leader == identifier]
+        return [output for each in included for output in self._answered(each, channel, event)]
+
+    def _answered(self, alert: Alert, channel: str, event: StreamEvent) -> list[Output]:
+        """Handle the result of a channel, which accepted the message of an alert or failed."""
+        given = event.payload
+        how = "sent" if event.type == "effect.completed" else "failed"
+        about = {"alert": alert.id, "ts": event.ts}
+        error = str(given.get("error", ""))[:300]
+        outputs = [
+            Output(f"alert.{how}_to", {**about, "channel": channel, "attempt": given.get("attempt"), "error": error})
+        ]
+        others = {name: state for name, state in alert.channels.items() if name != channel}
+        if alert.state != "sending" or "sending" in others.values():
+            return outputs
+        # All channels of the stage have now succeeded or failed.
+        reached = how == "sent" or any(others.get(name) == "sent" for name in (alert.stages or [[]])[0])
+        return [*outputs, self._staged(alert, "alert.reached" if reached else "alert.failed", reached, about)]
+
+    def _staged(self, alert: Alert, type_: str, reached: bool, about: dict[str, Any]) -> Output:
+        """End the current stage. The next stage begins later if this stage reached somebody, otherwise at once."""
+        due = about["ts"] + self._escalate_ms * reached
+        return Output(type_, {**about, "due": due if len(alert.stages) > 1 else None})
+
+    def _in_history(self, about: str) -> list[Output]:
+        """Find out whether a terminal shows the session whose history has got the fact."""
+        found = [a for a in self.data.alerts.values() if a.about == about and a.state != "seen"]
+        return [Output("effect.requested", {"session": a.session}, effect=LOOK, node=f"{a.id} {LOOK}") for a in found]
+
+    def _closed(self, about: str, why: str, ts: int) -> list[Output]:
+        found = [a for a in self.data.alerts.values() if a.about == about and a.state != "seen"]
+        return _seen(found, why, ts)
+
+    # --- remembering ---
+
+    def apply(self, event: StreamEvent) -> None:
+        """See ``Agent``."""
+        given = event.payload
+        if event.type == "alert.raised":
+            self.data.alerts[given["alert"]] = _alert(given)
+            self._tidy()
+            return
+        if event.type == "ring.began":
+            self.data.turns[given["turn"]] = given["ts"]
+            for old in list(self.data.turns)[:-KEPT_TURNS]:
+                del self.data.turns[old]
+        elif event.type == "ring.over":
+            self.data.turns.pop(given["turn"], None)
+        alert = self.data.alerts.get(given.get("alert", "")) if event.type.startswith("alert.") else None
+        if alert is None:
+            return
+        if event.type == "alert.held":
+            alert.due, alert.is_held = given["due"], True
+        elif event.type in ("alert.sent_to", "alert.failed_to"):
+            alert.channels[given["channel"]] = event.type[6:-3]
+        state = after(ALERT, alert.state, event.type)
+        if state == alert.state:
+            return
+        alert.state = state
+        if event.type == "alert.toasting":
+            alert.due = None
+        elif event.type == "alert.sending":
+            alert.due, alert.leader, alert.is_held = None, given["leader"], False
+            alert.channels |= dict.fromkeys(given["channels"], "sending")
+            if not alert.is_question:
+                self.data.sent |= dict.fromkeys(given["channels"], given["ts"])
+            elif alert.leader == alert.id:
+                self.data.asked |= _asked(self.data.asked, alert, given["ts"])
+        elif event.type in ("alert.toasted", "alert.reached", "alert.failed"):
+            alert.stages, alert.due = alert.stages[1:], given["due"]
+            if event.type == "alert.toasted":
+                alert.channels["toast"] = "sent" if given["shown"] else "absent"
+        else:
+            alert.due, alert.closed = None, given.get("ts")
+
+    def _tidy(self) -> None:
+        # Also drop old alerts that nobody has seen, once every channel has been tried.
+        ended = [a.id for a in self.data.alerts.values() if a.state == "seen" or (not a.stages and a.due is None)]
+        for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
+            del self.data.alerts[old]
+
+
+def _message(alerts: Sequence[Alert]) -> dict[str, Any]:
+    """The title and the text of one message about all of these alerts."""
+    if len(alerts) == 1:
+        return {"title": alerts[0].title, "text": alerts[0].text}
+    lines = [cut_middle(on_one_line(each.text), MAX_LINE)[0] for each in alerts]
+    return {"title": f"OpenCode: {len(alerts)} messages", "text": "\n".join(lines)}
+
+
+def _question(known: Checkpoint) -> str:
+    """A question in a message. The id stays whole, and a text that is cut says where it can be read whole."""
+    shown, left = cut_middle(teller.asks(known), MAX_TEXT - 150)
+    where = f"\n`durable-stream checkpoints {known.id}` shows all of it." if left or known.left_out else ""
+    return f"{shown} ({known.id}){where}"
+
+
+def _worker(given: dict[str, Any]) -> str:
+    return teller.who(given.get("title") or "", given.get("directory") or "")
+
+
+def _asked(asked: Mapping[str, Sequence[int]], alert: Alert, now: int) -> dict[str, list[int]]:
+    """``State.asked`` of an alert's channels after a message with its question."""
+    if not alert.is_question:
+        return {}
+    return {channel: [*asked.get(channel, ()), now][-MOST_ALONE:] for channel in alert.stages[0]}
+
+
+def _glance(given: dict[str, Any], how: str, told: str) -> list[Output]:
+    """A toast about background work that a person's session started, for anybody who is looking at that session right
+    now.
+    """
+    if given.get("child") or not isinstance(given.get("parent"), str) or not given.get("title"):
+        return []
+    text = cut_middle(told, MAX_TEXT)[0]
+    args = {"session": given["parent"], "title": "OpenCode: background work", "text": text}
+    return [Output("effect.requested", args, effect=TOAST, node=f"{given['intent']} {how}")]
+
+
+def _seen(alerts: list[Alert], why: str, ts: int) -> list[Output]:
+    return [Output("alert.seen", {"alert": a.id, "why": why, "ts": ts}) for a in alerts[:90]]
+
+
+def _alert(given: dict[str, Any]) -> Alert:
+    return Alert(
+        given["alert"],
+        given.get("session"),
+        given["title"],
+        given["text"],
+        given.get("about", ""),
+        given["ts"],
+        due=given.get("due"),
+        how=given.get("how", ""),
+        stages=[list(stage) for stage in given["stages"]],
+    )
+
+
+def as_row(alert: Alert) -> dict[str, Any]:
+    """An alert as ``notices --json`` prints it."""
+    return asdict(alert)

@@ -1,0 +1,488 @@
+"""The built-in agent ``checkpoints``: what is waiting for a person's answer, and how each checkpoint ended. Pure.
+
+There are three kinds: a ``permission`` and a ``question`` come from OpenCode and are captured as
+``workflow.checkpoint``; an ``ask`` comes from the tool ``checkpoint_ask``. Permissions and questions of background
+sessions always become checkpoints, because nobody would see them otherwise. Those of the user's own sessions become
+checkpoints if a channel to a person is configured, or else when somebody answers one through the sidecar. So a log
+without background work gets no events of this agent.
+
+The agent's inputs are commands (``checkpoint.ask``, ``.answer``, ``.later``, ``.told``, ``tick``), the results of its
+effects, and what capture records. The first answer wins: a later answer is recorded as ``checkpoint.late``.
+
+Source: seed 004, 3 (checkpoints); FEATURES D20, F7, U6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from typing import Any, Final
+
+from sidecar.background.intents.lifecycle import after
+from sidecar.background.messages import message, quoted
+from sidecar.background.own_agent import OwnAgent
+from sidecar.background.people.consent import answer_of, asked
+from sidecar.background.tool_results import WHOLE, is_earlier, keeps_result, loses_result
+from sidecar.read.describe import input_text
+from sidecar.runtime.agent import Output
+from streams.event import StreamEvent
+
+NAME: Final = "checkpoints"
+ANSWER: Final = "opencode.answer"
+
+KEPT_CLOSED: Final = 200
+"""How many closed checkpoints stay in the state; the log has them all."""
+
+CHECKPOINT: Final[dict[str, dict[str, str]]] = {
+    "open": {
+        "checkpoint.answering": "answering",
+        "checkpoint.answered": "answered",
+        "checkpoint.expired": "expired",
+        "checkpoint.withdrawn": "withdrawn",
+    },
+    "answering": {
+        "checkpoint.answered": "answered",
+        "checkpoint.unanswered": "open",
+        "checkpoint.withdrawn": "withdrawn",
+    },
+    "answered": {},
+    "expired": {},
+    "withdrawn": {"checkpoint.answered": "answered"},
+}
+"""The transitions of a checkpoint. ``answering``: an answer was given and is on its way to OpenCode. ``withdrawn``:
+whoever asked is no longer waiting.
+
+If a sidecar dies after OpenCode has accepted an answer, the next sidecar sends the answer again, and OpenCode refuses
+it. The captured events then show that the answer had arrived.
+"""
+
+CLOSED: Final = frozenset({"answered", "expired", "withdrawn"})
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """One question or request that is waiting for a person. ``opened``, ``closed`` and ``expires`` are in ms UTC."""
+
+    id: str
+    kind: str
+    session: str
+    text: str
+    opened: int
+    state: str = "open"
+    request: str = ""
+    """OpenCode's id of the request; empty for an ``ask``."""
+    questions: int = 1
+    options: list[str] = field(default_factory=list)
+    always: list[str] = field(default_factory=list)
+    """What else the answer ``always`` would allow: OpenCode's patterns."""
+    left_out: int = 0
+    """How many characters were cut out of ``text`` and ``always``. Whoever sees only these cannot allow anything."""
+    tell: str | None = None
+    """The user's session whose screen shows that something is waiting."""
+    intent: str | None = None
+    work: str = ""
+    """The title of the background work that asks; empty for a session of the user's own."""
+    directory: str = ""
+    """The project's directory; empty if it is not known."""
+    expires: int | None = None
+    default: str = ""
+    answer: list[str] = field(default_factory=list)
+    by: str = ""
+    """Who answered: ``user`` (in OpenCode or in a terminal), ``link``, ``process`` (a process without a terminal) or
+    ``agent`` (a process that an OpenCode started)."""
+    via: dict[str, Any] = field(default_factory=dict)
+    """How the answer came: ``channel`` (``opencode``, ``list``, ``command-line`` or ``link``), and the ``pid`` and
+    terminal (``tty``) of a command."""
+    key: str = ""
+    """The key of the answer that won, if that answer came through the sidecar."""
+    said: str = ""
+    """The digest of the answer's words, if redaction replaced some of them (see ``said.py``)."""
+    why: str = ""
+    """Why OpenCode did not accept the last answer."""
+    closed: int | None = None
+    waiting: bool = False
+    """Whether a tool call is waiting for the answer. If not, the answer is sent to the session as a message."""
+    turn: str = ""
+    """The user message that the turn of the waiting call answers; empty if unknown."""
+    since: int = 0
+    """Since when that call has been waiting."""
+    returned: str = ""
+    """The tool call of ``session`` that returned the answer. Only the result of this call in the history of
+    ``session`` proves that the answer was told. OpenCode may have died before it saved that result."""
+    told: bool = False
+    """Whether the session's history has the answer from that call."""
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that the agent remembers."""
+
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
+    phantoms: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    """Maps a session of background work to its intent and to the user's session above it."""
+    works: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Maps an intent to its title and its project's directory."""
+
+
+class CheckpointAgent(OwnAgent[State]):
+    """An ``Agent``. With ``everywhere``, the permissions and questions of the user's own sessions become checkpoints,
+    too. ``place`` gives the directory of one of the user's own sessions."""
+
+    def __init__(self, everywhere: bool = False, place: Callable[[str], str] = lambda session: "") -> None:
+        self._everywhere, self._place = everywhere, place
+        super().__init__(NAME, State)
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """See ``Agent``."""
+        return (
+            "workflow.checkpoint",
+            "human.input",
+            "execution.step",
+            "turn.ended",
+            "lifecycle.session.created",
+            "lifecycle.session.ended",
+            "intent.started",
+            "intent.completed",
+            "intent.failed",
+            "intent.cancelled",
+        )
+
+    def deadline(self) -> int | None:
+        """When the agent wants the next ``tick``, in ms UTC."""
+        return min((c.expires for c in self.data.checkpoints.values() if c.state == "open" and c.expires), default=None)
+
+    # --- deciding ---
+
+    def receive(self, event: StreamEvent) -> list[Output]:
+        """See ``Agent``."""
+        given = event.payload
+        match event.type:
+            case "checkpoint.ask":
+                return self._ask(given, event.ts)
+            case "checkpoint.answer":
+                return self._answer(given, event.ts)
+            case "checkpoint.later" | "checkpoint.told":
+                return self._no_longer_waits(given, told=event.type == "checkpoint.told")
+            case "tick":
+                return self._tick(given["now"])
+            case "effect.completed" | "effect.failed":
+                return self._effect_ended(event)
+            case "workflow.checkpoint":
+                return self._captured(given, event.ts)
+            case "human.input":
+                return self._typed(event)
+            case "execution.step" if keeps_result(event) or loses_result(event):
+                return self._kept(event, is_lost=loses_result(event))
+            case "turn.ended":
+                return [] if given.get("outcome") == "continued" else self._over(given, event.ts)
+            case "lifecycle.session.ended":
+                return self._over(given, event.ts, whole=True)
+            case "lifecycle.session.created":
+                return self._child(given)
+            case "intent.started":
+                above = self.data.phantoms.get(str(given.get("parent")))
+                tell = above[1] if above is not None else given.get("parent")
+                watched = {"session": given["session"], "intent": given["intent"], "tell": tell}
+                watched |= {"work": given.get("title") or "", "directory": given.get("directory") or ""}
+                return [Output("checkpoint.watching", watched)]
+            case "intent.completed" | "intent.failed" | "intent.cancelled":
+                return self._intent_ended(str(given.get("intent")), event.type, event.ts)
+        return []
+
+    def _ask(self, given: dict[str, Any], ts: int) -> list[Output]:
+        """Handle a call that waits for an answer. If the session's question already has a checkpoint, the call joins
+        that checkpoint. A call of another session is no reason to keep the answer from the session that asked.
+        """
+        known = self.data.checkpoints.get(given["checkpoint"])
+        if known is not None:
+            waiting = {"checkpoint": known.id, "turn": given.get("turn") or "", "ts": ts}
+            return [Output("checkpoint.waiting", waiting)] if _is_asker(known, given) else []
+        if "text" not in given:  # the call waits for a checkpoint that has been forgotten since
+            return []
+        opened = {**given, "kind": "ask", **self._asker(given["session"]), "ts": ts}
+        waiting = {"checkpoint": given["checkpoint"], "turn": given.get("turn") or "", "ts": ts}
+        return [Output("checkpoint.opened", opened), Output("checkpoint.waiting", waiting)]
+
+    def _asker(self, session: str) -> dict[str, Any]:
+        """Who asks, in the form that ``checkpoint.opened`` keeps."""
+        intent, tell = self.data.phantoms.get(session, (None, session))
+        work, directory = self.data.works.get(intent or "", ("", ""))
+        return {"intent": intent, "tell": tell, "work": work, "directory": directory or self._place(tell or session)}
+
+    def _typed(self, event: StreamEvent) -> list[Output]:
+        """Handle a message that a person typed into a session whose call waits for an answer: the message is the
+        answer, because OpenCode keeps the message back until the call has returned.
+
+        If several calls wait, nobody knows which one the person means. A cut question takes no answer here.
+        """
+        session = str(event.payload.get("session"))
+        mine = [c for c in self.data.checkpoints.values() if c.session == session and c.kind == "ask" and c.waiting]
+        mine = [c for c in mine if c.state == "open" and c.opened <= event.ts]
+        if len(mine) != 1 or mine[0].left_out or "shell" in event.payload or event.metadata.get("history"):
+            return []
+        about = {"answer": [input_text(event.payload)], "by": "user", "via": {"channel": "opencode"}, "key": ""}
+        return [Output("checkpoint.answered", {"checkpoint": mine[0].id, **about, "ts": event.ts})]
+
+    def _answer(self, given: dict[str, Any], ts: int) -> list[Output]:
+        outputs: list[Output] = []
+        known = self.data.checkpoints.get(given["checkpoint"])
+        if known is None:
+            # The ask belongs to the user's own session, so only the log has it. The person answering found it there.
+            payload = {**given["ask"], "ts": given["ask"].get("ts") or ts}
+            outputs.append(Output("checkpoint.opened", payload))
+            known = opened_as(payload)
+        if known.state != "open":
+            who = {"by": given["by"], "via": given.get("via") or {}}
+            return [Output("checkpoint.late", {"checkpoint": known.id, **who, "state": known.state})]
+        about = {"checkpoint": known.id, **{name: given.get(name) for name in ("answer", "by", "via", "key")}}
+        known = replace(known, said=str(given.get("said") or ""))
+        about |= {"said": known.said} if known.said else {}
+        if known.kind == "ask":
+            return [
+                *outputs,
+                Output("checkpoint.answered", {**about, "ts": ts}),
+                *self._message(known, given["answer"]),
+            ]
+        args = {"session": known.session, "request": known.request, "kind": known.kind, "answer": given["answer"]}
+        args |= {"said": known.said} if known.said else {}
+        return [*outputs, Output("checkpoint.answering", about), _effect(known.id, args)]
+
+    def _no_longer_waits(self, given: dict[str, Any], *, told: bool) -> list[Output]:
+        outputs = []
+        for identifier in given["checkpoints"]:
+            known = self.data.checkpoints.get(identifier)
+            if known is None or not known.waiting or not _is_asker(known, given):
+                continue
+            if told and given.get("call"):
+                about = {"checkpoint": known.id, "session": known.session, "call": given["call"]}
+                outputs.append(Output("checkpoint.returned", about))
+                continue
+            outputs.append(Output("checkpoint.told" if told else "checkpoint.left", {"checkpoint": known.id}))
+            # The answer arrived just as the call stopped waiting for it, so send the answer as a message.
+            if not told and known.kind == "ask" and known.state in ("answered", "expired"):
+                outputs += self._message(known, known.answer, left=True)
+        return outputs
+
+    def _tick(self, now: int) -> list[Output]:
+        outputs = []
+        for known in self.data.checkpoints.values():
+            if known.state == "open" and known.expires is not None and known.expires <= now:
+                answer = [known.default] if known.default else []
+                expired = {"checkpoint": known.id, "answer": answer, "ts": now}
+                outputs += [Output("checkpoint.expired", expired), *self._message(known, answer, expired=True)]
+        return outputs[:90]
+
+    def _effect_ended(self, event: StreamEvent) -> list[Output]:
+        known = self.data.checkpoints.get(str(event.payload.get("node")))
+        if known is None or known.state != "answering":
+            return []
+        result = event.payload.get("result")
+        status = result.get("status") if event.type == "effect.completed" and isinstance(result, dict) else "failed"
+        about = {"checkpoint": known.id, "ts": event.ts}
+        if status == "answered":
+            return [Output("checkpoint.answered", {**about, "answer": known.answer, **_who(known)})]
+        if status == "gone":
+            return [Output("checkpoint.withdrawn", {**about, "why": "it was answered elsewhere, or its turn ended"})]
+        why = str(event.payload.get("error") or status)
+        return [Output("checkpoint.unanswered", {**about, "why": why[:500]})]
+
+    # --- what capture saw ---
+
+    def _captured(self, given: dict[str, Any], ts: int) -> list[Output]:
+        session, request = str(given.get("session")), str(given.get("request"))
+        identifier = checkpoint_id(session, request)
+        known = self.data.checkpoints.get(identifier)
+        if given.get("state") == "asked":
+            if known is not None or not (self._everywhere or session in self.data.phantoms):
+                return []
+            about = {"checkpoint": identifier, **self._asker(session), "ts": ts}
+            return [Output("checkpoint.opened", {**asked(given), **about})]
+        if known is None or (known.state in CLOSED and not (known.state == "withdrawn" and known.key)):
+            return []
+        answer = answer_of(given)
+        # OpenCode reports that our own answer has arrived. We know who gave that answer, but OpenCode does not.
+        rejected = answer[:1] == known.answer[:1] == ["reject"]
+        ours = known.state in ("answering", "withdrawn") and (answer == known.answer or rejected)
+        who = _who(known) if ours else {"by": "user", "via": {"channel": "opencode"}, "key": ""}
+        return [Output("checkpoint.answered", {"checkpoint": identifier, "answer": answer, "ts": ts, **who})]
+
+    def _over(self, given: dict[str, Any], ts: int, *, whole: bool = False) -> list[Output]:
+        """Handle the end of a turn or of a session, with which OpenCode's asks end, too."""
+        mine = [c for c in self.data.checkpoints.values() if c.session == str(given.get("session"))]
+        withdrawn = [
+            Output("checkpoint.withdrawn", {"checkpoint": c.id, "why": "its turn ended", "ts": ts})
+            for c in mine
+            if c.state not in CLOSED and (whole or c.kind != "ask")
+        ]
+        # What a call of a later turn waits for, or returned, is not over: this end was only handled late.
+        mine = [c for c in mine if whole or not is_earlier(given, ts, c.turn, c.since)]
+        # If a call is still waiting when its turn ends, the turn was stopped, and the call no longer accepts an answer.
+        outputs = withdrawn + self._no_longer_waits({"checkpoints": [c.id for c in mine]}, told=False)
+        for known in mine:
+            if not known.returned or known.told:
+                continue
+            if given.get("outcome") in WHOLE:
+                outputs.append(Output("checkpoint.told", {"checkpoint": known.id}))
+            else:  # OpenCode died or was stopped before it saved the call's result
+                outputs += self._unreturned(known)
+        return outputs
+
+    def _unreturned(self, known: Checkpoint) -> list[Output]:
+        """Send an answer as a message, because the session never got the answer that a call returned."""
+        return [Output("checkpoint.left", {"checkpoint": known.id}), *self._message(known, known.answer, left=True)]
+
+    def _kept(self, event: StreamEvent, *, is_lost: bool) -> list[Output]:
+        """React when OpenCode has saved the result of a tool call, or has lost the result because the call failed."""
+        session, call = str(event.payload.get("session")), str(event.payload["call"])
+        mine = [c for c in self.data.checkpoints.values() if c.session == session and c.returned == call and not c.told]
+        if is_lost:
+            return [output for known in mine for output in self._unreturned(known)]
+        return [Output("checkpoint.told", {"checkpoint": c.id}) for c in mine]
+
+    def _intent_ended(self, intent: str, type_: str, ts: int) -> list[Output]:
+        """Handle the end of background work: forget its sessions and, if the work was stopped, withdraw its asks."""
+        stopped = type_ != "intent.completed"
+        outputs = [
+            Output("checkpoint.withdrawn", {"checkpoint": c.id, "why": "the background work ended", "ts": ts})
+            for c in self.data.checkpoints.values()
+            if c.intent == intent and c.state not in CLOSED and (stopped or c.kind != "ask")
+        ]
+        for known in self.data.checkpoints.values():
+            untold = known.kind == "ask" and known.state in ("answered", "expired") and not known.told
+            if known.intent == intent and untold and known.tell is not None:
+                outputs.append(_notify(known, known.tell, known.answer))
+        if any(of == intent for of, _ in self.data.phantoms.values()):
+            outputs.append(Output("checkpoint.unwatched", {"intent": intent}))
+        return outputs
+
+    def _child(self, given: dict[str, Any]) -> list[Output]:
+        above = self.data.phantoms.get(str(given.get("parent")))
+        session = str(given.get("session"))
+        if above is None or session in self.data.phantoms:
+            return []
+        return [Output("checkpoint.watching", {"session": session, "intent": above[0], "tell": above[1]})]
+
+    def _message(
+        self, known: Checkpoint, answer: list[str], *, left: bool = False, expired: bool = False
+    ) -> list[Output]:
+        """The answer as a message for the session that asked, unless a tool call is waiting for the answer.
+
+        Background work that is still running asks again with ``wait_for``. If that work ended before the answer came,
+        its parent session gets the answer.
+        """
+        if known.waiting and not left:
+            return []
+        if known.intent is None:
+            return [_notify(known, known.session, answer, expired)]
+        if known.session in self.data.phantoms or known.tell is None:
+            return []
+        return [_notify(known, known.tell, answer, expired)]
+
+    # --- remembering ---
+
+    def apply(self, event: StreamEvent) -> None:
+        """See ``Agent``."""
+        given = event.payload
+        if event.type == "checkpoint.watching":
+            self.data.phantoms[given["session"]] = (given["intent"], given.get("tell"))
+            if "work" in given:
+                self.data.works[given["intent"]] = (given["work"], given["directory"])
+        elif event.type == "checkpoint.unwatched":
+            kept = {s: of for s, of in self.data.phantoms.items() if of[0] != given["intent"]}
+            self.data.phantoms = kept
+            self.data.works.pop(given["intent"], None)
+        elif event.type == "checkpoint.opened":
+            self.data.checkpoints[given["checkpoint"]] = opened_as(given)
+            self._tidy()
+        elif event.type.startswith("checkpoint.") and given.get("checkpoint") in self.data.checkpoints:
+            self._apply(event.type, given, self.data.checkpoints[given["checkpoint"]])
+
+    def _apply(self, type_: str, given: dict[str, Any], known: Checkpoint) -> None:
+        if type_ in ("checkpoint.waiting", "checkpoint.left", "checkpoint.returned", "checkpoint.told"):
+            known.waiting = type_ == "checkpoint.waiting"
+            if known.waiting:
+                known.turn, known.since = str(given.get("turn") or ""), given.get("ts") or 0
+            known.returned = given.get("call", "") if type_ == "checkpoint.returned" else ""
+            known.told = known.told or type_ == "checkpoint.told"
+            return
+        state = after(CHECKPOINT, known.state, type_)
+        if state == known.state:
+            return
+        known.state, known.why = state, str(given.get("why") or "")
+        if type_ == "checkpoint.unanswered":
+            known.answer, known.by, known.via, known.key, known.said = [], "", {}, "", ""
+        elif type_ != "checkpoint.withdrawn":
+            known.answer = list(given.get("answer") or ())
+            known.by, known.via, known.key = given.get("by", ""), given.get("via") or {}, given.get("key", "")
+            known.said = given.get("said", known.said)
+        known.closed = given.get("ts") if state in CLOSED else None
+
+    def _tidy(self) -> None:
+        closed = [c.id for c in self.data.checkpoints.values() if c.state in CLOSED and not c.waiting]
+        for old in closed[: max(len(closed) - KEPT_CLOSED, 0)]:
+            del self.data.checkpoints[old]
+
+
+def checkpoint_id(session: str, request: str) -> str:
+    """The id of a checkpoint. The same request of the same session always has the same id."""
+    return f"chk_{sha256(f'{session}:{request}'.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def answer_text(answer: list[str], expired: bool) -> str:
+    """The text that tells the model about an answer; with ``expired``, the answer is the default."""
+    said = "\n".join(map(quoted, answer))
+    if answer and not expired:
+        return f"The user answered:\n{said}"
+    if answer:
+        return f"Nobody answered in time, so the default applies:\n{said}"
+    return "Nobody answered in time. Decide yourself, or leave it."
+
+
+def as_row(known: Checkpoint) -> dict[str, Any]:
+    """A checkpoint in the form that ``checkpoints --json`` prints."""
+    return asdict(known)
+
+
+def opened_as(given: dict[str, Any]) -> Checkpoint:
+    """The checkpoint that a ``checkpoint.opened`` with this payload opens."""
+    return Checkpoint(
+        id=given["checkpoint"],
+        kind=given["kind"],
+        session=given["session"],
+        text=given["text"],
+        opened=given["ts"],
+        request=given.get("request", ""),
+        questions=given.get("questions", 1),
+        options=list(given.get("options") or ()),
+        always=list(given.get("always") or ()),
+        left_out=given.get("left_out", 0),
+        tell=given.get("tell"),
+        intent=given.get("intent"),
+        work=given.get("work") or "",
+        directory=given.get("directory") or "",
+        expires=given.get("expires"),
+        default=given.get("default") or "",
+    )
+
+
+def _who(known: Checkpoint) -> dict[str, Any]:
+    return {"by": known.by, "via": known.via, "key": known.key}
+
+
+def _notify(known: Checkpoint, session: str, answer: list[str], expired: bool = False) -> Output:
+    came = answer_text(answer, expired or known.state == "expired")
+    text = message("checkpoint", {"id": known.id}, ["You asked:", quoted(known.text), came])
+    payload = {"notice": f"ntc_{known.id[4:]}", "session": session, "text": text, "intent": None, "wake": True}
+    payload |= {"said": known.said} if known.said else {}
+    return Output("notify", payload, to="intents")
+
+
+def _is_asker(known: Checkpoint, given: dict[str, Any]) -> bool:
+    """Whether a command is about the session that asked; the sidecar's own commands name no session."""
+    return bool(given.get("session", known.session) == known.session)
+
+
+def _effect(node: str, args: dict[str, Any]) -> Output:
+    return Output("effect.requested", args, effect=ANSWER, node=node)

@@ -1,0 +1,455 @@
+"""Questions and signals between a person and a model, through the agents ``checkpoints``, ``alerts`` and
+``signals``."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from hashlib import sha256
+from typing import Any, Final
+
+from pydantic import Field
+
+from bridge.opencode.link.link import RequestError
+from sidecar.background.people import alerts, checkpoints, signals
+from sidecar.background.people.alerts import AlertAgent
+from sidecar.background.people.answer_page import AnswerPage
+from sidecar.background.people.answerers import LINK, Answerers, Who
+from sidecar.background.people.channels import ChannelError, Channels, quiet_until
+from sidecar.background.people.checkpoints import (
+    CLOSED,
+    Checkpoint,
+    CheckpointAgent,
+    answer_text,
+    as_row,
+    checkpoint_id,
+)
+from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
+from sidecar.background.people.notify_effects import Answering, notify_kinds
+from sidecar.background.people.rings import Rules
+from sidecar.background.people.signals import SignalAgent
+from sidecar.background.people.terminals import read_focus
+from sidecar.background.reading import read_checkpoints
+from sidecar.background.said import Said
+from sidecar.background.stream_read import open_reader, read_lines
+from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
+from sidecar.home import Home
+from sidecar.notify_config import NotifyConfig
+from sidecar.read.wording import cut_middle, visible
+from sidecar.registry import Args, NoArgs, Requests
+from sidecar.runtime.deciding import AgentFailed, InputRefused
+from sidecar.runtime.effects.runner import EffectKind
+from sidecar.runtime.engine import Handled
+from sidecar.runtime.inputs import Command
+from sidecar.runtime.runtime import Runtime
+from streams.identity import Identity
+
+ANSWER_SECONDS: Final = 25.0
+"""How many seconds an answer may take to reach OpenCode, including all attempts."""
+
+TOAST_SECONDS: Final = 5.0
+
+MOST_ASKS: Final = 5
+"""How many questions of one session may wait for an answer at a time."""
+
+MOST_TOASTS: Final = 20
+"""How many of the newest toasts are kept for terminals that read them."""
+
+_LOOK_SECONDS: Final = 0.05
+
+
+class AnswerArgs(Args):
+    """See ``People.answer``."""
+
+    checkpoint: str = Field(min_length=1, max_length=200, description="the checkpoint's id, or a unique prefix of it")
+    answer: list[str] = Field(
+        min_length=1,
+        max_length=50,
+        description="for a permission `once`, `always` or `reject` (only `reject` may be followed by a message); "
+        "otherwise an answer for each question, or `reject`",
+    )
+    proof: str = Field(
+        default="",
+        max_length=64,
+        description="shows that a person gave the answer in the list of OpenCode's terminal: HMAC-SHA256 of the id and "
+        "the answers, keyed with the home's token",
+    )
+
+
+class SignalArgs(Args):
+    """See ``People.signal``."""
+
+    name: str = Field(pattern=signals.SIGNAL, description="the signal's name")
+    payload: Any = Field(default=None, description="the payload, given to everyone who waits for the signal")
+    key: str | None = Field(
+        default=None,
+        max_length=300,
+        description="idempotency key: requests with the same key raise the signal only once",
+    )
+
+
+class People:
+    """The part of the orchestration that talks to people. Call ``start`` with the runtime, and then ``keep_time``
+    often."""
+
+    def __init__(
+        self,
+        home: Home,
+        config: NotifyConfig,
+        identity: Identity,
+        host: Answering,
+        said: Said,
+        linked: Callable[[], Iterable[int]] = tuple,
+        agents_may_answer: bool = False,
+    ) -> None:
+        self._home, self._identity, self._said = home, identity, said
+        self.answerers = Answerers(linked, agents_may_answer, home.read_token)
+        self.channels, self._turns = Channels(config), config.turns
+        self.checkpoints = CheckpointAgent(
+            everywhere=bool(self.channels.names), place=lambda session: str(host.about(session).get("directory") or "")
+        )
+        self.signals = SignalAgent()
+        self.alerts = AlertAgent(
+            self.channels.stages,
+            quiet_until=lambda now: quiet_until(config.quiet_hours, now),
+            min_ms=round(config.min_seconds * 1000),
+            rings=Rules(config.turns, round(config.min_seconds * 1000)),
+            children=config.children,
+            escalate_ms=round(config.escalate_after_seconds * 1000),
+        )
+        self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
+        self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
+        self.kinds: Mapping[str, EffectKind] = notify_kinds(
+            host, self.channels, self.page.link, self.toasts.append, said, lambda: read_focus(home.path)
+        )
+        self._runtime: Runtime | None = None
+        self._waited: Counter[str] = Counter()
+        """The checkpoints for which a call in this process is waiting, and how many calls are waiting for each."""
+        self._asking: dict[str, str] = {}
+        """The session of each question whose call is waiting."""
+
+    @property
+    def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
+        """The agents for the runtime."""
+        return self.checkpoints, self.alerts, self.signals
+
+    def attach(self, runtime: Runtime) -> None:
+        """Use this runtime, which runs ``agents``."""
+        self._runtime = runtime
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        await self.page.start(stack)
+
+    def owes(self) -> bool:
+        """Whether a person should get a message, or may still use the link in an earlier message."""
+        waits = self.page.is_on and any(c.state not in CLOSED for c in self.checkpoints.data.checkpoints.values())
+        return waits or self.alerts.deadline() is not None
+
+    async def keep_time(self) -> None:
+        """Send a tick to the agents whose deadline has passed, and note which calls are no longer waiting."""
+        for agent in (self.checkpoints, self.alerts):
+            deadline = agent.deadline()
+            if deadline is not None and deadline <= (now := self._identity.now_ms()):
+                await self._command(agent.name, f"tick:{now}", "tick", {"now": now, **await self._focus()})
+        waiting = [c.id for c in self.checkpoints.data.checkpoints.values() if c.waiting]
+        if left := [identifier for identifier in waiting if not self._waited[identifier]]:
+            payload = {"checkpoints": left}
+            await self._command(checkpoints.NAME, f"later:{self._identity.ulid()}", "checkpoint.later", payload)
+
+    async def _focus(self) -> dict[str, Any]:
+        """The focus of the terminals, for a tick; empty unless a turn waits for it."""
+        alerted = self.alerts.data.alerts.values()
+        if not any(a.is_turn and a.due is not None for a in alerted):
+            return {}
+        return {"focus": await asyncio.to_thread(read_focus, self._home.path)}
+
+    # --- tools ---
+
+    async def notify(self, session: str, args: NotifyArgs, context: Mapping[str, Any]) -> str:
+        """The tool ``notify_user``: raise an alert, and say where it was shown."""
+        call = f"{session}:{context.get('messageID')}:{context.get('callID')}"
+        identifier = f"alr_{sha256(call.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+        payload = {
+            "alert": identifier,
+            "session": self._above(session),
+            "title": "OpenCode",
+            "text": args.message,
+        }
+        await self._command(alerts.NAME, f"alert:{identifier}", "alert.raise", payload)
+        data = self.alerts.data
+        await until(lambda: data.alerts[identifier].state not in ("raised", "toasting"), TOAST_SECONDS)
+        known = self.alerts.data.alerts[identifier]
+        if known.channels.get("toast") == "sent":
+            return "The user's OpenCode shows it."
+        if self.channels.names:
+            return "No OpenCode says that it shows this; it is being sent to the user's other channels."
+        return "Nobody is known to have seen it: no OpenCode says that it shows it. `durable-stream notices` lists it."
+
+    async def ask(self, session: str, args: AskArgs, call: str = "", turn: str = "", seconds: float = 600.0) -> str:
+        """The tool ``checkpoint_ask``: ask, and wait for the answer for a while. ``call`` is OpenCode's id of the tool
+        call, and ``turn`` the user message that its turn answers."""
+        identifier, number = "", 0
+        known: Checkpoint | None = None
+        while not identifier or (known is not None and known.told):
+            # A question that is asked again keeps its checkpoint until the answer has been received. After that, it
+            # gets a new checkpoint.
+            identifier, number = checkpoint_id(session, f"{args.question}#{number}"), number + 1
+            known = self.checkpoints.data.checkpoints.get(identifier)
+        self._refuse_crowd(session, identifier)
+        text, left_out = cut_middle(visible(args.question), MAX_TEXT)
+        payload = {
+            "checkpoint": identifier,
+            "session": session,
+            "turn": turn,
+            "text": text,
+            "left_out": left_out,
+            "options": [visible(option) for option in args.options],
+            "default": args.default,
+            "expires": self._identity.now_ms() + round(args.minutes * 60_000),
+        }
+        self._asking[identifier] = session
+        try:
+            return await self._await_answer(identifier, payload, call, seconds)
+        finally:
+            if not self._waited[identifier]:
+                self._asking.pop(identifier, None)
+
+    def _refuse_crowd(self, session: str, identifier: str) -> None:
+        """Refuse a question of a session that waits for too many answers, or a model could bury a person in them."""
+        known = self.checkpoints.data.checkpoints.values()
+        open_ = {c.id for c in known if c.kind == "ask" and c.session == session and c.state == "open"}
+        # A question that was asked at the same time may not be in the agent's state yet.
+        ids = self.checkpoints.data.checkpoints
+        open_ |= {each for each, of in self._asking.items() if of == session and each not in ids}
+        if identifier not in open_ and len(open_) >= MOST_ASKS:
+            raise RequestError(
+                "too-many-asks",
+                f"{MOST_ASKS} questions of this session wait for an answer already; ask again when the user has "
+                "answered one, or end your turn",
+            )
+
+    async def wait_for_checkpoint(self, known: Checkpoint, session: str, call: str, turn: str, seconds: float) -> str:
+        """The tool ``wait_for`` with the id of a checkpoint, called by ``session``.
+
+        If another session asked, the call only looks: the answer still goes to the session that asked.
+        """
+        if session == known.session:
+            payload = {"checkpoint": known.id, "session": session, "turn": turn}
+            return await self._await_answer(known.id, payload, call, seconds)
+
+        def now() -> Checkpoint:
+            return self.checkpoints.data.checkpoints.get(known.id, known)
+
+        if not await until(lambda: now().state in CLOSED, seconds):
+            return f"Nobody has answered yet. Call wait_for with {known.id} to wait longer."
+        return self._said.in_message(now().said, _how_it_ended(now()))
+
+    async def wait_for_signal(self, name: str, session: str, root: str, seconds: float) -> str:
+        """The tool ``wait_for`` with the name of a signal. A signal that came before the call counts, too.
+
+        ``root`` is the session at the top of the caller's tree.
+
+        Raises:
+            RequestError: no signal can have this name, or the tree waits for too many signals already.
+        """
+        if re.fullmatch(signals.SIGNAL, name) is None:
+            raise RequestError("bad-signal", f"{name[:40]!a} is neither an id nor the name of a signal")
+        if await until(lambda: name in self.signals.data.signals, seconds):
+            signal = self.signals.data.signals[name]
+            age = max(self._identity.now_ms() - signal.raised, 0) // 1000
+            return f"Signal {name} came {age} s ago. Payload:\n{signals.as_json(signal.payload)}"
+        later = f"Signal {name} has not come yet. Call wait_for again to wait longer"
+        if session in self.checkpoints.data.phantoms:
+            return f"{later}, and do not end before."
+        awaited = {"name": name, "session": session, "root": root}
+        await self._command(signals.NAME, f"await:{self._identity.ulid()}", "signal.await", awaited)
+        if session not in self.signals.data.awaited.get(name, ()) and name not in self.signals.data.signals:
+            many = f"this session and its background work already wait for {signals.MOST_AWAITED} others"
+            raise RequestError("too-many-signals", f"{later}; it will come as no message, because {many}")
+        return f"{later}, or end your turn: the signal will come as a message."
+
+    async def read(self, args: ReadArgs, session: str) -> str:
+        """The tool ``stream_read``, called by ``session``."""
+        return await read_lines(open_reader(self._home.store_path), session, args.stream, args.last)
+
+    async def _await_answer(self, identifier: str, payload: dict[str, Any], call: str, seconds: float) -> str:
+        with self._waiting(identifier):
+            await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
+
+            def is_over() -> bool:
+                # If the turn was stopped, nothing waits for this call any more, and the agent ``checkpoints`` sends the
+                # answer as a message instead.
+                now = self.checkpoints.data.checkpoints.get(identifier)
+                return now is not None and (now.state in CLOSED or not now.waiting)
+
+            await until(is_over, seconds)
+            known = self.checkpoints.data.checkpoints[identifier]
+            if known.state in CLOSED and known.waiting:
+                told = {"checkpoints": [identifier], "session": known.session, "call": call}
+                await self._command(checkpoints.NAME, f"told:{self._identity.ulid()}", "checkpoint.told", told)
+            if known.state in CLOSED and (known.waiting or known.returned or known.told):
+                return self._said.in_message(known.said, _how_it_ended(known))
+        later = f"Nobody has answered yet. Call wait_for with {identifier} to wait longer."
+        if known.intent is not None:
+            return f"{later} Do not end before: you get the answer from that call."
+        return f"{later} Or end your turn: the answer will come as a message."
+
+    @contextmanager
+    def _waiting(self, identifier: str) -> Iterator[None]:
+        self._waited[identifier] += 1
+        try:
+            yield
+        finally:
+            self._waited[identifier] -= 1
+            if not self._waited[identifier]:
+                del self._waited[identifier]
+
+    def _above(self, session: str) -> str | None:
+        """The user's session that shows what happens in ``session``."""
+        phantom = self.checkpoints.data.phantoms.get(session)
+        return phantom[1] if phantom is not None else session or None
+
+    # --- requests ---
+
+    def register(self, requests: Requests) -> None:
+        """Add the requests of this class to the table."""
+        requests.register("checkpoints", NoArgs, self._listed, "`checkpoints`, oldest first")
+        requests.register("checkpoint_answer", AnswerArgs, self.answer, "the checkpoint")
+        requests.register("signal", SignalArgs, self.signal, "`name`, `count`")
+        requests.register("notify_test", NoArgs, self.test, "`channels`: `channel`, `ok`, `error`; `turns`")
+
+    async def _listed(self, args: NoArgs) -> dict[str, Any]:
+        listed = await read_checkpoints(open_reader(self._home.store_path))
+        return {"checkpoints": [as_row(each) for each in listed]}
+
+    async def waiting(self) -> list[Checkpoint]:
+        """What is waiting for a person in any session, oldest first."""
+        listed = await read_checkpoints(open_reader(self._home.store_path))
+        return [each for each in listed if each.state not in CLOSED]
+
+    def _known(self, checkpoint: str) -> Checkpoint | None:
+        return self.checkpoints.data.checkpoints.get(checkpoint)
+
+    async def _by_link(self, checkpoint: str, answer: list[str]) -> None:
+        await self.answer(AnswerArgs(checkpoint=checkpoint, answer=answer), LINK, most=MAX_TEXT)
+
+    async def answer(self, args: AnswerArgs, who: Who | None = None, *, most: int | None = None) -> dict[str, Any]:
+        """Answer a checkpoint as a person; returns when OpenCode has accepted the answer.
+
+        Without ``who``, the answer comes from the command line. ``most`` is how many characters of the text the person
+        was shown, if not all.
+
+        Raises:
+            RequestError: there is no such checkpoint, it already has an answer, the answer is not acceptable or not
+                allowed, or OpenCode cannot be reached.
+        """
+        listed = await read_checkpoints(open_reader(self._home.store_path))
+        found = [c for c in listed if c.id.startswith(args.checkpoint) or c.request == args.checkpoint]
+        if len(found) != 1:
+            several = "more than one" if found else "no"
+            what = f"{several} checkpoint has an id that begins with {args.checkpoint[:40]!a}"
+            raise RequestError("no-checkpoint", f"{what}; `durable-stream checkpoints --all` lists all ids")
+        known = found[0]
+        if known.state in CLOSED:
+            raise _late(known)
+        _check_answer(known, args.answer)
+        if most is not None and not may_answer(known, args.answer, most):
+            raise RequestError(
+                "cut-text",
+                f"{known.id} is too long to be shown whole here, so here it can only be rejected; "
+                f"`durable-stream checkpoints {known.id}` shows it, and --answer answers it",
+            )
+        if who is None:
+            who = await self.answerers.of_command(known.id, args.answer, args.proof)
+        key = self._identity.ulid()
+        ask = {**as_row(known), "checkpoint": known.id, "ts": known.opened}
+        payload = {"checkpoint": known.id, "answer": list(args.answer), "by": who.by, "via": who.via}
+        said = self._said.keep("answer", args.answer)[1]
+        payload |= {"key": key, "ask": ask} | ({"said": said} if said else {})
+        handled = await self._command(checkpoints.NAME, f"answer:{key}", "checkpoint.answer", payload)
+        known = self.checkpoints.data.checkpoints[known.id]
+        if any(record.event.type == "checkpoint.late" for record in handled.records):
+            raise _late(known)
+        await until(lambda: self.checkpoints.data.checkpoints[known.id].state != "answering", ANSWER_SECONDS)
+        known = self.checkpoints.data.checkpoints[known.id]
+        if known.state in CLOSED and (known.state != "answered" or known.key != key):
+            raise _late(known)
+        if known.state not in CLOSED:
+            if known.why:
+                raise RequestError(
+                    "not-delivered", f"OpenCode did not accept the answer to {known.id}: {known.why}"[:500]
+                )
+            raise RequestError("not-delivered", f"the OpenCode that asked {known.id} cannot be reached; try again")
+        return as_row(known)
+
+    async def signal(self, args: SignalArgs) -> dict[str, Any]:
+        """Raise a signal. The signal is durable when this method returns."""
+        key = args.key or self._identity.ulid()
+        await self._command(signals.NAME, f"signal:{key}", "signal", {"name": args.name, "payload": args.payload})
+        return {"name": args.name, "count": self.signals.data.signals[args.name].count}
+
+    async def test(self, args: NoArgs) -> dict[str, Any]:
+        """Send a test message to every configured channel, immediately and only once."""
+        found = []
+        for channel in self.channels.names:
+            error = ""
+            try:
+                await self.channels.send(channel, "Durable Stream", "This channel works.")
+            except ChannelError as failed:
+                error = str(failed)
+            found.append({"channel": channel, "ok": not error, "error": error})
+        if self.page.is_on or self.page.fault:
+            found.append({"channel": "links", "ok": not self.page.fault, "error": self.page.fault})
+        return {"channels": found, "turns": self._turns}
+
+    async def _command(self, agent: str, key: str, type_: str, payload: dict[str, Any]) -> Handled:
+        assert self._runtime is not None
+        try:
+            return await self._runtime.command(agent, Command(key, type_, payload, sender="sidecar"))
+        except (InputRefused, AgentFailed) as error:
+            raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
+
+
+def _how_it_ended(known: Checkpoint) -> str:
+    if known.state == "withdrawn":
+        return "It was withdrawn before anybody answered."
+    return answer_text(known.answer, known.state == "expired")
+
+
+def _late(known: Checkpoint) -> RequestError:
+    how = f"{known.state} ({known.why})" if known.why else known.state
+    if known.state == "answered":
+        how = f"answered by {known.by or 'user'}: {'; '.join(known.answer)}"
+    return RequestError("already-answered", f"{known.id} no longer accepts an answer: {how}"[:500])
+
+
+def _check_answer(known: Checkpoint, answer: list[str]) -> None:
+    """Reject an answer that OpenCode would not understand."""
+    if known.kind == "permission":
+        if answer[0] not in PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
+            raise RequestError(
+                "unfit-answer",
+                "answer a permission request with `once`, `always` or `reject`; only `reject` may be followed by a "
+                "message",
+            )
+    elif known.kind == "question":
+        if answer != ["reject"] and len(answer) != known.questions:
+            wanted = "1 answer" if known.questions == 1 else f"{known.questions} answers, one for each question"
+            raise RequestError("unfit-answer", f"give {wanted}, or `reject`")
+    elif len(answer) != 1 or not answer[0]:
+        raise RequestError("unfit-answer", "give one answer, which must not be empty")
+
+
+async def until(condition: Callable[[], Any], seconds: float) -> bool:
+    """Wait until ``condition()`` is true; return false if that did not happen within ``seconds``."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not condition():
+        if loop.time() > end:
+            return False
+        await asyncio.sleep(_LOOK_SECONDS)
+    return True

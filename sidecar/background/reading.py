@@ -1,0 +1,153 @@
+"""Reads intents, checkpoints and notices from the log, for commands that only read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from sidecar.background.intents.intents import NAME, IntentAgent
+from sidecar.background.intents.state import Intent, State
+from sidecar.background.people import alerts, checkpoints
+from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent, checkpoint_id
+from sidecar.background.people.consent import asked
+from sidecar.read.asked import CHECKPOINT
+from sidecar.read.select import catalog_of
+from sidecar.runtime.inputs import agent_stream, is_applied
+from streams.event import StreamEvent
+from streams.log.reader import LogReader
+from streams.query import Filter
+from streams.store import StreamReader
+
+
+async def read_intents(reader: StreamReader) -> State:
+    """Fold the stream of the agent ``intents``; the state is empty if there is no such stream yet."""
+    agent = IntentAgent()
+    async for event in _outputs(reader, NAME):
+        agent.apply(event)
+    return agent.data
+
+
+async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
+    """One intent, even if the agent's state has dropped it because many others have ended since."""
+    state = State()
+    async for event in _outputs(reader, NAME):
+        if event.payload.get("intent") == intent:
+            state.fold(event.type, event.payload)
+    return state.intents.get(intent)
+
+
+async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
+    """Every checkpoint, oldest first: the checkpoints that the agent ``checkpoints`` knows, and the asks of all other
+    sessions."""
+    # Read the agent's stream last, or an ask that it takes meanwhile would look like an ask of the user's own session.
+    catalog, _ = await catalog_of(reader)
+    agent = CheckpointAgent()
+    async for event in _outputs(reader, checkpoints.NAME):
+        agent.apply(event)
+    found = dict(agent.data.checkpoints)
+    for ask in catalog.asks():
+        identifier = checkpoint_id(ask.session, ask.request)
+        record = await reader.find_event(ask.event) if identifier not in found else None
+        if record is not None:
+            about = asked(record.event.payload)
+            names = ("kind", "session", "text", "request", "questions", "options", "always", "left_out")
+            given = {name: about[name] for name in names}
+            found[identifier] = Checkpoint(id=identifier, opened=ask.since_ms, tell=ask.session, **given)
+    return sorted(found.values(), key=lambda each: each.opened)
+
+
+async def whole(reader: LogReader, known: Checkpoint) -> Checkpoint:
+    """The same checkpoint with its whole text and all patterns, as the log has them."""
+    if not known.left_out:
+        return known
+    found: dict[str, Any] = {}
+    async for record in reader.query(Filter(types=(CHECKPOINT,))):
+        given = record.event.payload
+        if (given.get("session"), given.get("request")) == (known.session, known.request):
+            found = given if given.get("state") == "asked" else found
+    if not found:
+        return known  # its record was pruned
+    about = asked(found, whole=True)
+    return replace(known, **{name: about[name] for name in ("text", "always", "left_out")})
+
+
+async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
+    """Every notice and alert, oldest first, with the times of its states and the channels that were used.
+
+    ``kind`` is ``wake`` for a message to a session's model, and ``alert`` for a message to a person.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    async for event in _outputs(reader, NAME):
+        if event.type.startswith("notice.") and "notice" in event.payload:
+            _wake(rows, event)
+    async for event in _outputs(reader, alerts.NAME):
+        if event.type.startswith("alert."):
+            _alert(rows, event)
+    return sorted(rows.values(), key=lambda row: row["queued"])
+
+
+async def read_failing(reader: StreamReader) -> dict[str, str]:
+    """The channels that did not accept the newest message sent on them, each with the error."""
+    newest: dict[str, str | None] = {}
+    async for event in _outputs(reader, alerts.NAME):
+        if event.type in ("alert.sent_to", "alert.failed_to"):
+            error = event.payload.get("error") or "it gave no reason"
+            newest[event.payload["channel"]] = error if event.type == "alert.failed_to" else None
+    return {channel: error for channel, error in newest.items() if error is not None}
+
+
+def _wake(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
+    given = event.payload
+    if event.type == "notice.queued":
+        rows[given["notice"]] = {
+            "id": given["notice"],
+            "kind": "wake",
+            "session": given["session"],
+            "about": given.get("intent") or "",
+            "text": given["text"],
+            "state": "queued",
+            "queued": event.ts,
+            "channels": [],
+        }
+    elif (row := rows.get(given["notice"])) is not None:
+        state = event.type.removeprefix("notice.")
+        row["state"] = "queued" if state == "held" else state
+        row[state] = event.ts
+
+
+def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
+    given = event.payload
+    if event.type == "alert.raised":
+        rows[given["alert"]] = {
+            "id": given["alert"],
+            "kind": "alert",
+            "session": given.get("session"),
+            "about": given["about"],
+            "text": given["text"],
+            "state": "queued",
+            "queued": event.ts,
+            "channels": [],
+        }
+        return
+    row = rows.get(given["alert"])
+    if row is None:
+        return
+    if event.type == "alert.toasted":
+        row["channels"].append({"channel": "toast", "state": "sent" if given["shown"] else "absent", "ts": event.ts})
+        row["state"] = "sent" if given["shown"] else row["state"]
+    elif event.type in ("alert.sent_to", "alert.failed_to"):
+        state = event.type[6:-3]
+        told = {name: given[name] for name in ("channel", "attempt", "error") if given.get(name)}
+        row["channels"].append({**told, "state": state, "ts": event.ts})
+    elif event.type == "alert.sending":
+        row["state"], row["escalated"] = "escalated", event.ts
+    elif event.type == "alert.seen":
+        row["state"], row["observed"], row["why"] = "observed", event.ts, given["why"]
+
+
+async def _outputs(reader: StreamReader, agent: str) -> AsyncIterator[StreamEvent]:
+    """The events that an agent returned, oldest first."""
+    async for record in reader.read(agent_stream(agent)):
+        if is_applied(record.event):
+            yield record.event

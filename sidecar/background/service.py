@@ -1,0 +1,499 @@
+"""Orchestration in the sidecar: the façade ``DurableStream``, the requests of the command line, and the clock.
+
+Source: seed 004, 2.3 (``observe``, ``registerIntent``, ``resume``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from bridge.opencode.capture.emitter import Asked
+from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.link.link import RequestError
+from sidecar.background.effects import effect_kinds
+from sidecar.background.gardener import GardenerAgent
+from sidecar.background.gate import Caller
+from sidecar.background.hosts.borrowed import Borrowed
+from sidecar.background.hosts.headless import Headless
+from sidecar.background.hosts.host import HostError
+from sidecar.background.hosts.hosts import Hosts
+from sidecar.background.hosts.v1 import V1Host
+from sidecar.background.hosts.v2 import V2Host
+from sidecar.background.intents import causes
+from sidecar.background.intents.afterwards import DiscardArgs, IntentArgs, check_ended, continues, worktree_of
+from sidecar.background.intents.intents import NAME, IntentAgent
+from sidecar.background.intents.lifecycle import ENDED, WORKING
+from sidecar.background.intents.registering import RegisterArgs, differences
+from sidecar.background.intents.rows import as_row
+from sidecar.background.intents.state import Intent, Limits
+from sidecar.background.people.card import CardFile, card_text
+from sidecar.background.people.people import People
+from sidecar.background.reading import read_intent
+from sidecar.background.said import Said
+from sidecar.background.stream_read import open_reader
+from sidecar.background.tools import (
+    tools_json,
+)
+from sidecar.background.worktrees.effects import worktree_kinds
+from sidecar.background.worktrees.setup import Setup
+from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees
+from sidecar.components import in_background
+from sidecar.config import PhantomConfig
+from sidecar.gardener_config import GardenerConfig
+from sidecar.home import Home
+from sidecar.notify_config import NotifyConfig
+from sidecar.registry import NoArgs, Requests
+from sidecar.runtime.agent import Agent
+from sidecar.runtime.deciding import AgentFailed, InputRefused
+from sidecar.runtime.effects.runner import EffectKind
+from sidecar.runtime.inputs import Command
+from sidecar.runtime.runtime import Runtime
+from streams.errors import StreamError
+from streams.files import write_durably
+from streams.identity import Identity
+
+log = logging.getLogger("sidecar.background")
+
+IDLE_STOP_SECONDS: Final = 120.0
+"""How many seconds the headless OpenCode keeps running without work."""
+
+_TICK_SECONDS: Final = 1.0
+
+
+def write_tools(home: Home, wanted: bool) -> None:
+    """Write the file that tells plugins which tools to register the next time they are loaded.
+
+    If the file cannot be written, only the tools are missing.
+    """
+    path = home.path / "tools.json"
+    text = json.dumps(tools_json() if wanted else {}, indent=1).encode()
+    try:
+        if not path.exists() or path.read_bytes() != text:
+            write_durably(path, text)
+    except OSError as error:
+        log.warning("the model has no new tools: %s cannot be written (%s)", path, error.strerror)
+
+
+class DurableStream:
+    """A component: intents, phantoms and notices of one home."""
+
+    def __init__(
+        self,
+        home: Home,
+        config: PhantomConfig,
+        notify: NotifyConfig,
+        gardener: GardenerConfig,
+        identity: Identity,
+        nonce: Any,
+        state: CaptureState,
+        ingest: Any,
+        clean: Callable[[Any], Any],
+        registrations: Callable[[], Iterable[Path]] = tuple,
+        has_plugin: Callable[[Path, Mapping[str, str]], bool] = lambda _directory, _environ: True,
+        *,
+        agents_may_answer: bool = False,
+    ) -> None:
+        self.agent = IntentAgent(Limits.of(config))
+        self.links: Any = list
+        self._home, self._config, self._identity, self._state = home, config, identity, state
+        self.headless: Headless | Borrowed = (
+            Borrowed(lambda: self.links(), home.read_token)
+            if config.host == "shim"
+            else Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable, has_plugin)
+        )
+        one = V1Host(
+            lambda: self.links(),
+            ingest.delivers,
+            state,
+            self.headless,
+            lambda session: session in self.data.sessions,
+            identity.now_ms,
+            self._environment,
+        )
+        self.host = Hosts(one, V2Host(registrations, state, identity.now_ms))
+        self.worktrees = Worktrees(home.path / "worktrees")
+        self._gardener = (GardenerAgent(gardener),) if gardener.enabled else ()
+        self._said = Said(clean, home.read_token)
+        self.people = People(
+            home,
+            notify,
+            identity,
+            self.host,
+            self._said,
+            lambda: [link.pid for link in self.links()],
+            agents_may_answer,
+        )
+        self._card = CardFile(home.path)
+        self._runtime: Runtime | None = None
+
+    @property
+    def always_isolates(self) -> bool:
+        """Whether the user wants all background work in worktrees, whatever a model says."""
+        return self._config.isolation == "worktree"
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        """Every agent of the orchestration."""
+        return (self.agent, *self.people.agents, *self._gardener)
+
+    @property
+    def kinds(self) -> Mapping[str, EffectKind]:
+        """Every effect of the orchestration."""
+        setup = Setup(self._config.setup, self._config.setup_minutes * 60)
+        own = worktree_kinds(self.worktrees, self.host, self, setup)
+        return {**effect_kinds(self.host, self._said), **own, **self.people.kinds}
+
+    @property
+    def data(self) -> Any:
+        """The state of the agent ``intents``."""
+        return self.agent.data
+
+    # --- life ---
+
+    def attach(self, runtime: Runtime) -> None:
+        """Use this runtime, which runs ``agent``. Call once, before ``start``."""
+        self._runtime = runtime
+        self.people.attach(runtime)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``."""
+        await asyncio.to_thread(write_tools, self._home, self._config.tools)
+        await self.people.start(stack)
+        await self.resume()
+        in_background(stack, self._keep_time())
+
+    def owes(self) -> bool:
+        """See ``Component``: true for an intent that has not ended, or a notice that can be delivered."""
+        running = any(intent.state not in ENDED for intent in self.data.intents.values())
+        return running or self.people.owes() or any(notice.state == "sending" for notice in self.data.notices.values())
+
+    async def _keep_time(self) -> None:
+        """Send a tick when a deadline has passed, and stop the headless OpenCode when nothing needs it."""
+        idle_since: dict[str, float] = {}
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            await self._draw_card()
+            deadline = self.agent.deadline()
+            # Without a deadline, do not read the clock, because in a deterministic run each reading advances it.
+            if deadline is not None and deadline <= (now := self._identity.now_ms()):
+                await self.tell("tick", f"tick:{now}", {"now": now})
+            try:
+                await self.people.keep_time()
+            except (RequestError, StreamError) as error:
+                log.error("a tick was not handled: %s", error)
+            wanted = {each.environment for each in self.data.unfinished()}
+            idle = self.headless.idle(wanted) if not self.people.owes() and "" not in wanted else frozenset()
+            idle_since = {name: idle_since.get(name, loop.time()) for name in idle}
+            late = {name for name, since in idle_since.items() if loop.time() - since > IDLE_STOP_SECONDS}
+            if late:
+                await self.headless.stop(late)
+
+    async def _draw_card(self) -> None:
+        asks = self.people.checkpoints.data.checkpoints.values()
+        text = card_text(self.data.unfinished(), asks, self.people.toasts)
+        if text != self._card.written:
+            await asyncio.to_thread(self._card.write, text)
+
+    async def tell(self, type_: str, key: str, payload: dict[str, Any]) -> None:
+        """Tell the agent ``intents`` what happened; returns when that is durable. A failure is only logged."""
+        assert self._runtime is not None
+        try:
+            await self._runtime.command(NAME, Command(key, type_, payload, actor="sidecar", sender="sidecar"))
+        except (AgentFailed, InputRefused, StreamError) as error:
+            log.error("%s was not handled: %s", type_, error)
+
+    # --- what making a worktree asks; see ``Asker`` ---
+
+    async def variables(self, intent: str) -> Mapping[str, str]:
+        """See ``Asker``."""
+        known: Intent = self.data.intents[intent]
+        return await self.host.variables(known.parent, known.directory, known.environment)
+
+    def is_wanted(self, intent: str) -> bool:
+        """See ``Asker``."""
+        return intent in self.data.intents and self.data.intents[intent].state == "starting"
+
+    # --- seed 004: observe, register_intent, resume ---
+
+    async def observe(self, link: Any) -> None:
+        """Handle a new link of an OpenCode: deliver what is waiting for its sessions, and check whether work in these
+        sessions has stopped."""
+        environment = await self.host.environment(link)
+        sessions = await self.host.observe(link)
+        waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
+        at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
+        wanted = sorted((waiting | at_work) & set(sessions))
+        hosted = any(i.waits and i.environment == environment for i in self.data.unfinished())
+        if wanted or hosted:
+            about = {"sessions": wanted, "environments": [environment] if hosted else []}
+            await self.tell("host.ready", f"host:{self._identity.ulid()}", about)
+
+    async def resume(self) -> None:
+        """Continue the work that earlier processes left unfinished: check every session that was at work.
+
+        Other agents get the event ``resume`` with the ids of these ``intents``. Without such work, nothing happens.
+        """
+        if self.data.unfinished():
+            await self.tell("sidecar.started", f"started:{self._identity.ulid()}", {})
+
+    async def register_intent(
+        self,
+        given: RegisterArgs,
+        *,
+        link: Any = None,
+        agent: str | None = None,
+        by: str = "user",
+        before: Intent | None = None,
+        call: str | None = None,
+    ) -> Intent:
+        """Register work that survives every process; returns when it is durable. The same key returns the same intent.
+
+        The work may do no more than the session ``given.parent``, which asks for it on a ``link`` while it runs an
+        ``agent``, with the tool call ``call``. Without a parent, the work may do what OpenCode's configuration says.
+        Work that continues ``before`` may do what that session may do.
+
+        Raises:
+            HostError: what the parent may do is not known, so nothing was registered.
+            InputRefused, AgentFailed, StreamError: nothing was registered. The code ``key-conflict`` means that the key
+                was already used for different work, ``redacted-argument`` that the log cannot hold an argument.
+        """
+        assert self._runtime is not None
+        key = given.key or self._identity.ulid()
+        intent = f"int_{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+        found: Intent | None = self.data.intents.get(intent)
+        rights = None
+        if found is None and given.parent is not None and before is None:
+            rights = await self.host.rights(given.parent, agent, link)
+        environment = found.environment if found is not None else ""
+        if before is not None:
+            environment = before.environment
+        elif found is None:
+            environment = self.host.environment_of(given.parent, link.pid if link is not None else None)
+        if self._said.redacts([given.directory, given.agent, given.models]):
+            reason = "the directory, the agent or a model contains what redaction replaces, so it cannot be recorded"
+            raise InputRefused("redacted-argument", f"{reason}; see `[redact]` in config.toml")
+        (prompt,), said = self._said.keep("prompt", [given.prompt])
+        asking = rights.agent if rights is not None else found.agent if found is not None else None
+        payload = {
+            "intent": intent,
+            "prompt": prompt,
+            "title": given.title or " ".join(prompt.split())[:60],
+            "directory": given.directory,
+            "parent": given.parent,
+            "agent": given.agent or asking,
+            "rights": rights.as_json() if rights is not None else {},
+            "models": list(given.models),
+            "wall_ms": round(given.minutes * 60_000),
+            "max_tokens": given.tokens,
+            "max_cost": given.cost,
+            "isolation": given.isolation or self._config.isolation,
+            "pid": link.pid if link is not None else None,
+            "environment": environment,
+            # A person continues the work, so nothing above it can stop it.
+            "above": self._above(given.parent) if before is None else [],
+            "root": self._root(given.parent) if before is None else before.root,
+            "continues": continues(before) if before is not None else {},
+        } | ({"said": said} if said else {})
+        about, cause, trace = causes.of_call(self._state.sessions.get(given.parent or ""), call, before)
+        if found is None:
+            command = Command(f"register:{intent}", "intent.register", payload | about, actor=by)
+            command = replace(command, causation_id=cause, traceparent=trace or None)
+            try:
+                await self._runtime.command(NAME, command)
+            except InputRefused as error:
+                if error.code != "key-conflict":
+                    raise
+        # If the key was used long ago, its intent is no longer in the state, but it is still in the log.
+        found = self.data.intents.get(intent) or await read_intent(open_reader(self._home.store_path), intent)
+        if found is None:
+            raise InputRefused("no-intent", f"the key was already used for {intent}, which is no longer in the log")
+        if differs := differences(found, payload):
+            other = f"this key already started {found.id}, which is different work (it differs in {', '.join(differs)})"
+            raise InputRefused("key-conflict", f"{other}; use a new key")
+        return found
+
+    def asked(self, session: str, mark: str) -> Asked | None:
+        """See ``Asks``."""
+        return causes.asked(self.data, session, mark)
+
+    def _environment(self, work: str) -> str:
+        """The environment of an intent, or of a phantom's session."""
+        intent = self.data.intents.get(self.data.sessions.get(work, work))
+        return intent.environment if intent is not None else ""
+
+    def _above(self, session: str | None) -> list[str]:
+        """A session and its ancestors, nearest first. The ancestors matter because a child session of a phantom may
+        start work, too."""
+        found: list[str] = []
+        while session is not None and session not in found:
+            found.append(session)
+            known = self._state.sessions.get(session)
+            session = known.parent if known is not None else None
+        return found
+
+    def _root(self, session: str | None) -> str | None:
+        known = self._state.sessions.get(session) if session is not None else None
+        return known.root if known is not None else session
+
+    def of_caller(self, session: str) -> Caller:
+        """What a session may name. This is the only way from an id that a model names to a thing."""
+        return Caller(session, self._state, self.data, self.people.checkpoints.data)
+
+    def find(self, given: str) -> Intent:
+        """The intent whose id is, or begins with, ``given``, as a person names it. For a model, see ``of_caller``.
+
+        Raises:
+            RequestError: no intent has an id that begins with ``given``, or several have.
+        """
+        found = [intent for intent in self.data.intents.values() if intent.id.startswith(given)]
+        if len(found) != 1:
+            several = "more than one" if found else "no"
+            text = f"{several} intent has an id that begins with {given[:40]!a}; `durable-stream intents` lists all ids"
+            raise RequestError("no-intent", text)
+        intent: Intent = found[0]
+        return intent
+
+    async def cancel(self, intent: Intent, reason: str) -> None:
+        """Cancel an intent and everything that it started; returns when that is durable.
+
+        Raises:
+            InputRefused, AgentFailed, StreamError: nothing was recorded.
+        """
+        assert self._runtime is not None
+        payload = {"intent": intent.id, "reason": reason}
+        await self._runtime.command(NAME, Command(f"cancel:{intent.id}", "intent.cancel", payload))
+
+    # --- requests ---
+
+    def register(self, requests: Requests) -> None:
+        """Add the requests of this class to the table."""
+        requests.register("spawn", RegisterArgs, self._request_spawn, "the intent: `id`, `state`, …")
+        requests.register("intents", NoArgs, self._request_intents, "`intents`, oldest first; `notices`")
+        requests.register("intent_cancel", IntentArgs, self._request_cancel, "the intent")
+        requests.register(
+            "intent_apply",
+            IntentArgs,
+            self._request_apply,
+            "the intent; `was_applied`: whether its changes had already been applied",
+        )
+        requests.register(
+            "intent_discard",
+            DiscardArgs,
+            self._request_discard,
+            "`ref` and `worktree`: what is removed, or would be; empty if there is none",
+        )
+        self.people.register(requests)
+
+    async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
+        before = None
+        if args.continues is not None:
+            before = self._ended(args)
+            isolation = "worktree" if before.worktree else "shared"
+            kept = {"parent": before.parent, "agent": before.agent, "directory": before.directory}
+            models = args.models or before.models
+            args = args.model_copy(update={**kept, "models": models, "isolation": isolation})
+        if not await asyncio.to_thread(Path(args.directory).is_dir):
+            raise RequestError("not-found", f"{args.directory}: this directory does not exist")
+        if odd := next((model for model in args.models if "/" not in model), None):
+            raise RequestError("bad-arguments", f"{odd[:60]!a} names no provider; write a model as PROVIDER/MODEL")
+        if await asyncio.to_thread(self.headless.never_links, args.directory):
+            why = "the plugin is not installed, so no OpenCode could do this work; run `durable-stream install`"
+            raise RequestError("not-installed", why)
+        if args.parent is not None and before is None:
+            args = args.model_copy(update={"parent": self._session(args.parent)})
+        try:
+            intent = await self.register_intent(args, before=before)
+            if intent.state == "refused":
+                raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
+            return as_row(intent)
+        except HostError as error:
+            why = f"what the session {args.parent} may do is not known, so the work may do nothing: {error}"
+            raise RequestError("rights-unknown", why) from None
+        except (InputRefused, AgentFailed) as error:
+            raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
+
+    def _ended(self, args: RegisterArgs) -> Intent:
+        """The work that ``args.continues`` names."""
+        if args.parent or args.agent or args.isolation:
+            why = "work that continues has the parent, agent and isolation of before; leave these arguments out"
+            raise RequestError("bad-arguments", why)
+        before = self.find(args.continues or "")
+        check_ended(self.data, before)
+        if before.session is None:
+            raise RequestError("no-session", f"{before.id} has no session that could go on; start new work")
+        return before
+
+    async def _request_intents(self, args: NoArgs) -> dict[str, Any]:
+        return self.status()
+
+    def _session(self, given: str) -> str:
+        """The id of a recorded session; ``given`` is the id, or a unique beginning or end of it."""
+        known = self._state.sessions
+        found = (
+            [given] if given in known else [each for each in known if each.startswith(given) or each.endswith(given)]
+        )
+        if len(found) != 1:
+            several = "more than one recorded session matches" if found else "no recorded session matches"
+            raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream tree` shows the sessions")
+        return found[0]
+
+    async def _request_cancel(self, args: IntentArgs) -> dict[str, Any]:
+        intent = self.find(args.intent)
+        if intent.state in ENDED:
+            raise RequestError("has-ended", f"{intent.id} has already ended: {intent.state}")
+        await self.cancel(intent, "cancelled by the user")
+        return as_row(self.data.intents[intent.id])
+
+    async def _request_apply(self, args: IntentArgs) -> dict[str, Any]:
+        """Apply the changes of an intent to the user's directory. Idempotent."""
+        assert self._runtime is not None
+        intent = self.find(args.intent)
+        if not intent.changes.get("ref"):
+            why = (
+                f"the changes of {intent.id} were discarded"
+                if intent.discarded
+                else f"{intent.id} changed nothing in its worktree"
+                if intent.state in ENDED
+                else f"{intent.id} is still running, so its changes are not saved yet"
+            )
+            raise RequestError("no-changes", why)
+        try:
+            changed = await self.worktrees.apply(
+                intent.id, intent.directory, intent.worktree, intent.changes.get("commit", "")
+            )
+        except WorktreeError as error:
+            raise RequestError(error.code, str(error)) from None
+        command = Command(f"applied:{intent.id}", "intent.apply", {"intent": intent.id})
+        await self._runtime.command(NAME, command)
+        return {**as_row(self.data.intents[intent.id]), "was_applied": not changed}
+
+    async def _request_discard(self, args: DiscardArgs) -> dict[str, Any]:
+        """Remove an ended intent's saved changes, and its worktree if it was kept. Idempotent."""
+        assert self._runtime is not None
+        intent = self.find(args.intent)
+        check_ended(self.data, intent)
+        found = {"id": intent.id, "ref": intent.changes.get("ref", ""), "worktree": worktree_of(self.data, intent)}
+        if not args.preview and (found["ref"] or found["worktree"]):
+            try:
+                await self.worktrees.discard(intent.id, found["worktree"], intent.worktree["repository"])
+            except WorktreeError as error:
+                raise RequestError(error.code, str(error)) from None
+            await self._runtime.command(NAME, Command(f"discard:{intent.id}", "intent.discard", {"intent": intent.id}))
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """Every intent and notice that the state holds."""
+        return {
+            "intents": [as_row(intent) for intent in self.data.intents.values()],
+            "notices": [asdict(notice) for notice in self.data.notices.values()],
+            "headless": self.headless.pid,
+        }

@@ -1,0 +1,199 @@
+"""Answers calls of the model's tools, and of the command ``/background``, each with a text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.link.link import CallError, RequestError
+from sidecar.background import background_command
+from sidecar.background.gate import Caller
+from sidecar.background.hosts.host import HostError
+from sidecar.background.intents.lifecycle import ENDED
+from sidecar.background.intents.notices import notice_id
+from sidecar.background.intents.registering import DEFAULT_MINUTES, RegisterArgs
+from sidecar.background.intents.state import Intent
+from sidecar.background.intents.texts import told
+from sidecar.background.messages import inline
+from sidecar.background.people.answerers import IN_OPENCODE
+from sidecar.background.people.people import AnswerArgs, until
+from sidecar.background.service import DurableStream
+from sidecar.background.tools import (
+    AskArgs,
+    BadToolCall,
+    CancelArgs,
+    NotifyArgs,
+    ReadArgs,
+    ResultArgs,
+    SpawnArgs,
+    StatusArgs,
+    WaitArgs,
+    check,
+)
+from sidecar.runtime.deciding import AgentFailed, InputRefused
+from streams.errors import StreamError
+from streams.identity import Identity
+
+KNOWN_SECONDS: Final = 15.0
+"""How many seconds a tool call waits until its session is recorded."""
+
+
+MOST_WAITS: Final = 50
+"""How many calls of ``wait_for`` a session, together with its background tree, may make at the same time."""
+
+
+class _Call(NamedTuple):
+    """A call of a tool: the id that OpenCode gave the call, the session, and the user message that the session was
+    answering.
+    """
+
+    id: str
+    session: str
+    turn: str | None
+
+
+class ToolCalls:
+    """Answers the calls of one home's plugins."""
+
+    def __init__(self, durable: DurableStream, state: CaptureState, identity: Identity) -> None:
+        self._durable, self._state, self._identity = durable, state, identity
+        self._waits: Counter[str] = Counter()
+        """How many calls of ``wait_for`` are waiting, by the session at the top of their tree."""
+
+    async def call(self, link: Any, name: str, args: dict[str, Any], context: dict[str, Any]) -> str:
+        """Answer a call of one of our tools; return a text for the model.
+
+        Raises:
+            CallError: the call failed; the model reads the text.
+        """
+        try:
+            if name == background_command.COMMAND:
+                return await self._background(str(args.get("text") or ""))
+            checked = check(name, args)
+            session = str(context.get("sessionID") or "")
+            if not await until(lambda: self._durable.host.knows(link, session), KNOWN_SECONDS):
+                raise RequestError("not-recorded", "this session is not recorded yet; try again")
+            if not session:
+                raise RequestError("no-session", "this call names no session")
+            call = _Call(str(context.get("callID") or ""), session, self._state.turn_of(session))
+            mine = self._durable.of_caller(session)
+            match checked:
+                case SpawnArgs():
+                    return await self._spawn(link, call, checked, context)
+                case StatusArgs():
+                    return self._listing(mine.started(), checked.unfinished)
+                case ResultArgs():
+                    return await self._result(mine.intent(checked.intent), call)
+                case CancelArgs():
+                    intent = mine.intent(checked.intent)
+                    await self._durable.cancel(intent, "cancelled by the model")
+                    return f"{intent.id} is being cancelled."
+                case NotifyArgs():
+                    return await self._durable.people.notify(session, checked, context)
+                case AskArgs():
+                    return await self._durable.people.ask(session, checked, call.id, call.turn or "")
+                case WaitArgs():
+                    with self._one_more_wait(mine.root()):
+                        return await self._wait_for(checked, call, mine)
+                case ReadArgs():
+                    return await self._durable.people.read(checked, session)
+        except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
+            raise CallError("tool", str(error)) from None
+        raise AssertionError(name)
+
+    async def _spawn(self, link: Any, call: _Call, args: SpawnArgs, context: dict[str, Any]) -> str:
+        session = call.session
+        key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
+        given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
+        # Another agent may have its own model, which the parent's model must not replace.
+        is_other = args.agent not in (None, context.get("agent"))
+        about = self._durable.host.about(session)
+        own = None if is_other else about.get("model")
+        given = RegisterArgs(
+            prompt=args.prompt,
+            title=args.title,
+            directory=str(about.get("directory") or context.get("directory") or link.directory),
+            parent=session or None,
+            agent=args.agent,
+            models=given_models or ([own] if own else []),
+            minutes=args.minutes or DEFAULT_MINUTES,
+            tokens=args.tokens or 0,
+            cost=args.cost or 0.0,
+            isolation="worktree" if self._durable.always_isolates else args.isolation,
+            key=key,
+        )
+        agent = str(context.get("agent") or "")
+        intent = await self._durable.register_intent(
+            given, link=link, agent=agent or None, by=agent or "model", call=call.id
+        )
+        if intent.state == "refused":
+            return f"Not started ({intent.code}): {intent.reason}. Do the work yourself, or tell the user."
+        return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."
+
+    async def _background(self, text: str) -> str:
+        asked = background_command.parse(text)
+        match asked.verb:
+            case "list":
+                waiting, now = await self._durable.people.waiting(), self._identity.now_ms()
+                return background_command.listing(self._durable.data.intents.values(), waiting, now)
+            case "cancel":
+                intent = self._durable.find(asked.target)
+                await self._durable.cancel(intent, "cancelled by the user")
+                return f"{intent.id} is being cancelled."
+            case "answer":
+                row = await self._durable.people.answer(
+                    AnswerArgs(checkpoint=asked.target, answer=[asked.answer]),
+                    IN_OPENCODE,
+                    most=background_command.MAX_ASK,
+                )
+                return f"{row['id']} answered: {asked.answer}"
+        return background_command.USAGE
+
+    def _listing(self, mine: list[Intent], unfinished: bool) -> str:
+        if unfinished:
+            mine = [intent for intent in mine if intent.state not in ENDED]
+        if not mine:
+            return "No background work was started from this session."
+        now = self._identity.now_ms()
+        lines = [f"{i.id} {i.state} {max(now - i.created, 0) // 1000}s {inline(i.title)}" for i in mine[-20:]]
+        return "\n".join(lines)
+
+    async def _result(self, intent: Intent, call: _Call) -> str:
+        if intent.state not in ENDED:
+            return f"{intent.id} is {intent.state}; its result will come as a message."
+        # If the call's turn was stopped in the meantime, no model reads this result, so it is not recorded as delivered
+        # to the model.
+        is_told = intent.parent == call.session and call.turn == self._state.turn_of(call.session)
+        if is_told and call.id and call.turn is not None:
+            told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id, "turn": call.turn}
+            await self._durable.tell("notice.told", f"told:{self._identity.ulid()}", told_by)
+        return told(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
+
+    @contextmanager
+    def _one_more_wait(self, root: str) -> Iterator[None]:
+        if self._waits[root] >= MOST_WAITS:
+            raise RequestError("too-many-waits", f"{MOST_WAITS} calls of this session and its background work wait")
+        self._waits[root] += 1
+        try:
+            yield
+        finally:
+            self._waits[root] -= 1
+            if not self._waits[root]:
+                del self._waits[root]
+
+    async def _wait_for(self, args: WaitArgs, call: _Call, mine: Caller) -> str:
+        people = self._durable.people
+        if args.what.startswith("chk_"):
+            known = mine.checkpoint(args.what)
+            return await people.wait_for_checkpoint(known, call.session, call.id, call.turn or "", args.seconds)
+        if not args.what.startswith("int_"):
+            return await people.wait_for_signal(args.what, call.session, mine.root(), args.seconds)
+        intent = mine.intent(args.what)
+        ended = await until(lambda: self._durable.data.intents[intent.id].state in ENDED, args.seconds)
+        intent = self._durable.data.intents[intent.id]
+        if not ended:
+            return f"{intent.id} is still {intent.state}. Call wait_for again, or go on: its result comes by itself."
+        return await self._result(intent, call)

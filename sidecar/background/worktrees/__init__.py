@@ -1,0 +1,1 @@
+"""Git worktrees for background work: made, filled, collected and applied."""

@@ -1,0 +1,137 @@
+"""The effects ``worktree.add`` and ``worktree.collect``, which create a phantom's worktree and collect the phantom's
+changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from sidecar.background.hosts.host import Host, HostAbsent, HostError
+from sidecar.background.intents.intent_effects import COLLECT, ISOLATE
+from sidecar.background.worktrees.setup import Setup, end
+from sidecar.background.worktrees.worktrees import Before, WorktreeError, Worktrees
+from sidecar.runtime.effects.policy import Effect, EffectClass
+from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled
+
+log = logging.getLogger("sidecar.background")
+
+REST_LOOKS: Final = 50
+"""How many times a stopped session is checked until it is idle."""
+
+MAKE_SECONDS: Final = 300.0
+"""How long git may need for a large worktree, and for what the commands changed in it."""
+
+_POLL_SECONDS: Final = 0.1
+
+
+class Asker(Protocol):
+    """What is known of work that is about to begin."""
+
+    async def variables(self, intent: str) -> Mapping[str, str]:
+        """The environment of the OpenCode that asked for an intent.
+
+        Raises:
+            HostAbsent: it is not known until an OpenCode that has it is open.
+        """
+        ...
+
+    def is_wanted(self, intent: str) -> bool:
+        """Whether an intent is still about to begin."""
+        ...
+
+
+class Isolate:
+    """``worktree.add``: creates a worktree, and makes it ready with the user's commands. Result: a ``Worktree``; with
+    commands, also ``setup``, what they did. ``{}`` if there is no git repository; ``failed`` and ``setup`` if a command
+    failed; ``absent`` if the intent waits for an OpenCode."""
+
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, worktrees: Worktrees, asker: Asker, setup: Setup) -> None:
+        self._worktrees, self._asker, self._setup = worktrees, asker, setup
+        self.longest_seconds = MAKE_SECONDS + (setup.seconds if setup.commands else 0.0)
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        intent = effect.args["intent"]
+        note = self._worktrees.root(intent).with_suffix(".setup")
+        await asyncio.to_thread(end, note)
+        before = continued(effect.args.get("continues") or {})
+        if before is not None and await self._worktrees.kept(before):
+            return dict(effect.args["continues"]["worktree"])
+        try:
+            variables = await self._asker.variables(intent) if self._setup.commands else {}
+        except HostAbsent:
+            return {"absent": True}
+        made = await self._worktrees.add(intent, effect.args["directory"], before)
+        if made is None or not self._setup.commands:
+            return {} if made is None else made._asdict()
+        ready = await self._setup.run(Path(made.root), made.top, variables, note, lambda: self._asker.is_wanted(intent))
+        if ready.failed:
+            await self._worktrees.drop(made)
+            return {"failed": ready.failed, "setup": ready.runs}
+        return {**(await self._worktrees.settle(intent, made))._asdict(), "setup": ready.runs}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``. The worktree can be created again, because nobody uses it before this effect has
+        ended."""
+        return NotDone()
+
+
+class Collect:
+    """``worktree.collect``: saves the changes. Result: see ``Worktrees.collect``, or ``{"error": text,
+    "code": code}`` if the worktree was left in place."""
+
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, worktrees: Worktrees, host: Host) -> None:
+        self._worktrees, self._host = worktrees, host
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        """See ``EffectKind``."""
+        args = effect.args
+        if args["session"] is not None and args["stop"]:
+            await self._rest(args["session"], args["work"])
+        try:
+            return await self._worktrees.collect(
+                args["intent"], args["repository"], args["base"], args.get("folder"), args.get("name") or ""
+            )
+        except WorktreeError as error:
+            return {"error": str(error), "code": error.code}
+
+    async def _rest(self, session: str, directory: str) -> None:
+        """Stop the session, so that it makes no more changes.
+
+        Raises:
+            HostError: the session may still be working.
+        """
+        try:
+            await self._host.abort(session, directory=directory)
+        except HostError as error:
+            log.info("session %s was not stopped (%s)", session, error)
+        for _ in range(REST_LOOKS):
+            if await self._host.status(session) != "busy":
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+        raise HostError("the session did not stop, so its worktree was left in place")
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        """See ``EffectKind``. Repeating the effect gives the same result."""
+        return NotDone()
+
+
+def continued(continues: Mapping[str, Any]) -> Before | None:
+    """The worktree of work that is continued; ``None`` if it had none."""
+    worktree = continues.get("worktree")
+    if not worktree:
+        return None
+    known = {"name": Path(worktree["root"]).name, "base": worktree["base"], "folder": worktree.get("folder") or ""}
+    return Before(**known, commit=continues["commit"], is_kept=continues["kept"])
+
+
+def worktree_kinds(worktrees: Worktrees, host: Host, asker: Asker, setup: Setup) -> Mapping[str, EffectKind]:
+    """Both effects, by kind."""
+    return {ISOLATE: Isolate(worktrees, asker, setup), COLLECT: Collect(worktrees, host)}
