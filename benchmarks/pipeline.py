@@ -21,11 +21,11 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import wanted
 from bridge.nats.jetstream.streams import ensure_streams, purge
 from bridge.nats.jetstream.wire import Message
+from sidecar.agents.loading import UserAgent
+from sidecar.agents.runtime import Runtime
 from sidecar.nats.commands import CommandConsumers
 from sidecar.nats.mirror.task import MirrorTask
 from sidecar.nats.server.server import EmbeddedServer
-from sidecar.runtime.loading import UserAgent
-from sidecar.runtime.runtime import Runtime
 from streams.hashing import canonical
 from streams.log.log import Log
 

@@ -15,18 +15,18 @@ from typing import Any
 from pydantic import Field
 
 from bridge.opencode.link.link import RequestError
+from sidecar.agents.agent import Agent
+from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
+from sidecar.agents.effects.runner import EffectKind
+from sidecar.agents.inputs import Command
+from sidecar.agents.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
+from sidecar.agents.metrics import Metrics
+from sidecar.agents.runtime import Runtime, UnknownAgent
 from sidecar.config import WorkerConfig
 from sidecar.home import Home
 from sidecar.private_files import others_may_write
 from sidecar.registry import Args, NoArgs, Requests
-from sidecar.runtime.agent import Agent
-from sidecar.runtime.deciding import AgentFailed, InputRefused
-from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
-from sidecar.runtime.effects.runner import EffectKind
-from sidecar.runtime.inputs import Command
-from sidecar.runtime.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
-from sidecar.runtime.metrics import Metrics
-from sidecar.runtime.runtime import Runtime, UnknownAgent
 from streams.identity import Identity
 from streams.store import StreamStore
 

@@ -20,7 +20,7 @@ PACKAGES = ("streams", "bridge", "sidecar")
 LIBRARIES: dict[str, frozenset[str]] = {
     "streams": frozenset({"pydantic", "typing_extensions", "orjson", "msgspec", "aiofiles", "ulid"}),
     "bridge": frozenset({"pydantic", "msgspec", "orjson", "ahocorasick_rs", "nats"}),
-    "sidecar/runtime": frozenset({"pydantic"}),
+    "sidecar/agents": frozenset({"pydantic"}),
 }
 """Libraries that a package or room may import next to the standard library; ``sidecar``: any declared one."""
 
@@ -29,7 +29,7 @@ _LINK, _CAPTURE = "bridge/opencode/link", "bridge/opencode/capture"
 _CAPTURE_2 = "bridge/opencode/capture/v2"
 _NATS = ("bridge/nats", "bridge/nats/jetstream", "bridge/nats/l0", "bridge/nats/mirror")
 _JETSTREAM = "bridge/nats/jetstream"
-_RUNTIME = ("sidecar/runtime", "sidecar/runtime/effects")
+_RUNTIME = ("sidecar/agents", "sidecar/agents/effects")
 _PLAYING = "sidecar/record/playing"
 
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -56,8 +56,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/capture": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar"),
     "sidecar/record/opencode2": (*_STREAMS, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/capture"),
     _PLAYING: (*_STREAMS, _LINK, _CAPTURE_2, "sidecar", "sidecar/link"),
-    "sidecar/runtime": ("streams", "streams/bus", "sidecar/runtime/effects"),
-    "sidecar/runtime/effects": ("streams", "sidecar/runtime"),
+    "sidecar/agents": ("streams", "streams/bus", "sidecar/agents/effects"),
+    "sidecar/agents/effects": ("streams", "sidecar/agents"),
     "sidecar/orchestrator": (
         *_STREAMS,
         *_RUNTIME,
@@ -75,7 +75,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/link",
         "sidecar/nats/mirror",
         "sidecar/nats/server",
-        "sidecar/runtime",
+        "sidecar/agents",
     ),
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/nats/server": (*_STREAMS, _JETSTREAM, "sidecar", "sidecar/nats"),
@@ -103,7 +103,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _PLAYING,
         "sidecar/checks",
         "sidecar/nats",
-        "sidecar/runtime",
+        "sidecar/agents",
     ),
     "sidecar/cli": (
         *_STREAMS,
@@ -117,7 +117,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/views",
         _PLAYING,
         "sidecar/orchestrator",
-        "sidecar/runtime",
+        "sidecar/agents",
         "sidecar/checks",
         "sidecar/cli/shared",
         "sidecar/nats/mirror",
@@ -355,10 +355,10 @@ DOC = '"""A file."""\n'
         ("sidecar/views/a.py", "from sidecar.cli.shared.output import one_line", "sidecar must not import sidecar.cli"),
         ("sidecar/keeping/a.py", "from streams.stores.sqlite import reader", "sidecar must not import streams.stores"),
         ("sidecar/capture/a.py", "from sidecar.app import Sidecar", "a room may not know what composes it"),
-        ("sidecar/runtime/a.py", "import orjson", "sidecar/runtime must not import orjson"),
-        ("sidecar/runtime/effects/a.py", "import langchain", "sidecar/runtime must not import langchain"),
-        ("sidecar/runtime/a.py", "from bridge.nats import headers", "sidecar/runtime may not know bridge/nats"),
-        ("sidecar/runtime/a.py", "from sidecar.config import Config", "sidecar/runtime may not know sidecar"),
+        ("sidecar/agents/a.py", "import orjson", "sidecar/agents must not import orjson"),
+        ("sidecar/agents/effects/a.py", "import langchain", "sidecar/agents must not import langchain"),
+        ("sidecar/agents/a.py", "from bridge.nats import headers", "sidecar/agents may not know bridge/nats"),
+        ("sidecar/agents/a.py", "from sidecar.config import Config", "sidecar/agents may not know sidecar"),
         ("sidecar/app.py", "import nats", "nats is imported in bridge/nats/jetstream/client*.py only"),
         ("streams/a.py", "import time\ntime.time()", "time.time outside"),
         ("streams/a.py", "import time as t\nt.time_ns()", "time.time_ns outside"),

@@ -95,7 +95,7 @@ PLAN = (
     Part(
         "runtime",
         "kill -9 of agents and effects at every step; 1,100 kills a chunk",
-        ("tests/sidecar/runtime/test_crashes.py",),
+        ("tests/sidecar/agents/test_crashes.py",),
         2,
         {"RUNTIME_KILLS": 50},
     ),
@@ -109,7 +109,7 @@ PLAN = (
     Part(
         "runtime-oracle",
         "duplicates, restarts, poison, two engines",
-        ("tests/sidecar/runtime/test_oracle.py",),
+        ("tests/sidecar/agents/test_oracle.py",),
         5,
         {"RUNTIME_EXAMPLES": 1_000},
     ),

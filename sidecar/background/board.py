@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from sidecar.agents.inputs import agent_stream, is_applied
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import spent_by
@@ -18,7 +19,6 @@ from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent
 from sidecar.background.people.consent import PERMISSION
 from sidecar.read.catalog import Catalog
 from sidecar.read.describe import describe
-from sidecar.runtime.inputs import agent_stream, is_applied
 from streams.query import Filter
 from streams.store import Record
 

@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from sidecar.agents.effects.policy import Effect, EffectClass
+from sidecar.agents.effects.runner import Done, EffectKind, NotDone, Reconciled
 from sidecar.background.hosts.host import Host, HostAbsent, Part
 from sidecar.background.hosts.rights import Rights
 from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.background.intents.notices import WAKE
 from sidecar.background.intents.watch import CHECKED
 from sidecar.background.said import Said
-from sidecar.runtime.effects.policy import Effect, EffectClass
-from sidecar.runtime.effects.runner import Done, EffectKind, NotDone, Reconciled
 
 KEPT_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, *(0.5 for _ in range(18)))
 """The pauses, in seconds, after the looks for a message in the session's history: some 10 seconds in all."""

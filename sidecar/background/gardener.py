@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
+from sidecar.agents.agent import Output
 from sidecar.background.intents.intents import NAME as INTENTS
 from sidecar.background.own_agent import OwnAgent
 from sidecar.gardener_config import GardenerConfig
-from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 NAME: Final = "gardener"

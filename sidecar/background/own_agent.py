@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-from sidecar.runtime.agent import READY, HealthStatus
+from sidecar.agents.agent import READY, HealthStatus
 
 S = TypeVar("S")
 

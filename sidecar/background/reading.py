@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+from sidecar.agents.inputs import agent_stream, is_applied
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.people import alerts, checkpoints
@@ -13,7 +14,6 @@ from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent, c
 from sidecar.background.people.consent import asked
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.select import catalog_of
-from sidecar.runtime.inputs import agent_stream, is_applied
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
 from streams.query import Filter

@@ -18,6 +18,11 @@ from typing import Any, Final
 from bridge.opencode.capture.emitter import Asked
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import RequestError
+from sidecar.agents.agent import Agent
+from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.effects.runner import EffectKind
+from sidecar.agents.inputs import Command
+from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import effect_kinds
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.gate import Caller
@@ -51,11 +56,6 @@ from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.registry import NoArgs, Requests
-from sidecar.runtime.agent import Agent
-from sidecar.runtime.deciding import AgentFailed, InputRefused
-from sidecar.runtime.effects.runner import EffectKind
-from sidecar.runtime.inputs import Command
-from sidecar.runtime.runtime import Runtime
 from streams.errors import StreamError
 from streams.files import write_durably
 from streams.identity import Identity

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import CallError, RequestError
+from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.background import background_command
 from sidecar.background.gate import Caller
 from sidecar.background.hosts.host import HostError
@@ -33,7 +34,6 @@ from sidecar.background.tools import (
     WaitArgs,
     check,
 )
-from sidecar.runtime.deciding import AgentFailed, InputRefused
 from streams.errors import StreamError
 from streams.identity import Identity
 

@@ -10,9 +10,9 @@ import typer
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
+    from sidecar.agents.agent import Agent
     from sidecar.cli.shared.output import Output
     from sidecar.home import Home
-    from sidecar.runtime.agent import Agent
 
 _CUT_OFF = "it is safe to run the same command again with the same `--key`"
 
@@ -94,8 +94,8 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
 
 
 async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
-    from sidecar.runtime.loading import LoadError, UserAgent, load_object
-    from sidecar.runtime.purity import check_agent
+    from sidecar.agents.loading import LoadError, UserAgent, load_object
+    from sidecar.agents.purity import check_agent
 
     try:
         made = load_object(spec, home.path)
@@ -126,9 +126,9 @@ async def _wanted(home: Home, agent: Agent) -> list[Any]:
     effects."""
     from collections import deque
 
+    from sidecar.agents.inputs import RECEIVED, agent_stream, effects_stream
+    from sidecar.agents.runtime import wants
     from sidecar.read.select import open_reader
-    from sidecar.runtime.inputs import RECEIVED, agent_stream, effects_stream
-    from sidecar.runtime.runtime import wants
     from streams.query import Filter
 
     own = agent_stream(agent.name)

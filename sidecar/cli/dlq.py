@@ -9,8 +9,8 @@ import typer
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
 
 if TYPE_CHECKING:
+    from sidecar.agents.letters import Letter
     from sidecar.home import Home
-    from sidecar.runtime.letters import Letter
 
 _CUT_OFF: Final = "it is safe to run the same command again"
 _LONGEST: Final = 120
@@ -119,7 +119,7 @@ async def _settle(context: typer.Context, request: str, given: list[str], json: 
 
 
 async def _letters(home: Home) -> list[Letter]:
-    from sidecar.runtime.letters import letters_of
+    from sidecar.agents.letters import letters_of
     from streams.log.reader import LogReader
 
     return await letters_of(LogReader(home.store_path))

@@ -11,8 +11,8 @@ from sidecar.cli.shared.arguments import StreamArgument
 from sidecar.cli.shared.command import Failure, JsonFlag, home_of
 
 if TYPE_CHECKING:
-    from sidecar.runtime.agent import Agent
-    from sidecar.runtime.loading import UserAgent
+    from sidecar.agents.agent import Agent
+    from sidecar.agents.loading import UserAgent
 
 AGENT = "agent/"
 
@@ -31,13 +31,13 @@ async def replay(
     Compares the agent's outputs, its state after each input, and its snapshot with the log, and shows the first
     difference. Runs no effects and changes nothing.
     """
+    from sidecar.agents.replay import replay as replayed
     from sidecar.background.intents.intents import NAME as INTENTS
     from sidecar.background.intents.intents import IntentAgent
     from sidecar.background.intents.state import Limits
     from sidecar.cli.shared.output import Output
     from sidecar.config import load_config
     from sidecar.read.select import find_stream, open_reader
-    from sidecar.runtime.replay import replay as replayed
 
     out, home = Output(json), home_of(context)
     reader = open_reader(home.store_path)
@@ -69,7 +69,7 @@ async def replay(
 
 
 def _agent(name: str, specs: list[str], base: Path) -> UserAgent:
-    from sidecar.runtime.loading import LoadError, load_agents
+    from sidecar.agents.loading import LoadError, load_agents
 
     broken = ""
     for spec in specs:

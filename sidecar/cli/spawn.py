@@ -163,10 +163,10 @@ async def _watched(home: Home, identifier: str, wait: bool) -> Intent | None:
 
 async def _states(home: Home, state: State) -> AsyncIterator[None]:
     """Fold the past of all intents into ``state``, then each new record; yield after each change, without end."""
+    from sidecar.agents.inputs import agent_stream, is_applied
     from sidecar.background.intents.intents import NAME
     from sidecar.cli.shared.follow import follow
     from sidecar.read.select import open_reader
-    from sidecar.runtime.inputs import agent_stream, is_applied
 
     reader, stream = open_reader(home.store_path), agent_stream(NAME)
     head = reader.head

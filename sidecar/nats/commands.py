@@ -34,10 +34,10 @@ from bridge.nats.jetstream.streams import read_back
 from bridge.nats.jetstream.wire import Message, wire_size
 from bridge.nats.l0.arriving import ArrivedCommand, Undecodable, read_command
 from bridge.nats.subjects import consumer_name, escape
-from sidecar.runtime.deciding import AgentFailed, InputRefused
-from sidecar.runtime.inputs import Command, Refusal, digest
-from sidecar.runtime.runtime import Runtime
-from sidecar.runtime.stops import Stop, never
+from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.inputs import Command, Refusal, digest
+from sidecar.agents.runtime import Runtime
+from sidecar.agents.stops import Stop, never
 from streams.bus import contract
 from streams.bus.headers import MAX_HEADERS
 from streams.bus.subjects import overlap

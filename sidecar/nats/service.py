@@ -24,12 +24,12 @@ from streams.store import StreamStore
 
 if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
+    from sidecar.agents.runtime import Runtime
     from sidecar.nats.commands import CommandConsumers
     from sidecar.nats.mirror.deltas import DeltaStream
     from sidecar.nats.mirror.rebuild import Rebuild
     from sidecar.nats.mirror.task import MirrorTask
     from sidecar.nats.server.server import EmbeddedServer
-    from sidecar.runtime.runtime import Runtime
 
 log = logging.getLogger("sidecar.nats")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from sidecar.agents.effects.policy import Effect
 from sidecar.background.effects import Wake
 from sidecar.background.hosts import v1, v2
 from sidecar.background.hosts.host import Part
 from sidecar.background.people.notify_effects import Answering
-from sidecar.runtime.effects.policy import Effect
 from tests.real.model_server import HANG_LIMIT_S, MODEL_ID, ModelServer
 from tests.sidecar.orchestrator.support import PLAIN
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.agents.loading import LoadError
 from sidecar.config import ConfigError, load_config
 from sidecar.home import Home
 from sidecar.private_files import others_may_write
-from sidecar.runtime.loading import LoadError
 from sidecar.worker import _check_file
 
 

@@ -16,12 +16,12 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.opencode.link.link import RequestError
+from sidecar.agents.metrics import Metrics, NoMetrics
 from sidecar.home import Home
 from sidecar.link.client import ControlClient
 from sidecar.metrics import AGENT_FACTS, FACTS, MIRROR_STATES, SidecarMetrics
 from sidecar.nats.mirror.task import MirrorTask
 from sidecar.record.playing.play import play
-from sidecar.runtime.metrics import Metrics, NoMetrics
 from streams.identity import system_identity
 from tests.sidecar.cli.helpers import run_process
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, running, start

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import ACTIVE, ENDED
 from sidecar.background.intents.state import Intent, Limits, Spent, State
-from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 ANSWERED: Final = ("stop", "length")

@@ -12,10 +12,10 @@ from typing import Any
 from bridge.opencode.capture.emitter import Asked, trace_of
 from bridge.opencode.capture.shapes import present
 from bridge.opencode.capture.state import SessionState
+from sidecar.agents.agent import Cause, Output
 from sidecar.background.hosts import v2_ids
 from sidecar.background.intents.notices import WAKE
 from sidecar.background.intents.state import Intent, Notice, State
-from sidecar.runtime.agent import Cause, Output
 from streams.event import StreamEvent
 from streams.trace import is_one_trace
 

@@ -5,9 +5,9 @@ Source: DESIGN 11 (isolation); FEATURES U25.
 
 from __future__ import annotations
 
+from sidecar.agents.agent import Output
 from sidecar.background.intents.state import MOST_EDITED, State
 from sidecar.read.changes.edits import file_changes
-from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any, Final
 
+from sidecar.agents.agent import Output
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.watch import CHECK
 from sidecar.background.people.alerts import TOAST
-from sidecar.runtime.agent import Output
 
 __all__ = ["ABORT", "CHECK", "COLLECT", "CONTINUE", "CREATE", "ISOLATE", "PROMPT", "TOAST"]
 

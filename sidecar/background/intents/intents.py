@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from sidecar.agents.agent import Output
 from sidecar.background.hosts import v2_ids
 from sidecar.background.intents import budgets, causes, edits, notices, watch
 from sidecar.background.intents import intent_effects as asked
@@ -21,7 +22,6 @@ from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.background.intents.state import Intent, Limits, State, intent_of
 from sidecar.background.intents.texts import cause_text, told
 from sidecar.background.own_agent import OwnAgent
-from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 NAME: Final = "intents"

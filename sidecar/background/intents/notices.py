@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from sidecar.agents.agent import Output
 from sidecar.background.intents.state import Notice, State
 from sidecar.background.tool_results import WHOLE, is_earlier, keeps_result, loses_result
-from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 WAKE: Final = "opencode.wake"

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from sidecar.agents.agent import Output
 from sidecar.background.intents.budgets import Doom
 from sidecar.background.intents.lifecycle import ENDED, WORKING
 from sidecar.background.intents.state import Intent, State
-from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 CHECK: Final = "opencode.check"

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import after
 from sidecar.background.own_agent import OwnAgent
 from sidecar.background.people import teller
@@ -31,7 +32,6 @@ from sidecar.background.people.checkpoints import Checkpoint, opened_as
 from sidecar.background.people.rings import QUIET, Focus, Rules, turn_text, why_not_raised, why_not_sent
 from sidecar.read.asked import on_one_line
 from sidecar.read.wording import cut_middle, visible
-from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 NAME: Final = "alerts"

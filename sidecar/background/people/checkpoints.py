@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final
 
+from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import after
 from sidecar.background.messages import message, quoted
 from sidecar.background.own_agent import OwnAgent
 from sidecar.background.people.consent import answer_of, asked
 from sidecar.background.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from sidecar.read.describe import input_text
-from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 NAME: Final = "checkpoints"

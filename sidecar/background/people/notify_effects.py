@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from sidecar.agents.effects.policy import Effect, EffectClass
+from sidecar.agents.effects.runner import EffectKind, NotDone, Reconciled, Unknown
 from sidecar.background.hosts.host import Host
 from sidecar.background.messages import for_person
 from sidecar.background.people.alerts import LOOK, SEND, TOAST
 from sidecar.background.people.channels import Channels
 from sidecar.background.people.checkpoints import ANSWER
 from sidecar.background.said import Said
-from sidecar.runtime.effects.policy import Effect, EffectClass
-from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled, Unknown
 
 
 class Answering(Host, Protocol):

@@ -14,6 +14,11 @@ from typing import Any, Final
 from pydantic import Field
 
 from bridge.opencode.link.link import RequestError
+from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.effects.runner import EffectKind
+from sidecar.agents.engine import Handled
+from sidecar.agents.inputs import Command
+from sidecar.agents.runtime import Runtime
 from sidecar.background.people import alerts, checkpoints, signals
 from sidecar.background.people.alerts import AlertAgent
 from sidecar.background.people.answer_page import AnswerPage
@@ -40,11 +45,6 @@ from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.wording import cut_middle, visible
 from sidecar.registry import Args, NoArgs, Requests
-from sidecar.runtime.deciding import AgentFailed, InputRefused
-from sidecar.runtime.effects.runner import EffectKind
-from sidecar.runtime.engine import Handled
-from sidecar.runtime.inputs import Command
-from sidecar.runtime.runtime import Runtime
 from streams.identity import Identity
 
 ANSWER_SECONDS: Final = 25.0

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
+from sidecar.agents.agent import Output
 from sidecar.background.messages import message, quoted
 from sidecar.background.own_agent import OwnAgent
-from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 
 NAME: Final = "signals"

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from sidecar.agents.effects.policy import Effect, EffectClass
+from sidecar.agents.effects.runner import EffectKind, NotDone, Reconciled
 from sidecar.background.hosts.host import Host, HostAbsent, HostError
 from sidecar.background.intents.intent_effects import COLLECT, ISOLATE
 from sidecar.background.worktrees.setup import Setup, end
 from sidecar.background.worktrees.worktrees import Before, WorktreeError, Worktrees
-from sidecar.runtime.effects.policy import Effect, EffectClass
-from sidecar.runtime.effects.runner import EffectKind, NotDone, Reconciled
 
 log = logging.getLogger("sidecar.background")
 

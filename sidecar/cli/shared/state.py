@@ -166,7 +166,7 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
             "damaged": fault is not None,
         }
         if any(name.startswith("agent/") for name in catalog.streams) and fault is None:
-            from sidecar.runtime.letters import letters_of  # this import is slow, and not needed if no agent has run
+            from sidecar.agents.letters import letters_of  # this import is slow, and not needed if no agent has run
 
             open_ = [(each.agent, each.reason) for each in await letters_of(reader) if each.state == "open"]
             notes += ["; ".join(letters_note(len(open_), open_))] if open_ else []

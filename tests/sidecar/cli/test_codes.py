@@ -38,7 +38,7 @@ INTERNAL = {
     "sidecar.nats.server": "shown by `status`",
     "sidecar.nats.mirror.task": "control flow of the mirror",
     "sidecar.nats.mirror.rebuild": "shown by `status`",
-    "sidecar.runtime": "a dead letter, a line of `agents`, or becomes RequestError",
+    "sidecar.agents": "a dead letter, a line of `agents`, or becomes RequestError",
     "sidecar.background": "a failed effect, the model's tool result, or becomes RequestError",
     "sidecar.record.opencode2": "a service's state in `status` and `doctor`",
     "sidecar.checks.asking": "a line of `status` and `doctor`",

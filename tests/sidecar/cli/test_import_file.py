@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from sidecar.agents.runtime import wants
 from sidecar.cli import import_
 from sidecar.home import Home
 from sidecar.keeping.exported import Seal
 from sidecar.record import history
-from sidecar.runtime.runtime import wants
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
 from tests.sidecar.cli.helpers import append, make_home, run, run_and_stop

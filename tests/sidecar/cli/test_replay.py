@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from sidecar.agents.inputs import Command
+from sidecar.agents.runtime import Runtime
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.home import Home
-from sidecar.runtime.inputs import Command
-from sidecar.runtime.runtime import Runtime
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.bad_stores import snapshot

@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple
 from bridge.nats.jetstream.options import ConnectOptions, PullSettings
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS
+from sidecar.agents.loading import UserAgent
+from sidecar.agents.runtime import Runtime
+from sidecar.agents.stops import Point, Stop
 from sidecar.nats.commands import CommandConsumers
 from sidecar.nats.mirror.task import MirrorTask
-from sidecar.runtime.loading import UserAgent
-from sidecar.runtime.runtime import Runtime
-from sidecar.runtime.stops import Point, Stop
 from streams.identity import system_identity
 from streams.log.log import Log
 from streams.stores.directory import Backend

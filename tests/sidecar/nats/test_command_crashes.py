@@ -28,7 +28,7 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, L0_COMMANDS, wanted
 from bridge.nats.jetstream.streams import read_back
 from bridge.nats.jetstream.wire import Message
-from sidecar.runtime.inputs import agent_stream, effects_stream
+from sidecar.agents.inputs import agent_stream, effects_stream
 from streams.hashing import canonical
 from streams.log.reader import LogReader
 from streams.log.verify import Verification

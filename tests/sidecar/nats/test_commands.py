@@ -20,10 +20,10 @@ from bridge.nats.jetstream.pulling import consumer_config, remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
 from bridge.nats.jetstream.wire import Message
+from sidecar.agents.runtime import Runtime
 from sidecar.config import load_config
 from sidecar.nats.commands import KEPT_BODY, CommandConsumers, InterestsOverlap, interests_of
 from sidecar.nats.settings import pull_settings
-from sidecar.runtime.runtime import Runtime
 from streams.errors import StoreUnavailable
 from streams.store import Record, StreamStore
 from streams.stores.memory import MemoryStore
@@ -183,7 +183,7 @@ class TestHandling:
         self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("sidecar.nats.commands.PAUSE_SECONDS", 0.01)
-        monkeypatch.setattr("sidecar.runtime.engine.PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr("sidecar.agents.engine.PAUSE_SECONDS", 0.01)
         async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
             tried = 0
             append = store.append

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from sidecar.agents.agent import Agent
+from sidecar.agents.effects.policy import Effect, EffectClass
+from sidecar.agents.effects.runner import EffectKind, Reconciled, Unknown
+from sidecar.agents.inputs import Command, agent_stream, effects_stream
+from sidecar.agents.runtime import Runtime
 from sidecar.background.said import Said
-from sidecar.runtime.agent import Agent
-from sidecar.runtime.effects.policy import Effect, EffectClass
-from sidecar.runtime.effects.runner import EffectKind, Reconciled, Unknown
-from sidecar.runtime.inputs import Command, agent_stream, effects_stream
-from sidecar.runtime.runtime import Runtime
 from streams.store import Record, StreamStore
 from tests.sidecar.runtime.kinds import Clock, Policy
 from tests.sidecar.runtime.support import records, settled

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from sidecar.agents.inputs import Command
 from sidecar.background.people import alerts
 from sidecar.background.people.alerts import ALERT, LOOK, NAME, SEND, TOAST, AlertAgent
 from sidecar.background.people.channels import ChannelError, Channels, channel_name, quiet_until
 from sidecar.background.people.notify_effects import Send
 from sidecar.background.people.rings import Rules
 from sidecar.notify_config import NotifyConfig
-from sidecar.runtime.inputs import Command
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.stores.memory import MemoryStore

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from sidecar.agents.effects.policy import Effect
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.people.checkpoints import ANSWER, CHECKPOINT, NAME, CheckpointAgent, checkpoint_id
-from sidecar.runtime.effects.policy import Effect
 from streams.stores.memory import MemoryStore
 from tests.sidecar.orchestrator.support import Bench, Script, bench
 from tests.sidecar.runtime.support import until

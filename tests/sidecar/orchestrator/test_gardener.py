@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.agents.agent import Output
 from sidecar.background.gardener import NAME, ROOT, GardenerAgent
 from sidecar.background.intents.intent_effects import CREATE, PROMPT
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.config import ConfigError, load_config
 from sidecar.gardener_config import GardenerConfig
-from sidecar.runtime.agent import Output
 from streams.event import StreamEvent
 from streams.stores.memory import MemoryStore
 from tests.sidecar.orchestrator.support import Script, bench

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.opencode.link.link import RequestError
+from sidecar.agents.inputs import agent_stream
 from sidecar.background.hosts.host import HostError
 from sidecar.background.people import answerers
 from sidecar.background.people.people import MOST_ASKS, AnswerArgs, People, SignalArgs
@@ -18,7 +19,6 @@ from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.caller import PEER, Caller, Peer
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.runtime.inputs import agent_stream
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.orchestrator.support import PLAIN, Bench, bench

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.opencode.redact import Redactor
+from sidecar.agents.engine import InputRefused
 from sidecar.background.people.answerers import Who
 from sidecar.background.people.people import AnswerArgs
 from sidecar.background.service import RegisterArgs
 from sidecar.requests import RequestError
-from sidecar.runtime.engine import InputRefused
 from tests.sidecar.orchestrator.test_service import PARENT, call, orchestration
 
 CLEAN = Redactor().clean

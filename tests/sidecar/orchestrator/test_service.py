@@ -14,6 +14,7 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.link import CallError
+from sidecar.agents.engine import InputRefused
 from sidecar.background.hosts.host import HostError, Look, Part, Status
 from sidecar.background.hosts.rights import Rights, Rule
 from sidecar.background.intents import state as intent_state
@@ -25,7 +26,6 @@ from sidecar.config import PhantomConfig
 from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.runtime.engine import InputRefused
 from streams.identity import seeded_identity
 from streams.lineage import trace_id
 from streams.log.log import Log

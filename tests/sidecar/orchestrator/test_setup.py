@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from sidecar.agents.effects.policy import Effect
 from sidecar.background.hosts.host import HostAbsent
 from sidecar.background.worktrees.effects import Isolate
 from sidecar.background.worktrees.setup import MAX_DONE, MAX_OUTPUT, Setup
 from sidecar.background.worktrees.worktrees import Worktrees
 from sidecar.processes import mark_of
-from sidecar.runtime.effects.policy import Effect
 from tests.sidecar.orchestrator.projects import ID, git, repository, write
 
 UNTIL_KILLED = "mkfifo held; echo $$ > pid.log; echo > begun.log; read _ < held"

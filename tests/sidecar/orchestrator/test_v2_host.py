@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState
+from sidecar.agents.effects.policy import Effect
 from sidecar.background.effects import Prompt
 from sidecar.background.hosts import v2, v2_requests
 from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part
 from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.hosts.v2_ids import is_phantom, message_id, session_id
 from sidecar.record.opencode2.registration import place_of
-from sidecar.runtime.effects.policy import Effect
 from tests.sidecar.orchestrator.released2 import FakeReleased, registered
 from tests.sidecar.orchestrator.support import PLAIN
 from tests.sidecar.orchestrator.test_v2 import BROKEN_OFF, CONTINUED, REFUSED, SAID, STEP, answer, idle, launch, user

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from sidecar.agents.effects.policy import Effect
 from sidecar.background import effects
 from sidecar.background.effects import Abort
 from sidecar.background.hosts.host import Host, HostError, Status
@@ -14,7 +15,6 @@ from sidecar.background.intents.texts import changes_text
 from sidecar.background.worktrees import effects as worktree_effects
 from sidecar.background.worktrees.effects import Collect
 from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees
-from sidecar.runtime.effects.policy import Effect
 
 ARGS = {"intent": "int_1", "session": "ses_1", "stop": True, "work": "/work", "repository": "/r", "base": "b"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from sidecar.runtime.effects.ledger import Ledger, StepRecord
-from sidecar.runtime.effects.runner import EffectRunner
-from sidecar.runtime.inputs import effects_stream
+from sidecar.agents.effects.ledger import Ledger, StepRecord
+from sidecar.agents.effects.runner import EffectRunner
+from sidecar.agents.inputs import effects_stream
 from streams.store import Record, StreamStore
 from tests.sidecar.runtime.kinds import AGENT, Clock, Crash, Policy, Work
 from tests.sidecar.runtime.support import records

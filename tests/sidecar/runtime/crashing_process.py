@@ -16,12 +16,12 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any, Protocol
 
-from sidecar.runtime.effects.policy import Effect, EffectClass
-from sidecar.runtime.effects.runner import Reconciled, Unknown
-from sidecar.runtime.inputs import Command
-from sidecar.runtime.loading import UserAgent
-from sidecar.runtime.runtime import Runtime
-from sidecar.runtime.stops import Point, Stop
+from sidecar.agents.effects.policy import Effect, EffectClass
+from sidecar.agents.effects.runner import Reconciled, Unknown
+from sidecar.agents.inputs import Command
+from sidecar.agents.loading import UserAgent
+from sidecar.agents.runtime import Runtime
+from sidecar.agents.stops import Point, Stop
 from streams.identity import system_identity
 from streams.log.log import Log
 from streams.store import StreamStore

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from sidecar.runtime.effects.policy import Effect, EffectClass
-from sidecar.runtime.effects.runner import Reconciled, Unknown
-from sidecar.runtime.inputs import agent_stream
+from sidecar.agents.effects.policy import Effect, EffectClass
+from sidecar.agents.effects.runner import Reconciled, Unknown
+from sidecar.agents.inputs import agent_stream
 from streams.identity import Identity
 from streams.store import Record, StreamStore
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from sidecar.runtime.effects.runner import EffectKind
-from sidecar.runtime.inputs import Command, agent_stream
-from sidecar.runtime.loading import UserAgent
-from sidecar.runtime.runtime import Runtime
+from sidecar.agents.effects.runner import EffectKind
+from sidecar.agents.inputs import Command, agent_stream
+from sidecar.agents.loading import UserAgent
+from sidecar.agents.runtime import Runtime
 from streams.identity import Identity, seeded_identity
 from streams.log.log import Log
 from streams.store import Record, StreamStore

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.runtime.inputs import agent_stream, effects_stream
-from sidecar.runtime.stops import POINTS, Point
+from sidecar.agents.inputs import agent_stream, effects_stream
+from sidecar.agents.stops import POINTS, Point
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.runtime.effects.ledger import MAX_RESULT, Ledger
-from sidecar.runtime.effects.policy import DefaultPolicy, Effect
-from sidecar.runtime.effects.runner import LONGEST_SLEEP, EffectRunner, PermanentFailure
-from sidecar.runtime.inputs import effects_stream
+from sidecar.agents.effects.ledger import MAX_RESULT, Ledger
+from sidecar.agents.effects.policy import DefaultPolicy, Effect
+from sidecar.agents.effects.runner import LONGEST_SLEEP, EffectRunner, PermanentFailure
+from sidecar.agents.inputs import effects_stream
 from streams.errors import StoreFailed
 from streams.hashing import canonical
 from streams.store import Record, StreamStore

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.runtime.effects.policy import Effect
-from sidecar.runtime.effects.runner import Done, NotDone, Unknown
-from sidecar.runtime.inputs import effects_stream
+from sidecar.agents.effects.policy import Effect
+from sidecar.agents.effects.runner import Done, NotDone, Unknown
+from sidecar.agents.inputs import effects_stream
 from tests.sidecar.runtime.bench import Bench
 from tests.sidecar.runtime.kinds import AGENT, Policy, Work, never_ends, request
 from tests.sidecar.runtime.support import records

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from sidecar.runtime.inputs import agent_stream, effects_stream
+from sidecar.agents.inputs import agent_stream, effects_stream
 from streams.identity import seeded_identity
 from streams.store import Record, StreamStore
 from streams.stores.memory import MemoryStore

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.state import CaptureState
+from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.inputs import agent_stream, state_hash
+from sidecar.agents.loading import UserAgent
+from sidecar.agents.runtime import Runtime, UnknownAgent
 from sidecar.keeping.retaining import plan_prune
-from sidecar.runtime.deciding import AgentFailed, InputRefused
-from sidecar.runtime.inputs import agent_stream, state_hash
-from sidecar.runtime.loading import UserAgent
-from sidecar.runtime.runtime import Runtime, UnknownAgent
 from streams.errors import StreamError
 from streams.identity import seeded_identity
 from streams.log.log import Log

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.runtime.effects.runner import EffectRunner
+from sidecar.agents.effects.runner import EffectRunner
 from streams.errors import StoreFenced
 from streams.event import StreamEvent
 from streams.log.log import Log

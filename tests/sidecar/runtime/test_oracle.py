@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
-from sidecar.runtime import engine
-from sidecar.runtime.deciding import AgentFailed, InputRefused
-from sidecar.runtime.engine import Handled
-from sidecar.runtime.inputs import Command, agent_stream, state_hash
-from sidecar.runtime.runtime import Runtime
+from sidecar.agents import engine
+from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.engine import Handled
+from sidecar.agents.inputs import Command, agent_stream, state_hash
+from sidecar.agents.runtime import Runtime
 from streams.identity import seeded_identity
 from streams.store import StreamStore
 from streams.stores.memory import MemoryStore

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 import pytest
 
+from sidecar.agents.purity import check_agent, check_source
 from sidecar.background.intents.intents import IntentAgent
-from sidecar.runtime.purity import check_agent, check_source
 from tests.sidecar.runtime.agents import Counter, Other, Watcher
 from tests.sidecar.runtime.crashing_process import Clerk
 from tests.sidecar.runtime.test_effects_of_agents import Looper

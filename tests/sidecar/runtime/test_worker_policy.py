@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.agents.effects.policy import DEFAULT_POLICY
 from sidecar.config import WorkerConfig
 from sidecar.home import Home
-from sidecar.runtime.effects.policy import DEFAULT_POLICY
 from sidecar.worker import Worker
 from streams.identity import seeded_identity
 from streams.stores.memory import MemoryStore

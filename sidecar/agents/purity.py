@@ -27,9 +27,9 @@ from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
-from sidecar.runtime.agent import Agent, Output, outputs_of
-from sidecar.runtime.inputs import agent_stream, state_hash
-from sidecar.runtime.loading import UserAgent
+from sidecar.agents.agent import Agent, Output, outputs_of
+from sidecar.agents.inputs import agent_stream, state_hash
+from sidecar.agents.loading import UserAgent
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import Identity, seeded_identity

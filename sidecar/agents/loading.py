@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sidecar.runtime.agent import AGENT_NAME, READY, HealthStatus, Output, Status, outputs_of
-from sidecar.runtime.effects.policy import Effect, EffectClass
-from sidecar.runtime.effects.runner import Done, NotDone, Reconciled, Unknown
+from sidecar.agents.agent import AGENT_NAME, READY, HealthStatus, Output, Status, outputs_of
+from sidecar.agents.effects.policy import Effect, EffectClass
+from sidecar.agents.effects.runner import Done, NotDone, Reconciled, Unknown
 from streams.event import EVENT_TYPE, StreamEvent
 from streams.hashing import canonical
 

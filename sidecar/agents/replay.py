@@ -16,9 +16,9 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from sidecar.runtime.agent import Agent, Output, outputs_of
-from sidecar.runtime.engine import SNAPSHOT_VERSION
-from sidecar.runtime.inputs import APPLIED, RECEIVED, agent_stream, state_hash
+from sidecar.agents.agent import Agent, Output, outputs_of
+from sidecar.agents.engine import SNAPSHOT_VERSION
+from sidecar.agents.inputs import APPLIED, RECEIVED, agent_stream, state_hash
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.projection import KeepsSnapshots

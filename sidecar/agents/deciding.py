@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from sidecar.runtime.agent import Agent, BadOutput, outputs_of
-from sidecar.runtime.inputs import Input, Outbox, state_hash, with_state
-from sidecar.runtime.metrics import Metrics
-from sidecar.runtime.stops import Stop
+from sidecar.agents.agent import Agent, BadOutput, outputs_of
+from sidecar.agents.inputs import Input, Outbox, state_hash, with_state
+from sidecar.agents.metrics import Metrics
+from sidecar.agents.stops import Stop
 from streams.errors import Conflict, IdempotencyConflict, InvalidEvent
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.store import Record, StreamStore
 
-log = logging.getLogger("sidecar.runtime")
+log = logging.getLogger("sidecar.agents")
 
 _RUNTIME = Path(__file__).parent
 

@@ -18,15 +18,15 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
-from sidecar.runtime.effects.policy import Effect, EffectClass
-from sidecar.runtime.inputs import ADAPTER, digest, effects_stream
+from sidecar.agents.effects.policy import Effect, EffectClass
+from sidecar.agents.inputs import ADAPTER, digest, effects_stream
 from streams.errors import StoreClosed, StoreUnavailable
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import Identity
 from streams.store import NOTHING, Record, StreamStore
 
-log = logging.getLogger("sidecar.runtime")
+log = logging.getLogger("sidecar.agents")
 
 STARTED: Final = "effect.started"
 COMPLETED: Final = "effect.completed"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sidecar.runtime.inputs import DEAD_LETTER
-from sidecar.runtime.view import DROPPED, REDRIVEN
+from sidecar.agents.inputs import DEAD_LETTER
+from sidecar.agents.view import DROPPED, REDRIVEN
 from streams.query import Filter
 from streams.store import Record, StreamReader
 

@@ -16,8 +16,8 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
-from sidecar.runtime.agent import Cause, Output
-from sidecar.runtime.effects.policy import Effect, EffectPolicy
+from sidecar.agents.agent import Cause, Output
+from sidecar.agents.effects.policy import Effect, EffectPolicy
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
 from streams.identity import Identity

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from sidecar.runtime.inputs import DEAD_LETTER, depth_of
+from sidecar.agents.inputs import DEAD_LETTER, depth_of
 from streams.hashing import is_digest
 from streams.store import NOTHING, Record
 

@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from sidecar.runtime.agent import Agent
-from sidecar.runtime.deciding import AgentFailed, InputRefused
-from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
-from sidecar.runtime.effects.runner import EffectKind, EffectRunner
-from sidecar.runtime.engine import Engine, Handled
-from sidecar.runtime.hints import hinted
-from sidecar.runtime.inputs import ADAPTER, MAX_DEPTH, Command, agent_stream, effects_stream
-from sidecar.runtime.metrics import Metrics
-from sidecar.runtime.stops import Stop, never
-from sidecar.runtime.view import (
+from sidecar.agents.agent import Agent
+from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
+from sidecar.agents.effects.runner import EffectKind, EffectRunner
+from sidecar.agents.engine import Engine, Handled
+from sidecar.agents.hints import hinted
+from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, Command, agent_stream, effects_stream
+from sidecar.agents.metrics import Metrics
+from sidecar.agents.stops import Stop, never
+from sidecar.agents.view import (
     COMPLETED,
     DROPPED,
     FAILED,
@@ -39,7 +39,7 @@ from streams.projection import resume
 from streams.query import type_matches
 from streams.store import NOTHING, Record, Snapshot, StreamStore
 
-log = logging.getLogger("sidecar.runtime")
+log = logging.getLogger("sidecar.agents")
 
 KEEP_EVERY: Final = 20_000
 """Hints are saved each time this many records of the log have passed."""

@@ -30,15 +30,15 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from sidecar.runtime.effects.ledger import Ledger, Request, Sleep, StepRecord, request_of
-from sidecar.runtime.effects.policy import DEFAULT_POLICY, Effect, EffectClass, EffectPolicy
-from sidecar.runtime.metrics import Metrics, NoMetrics
-from sidecar.runtime.stops import Stop, never
+from sidecar.agents.effects.ledger import Ledger, Request, Sleep, StepRecord, request_of
+from sidecar.agents.effects.policy import DEFAULT_POLICY, Effect, EffectClass, EffectPolicy
+from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.agents.stops import Stop, never
 from streams.errors import InvalidEvent, StreamError
 from streams.identity import Identity
 from streams.store import Record, StreamStore
 
-log = logging.getLogger("sidecar.runtime")
+log = logging.getLogger("sidecar.agents")
 
 MAX_RUNNING: Final = 64
 """Maximum number of effects that run at the same time; the others wait."""

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from sidecar.runtime.agent import READY, RESERVED, Agent, HealthStatus
-from sidecar.runtime.deciding import AgentFailed, Decider, InputRefused, Outcome
-from sidecar.runtime.effects.policy import DEFAULT_POLICY, EffectPolicy
-from sidecar.runtime.hints import hinted
-from sidecar.runtime.inputs import (
+from sidecar.agents.agent import READY, RESERVED, Agent, HealthStatus
+from sidecar.agents.deciding import AgentFailed, Decider, InputRefused, Outcome
+from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
+from sidecar.agents.hints import hinted
+from sidecar.agents.inputs import (
     MAX_DEPTH,
     PLACED,
     Command,
@@ -39,15 +39,15 @@ from sidecar.runtime.inputs import (
     log_input,
     scoped,
 )
-from sidecar.runtime.metrics import Metrics, NoMetrics
-from sidecar.runtime.stops import Stop, never
+from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.agents.stops import Stop, never
 from streams.errors import Conflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import Identity
 from streams.store import NOTHING, Record, Snapshot, StreamStore
 
-log = logging.getLogger("sidecar.runtime")
+log = logging.getLogger("sidecar.agents")
 
 MAX_GROUP: Final = 64
 """Maximum number of inputs in one batch."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from streams.errors import StreamError
 
-log = logging.getLogger("sidecar.runtime")
+log = logging.getLogger("sidecar.agents")
 
 
 @contextmanager
