@@ -18,9 +18,9 @@ from benchmarks.store import an_event
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import server_version
 from sidecar.config import NatsConfig
-from sidecar.nats.mirror.task import MirrorTask
-from sidecar.nats.server.life import State
-from sidecar.nats.server.server import EmbeddedServer
+from sidecar.mirror.server.life import State
+from sidecar.mirror.server.server import EmbeddedServer
+from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import system_identity

@@ -23,9 +23,9 @@ from bridge.nats.jetstream.streams import ensure_streams, purge
 from bridge.nats.jetstream.wire import Message
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime
-from sidecar.nats.commands import CommandConsumers
-from sidecar.nats.mirror.task import MirrorTask
-from sidecar.nats.server.server import EmbeddedServer
+from sidecar.mirror.commands import CommandConsumers
+from sidecar.mirror.server.server import EmbeddedServer
+from sidecar.mirror.task import MirrorTask
 from streams.hashing import canonical
 from streams.log.log import Log
 

@@ -29,7 +29,7 @@ from sidecar.keeping.upkeep import Upkeep, restore
 from sidecar.link.server import LinkServer
 from sidecar.logs import log_to
 from sidecar.metrics import SidecarMetrics
-from sidecar.nats.service import MirrorSource, NatsService
+from sidecar.mirror.service import MirrorSource, NatsService
 from sidecar.processes import kill, mark_of
 from sidecar.record.back_fill import BackFill
 from sidecar.record.ingest import Ingest

@@ -19,7 +19,7 @@ from sidecar.background.tool_calls import ToolCalls
 from sidecar.home import Home, is_alive
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, ShimConnection
-from sidecar.nats.service import NatsService
+from sidecar.mirror.service import NatsService
 from sidecar.record.backlog import backlog
 from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.registration import place_of

@@ -15,7 +15,7 @@ from sidecar.handler import Sidecar
 from sidecar.keeping.exported import ExportError, import_export
 from sidecar.keeping.upkeep import Upkeep
 from sidecar.metrics import SidecarMetrics
-from sidecar.nats.service import NatsService
+from sidecar.mirror.service import NatsService
 from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.http import ServiceGone
 from sidecar.record.opencode2.services import Services

@@ -21,7 +21,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.mirror.messages import Mirror, is_forgotten
 from bridge.nats.mirror.publish import id_before_rebuild
-from sidecar.nats.mirror.task import MirrorTask
+from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import seeded_identity

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 
 from bridge.nats.jetstream.options import ConnectOptions
 from sidecar.config import NatsConfig
-from sidecar.nats.settings import server_config
+from sidecar.mirror.settings import server_config
 from tools.install_nats_server import binary_path
 
 HANG_SECONDS = 120.0

@@ -46,7 +46,7 @@ def check_nats(scene: Scene) -> list[Check]:
 
 
 def _library() -> tuple[str, str] | None:
-    from sidecar.nats.service import LIBRARY, missing
+    from sidecar.mirror.service import LIBRARY, missing
 
     try:
         import bridge.nats.jetstream.connection  # noqa: F401 - only to see whether it can be imported
@@ -59,7 +59,7 @@ def _library() -> tuple[str, str] | None:
 
 
 def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None) -> list[Check]:
-    from sidecar.nats.server.executable import NoServer, find_executable
+    from sidecar.mirror.server.executable import NoServer, find_executable
 
     found: list[Check] = []
     program = ""
@@ -120,8 +120,8 @@ def _taken(port: int) -> str | None:
 def _external(config: NatsConfig) -> list[Check]:
     from bridge.nats.jetstream.errors import NatsError, NatsRefused, NatsUnavailable
     from bridge.nats.jetstream.stream_plan import server_version
-    from sidecar.nats.server.executable import OLDEST
-    from sidecar.nats.settings import external_options
+    from sidecar.mirror.server.executable import OLDEST
+    from sidecar.mirror.settings import external_options
 
     options = external_options(config)
     try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sidecar.cli.shared.output import Output
     from sidecar.config import Config
     from sidecar.home import Home
-    from sidecar.nats.mirror.verify import MirrorCheck, Verified
+    from sidecar.mirror.verify import MirrorCheck, Verified
 
 SHOWN = 20
 """Maximum number of differences of one kind printed one by one; --json prints all."""
@@ -153,7 +153,7 @@ def _rows(found: dict[str, Any], *, runs: bool) -> list[tuple[str, str]]:
 
 async def _check(home: Home, sessions: Sessions, *, with_ids: bool) -> MirrorCheck:
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.nats.mirror.verify import MirrorCheck
+    from sidecar.mirror.verify import MirrorCheck
     from streams.log.reader import LogReader
 
     reader = LogReader(home.store_path)
@@ -241,7 +241,7 @@ def _verdict(out: Output, summary: Verified) -> None:
 async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
     """Preview a rebuild. First reads the log to its end, because a damaged log must not replace the copy on NATS."""
     from bridge.nats.jetstream.errors import NatsUnavailable
-    from sidecar.nats.mirror.verify import Disturbed
+    from sidecar.mirror.verify import Disturbed
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
 

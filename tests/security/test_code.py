@@ -24,8 +24,11 @@ LOOKED_AT = {
     ("sidecar/link/launch.py", "S603"): "starts the sidecar: our own command as a list, no shell",
     ("sidecar/processes.py", "S603"): "asks ps about a pid, where there is no /proc: a list, no shell",
     ("sidecar/cli/install.py", "S603"): "asks git about the project that the user named: a list, no shell",
-    ("sidecar/nats/server/child.py", "S606"): "becomes the NATS server: the sidecar's own command as a list, no shell",
-    ("sidecar/nats/server/process.py", "S603"): "asks ps, by its full path, about one pid: a list, no shell",
+    (
+        "sidecar/mirror/server/child.py",
+        "S606",
+    ): "becomes the NATS server: the sidecar's own command as a list, no shell",
+    ("sidecar/mirror/server/process.py", "S603"): "asks ps, by its full path, about one pid: a list, no shell",
     (
         "sidecar/background/people/channels.py",
         "S603",

@@ -20,7 +20,7 @@ from sidecar.agents.metrics import Metrics, NoMetrics
 from sidecar.home import Home
 from sidecar.link.client import ControlClient
 from sidecar.metrics import AGENT_FACTS, FACTS, MIRROR_STATES, SidecarMetrics
-from sidecar.nats.mirror.task import MirrorTask
+from sidecar.mirror.task import MirrorTask
 from sidecar.record.playing.play import play
 from streams.identity import system_identity
 from tests.sidecar.cli.helpers import run_process

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bridge.nats.jetstream.sessions import Sessions
-from sidecar.nats.mirror.task import MirrorTask
+from sidecar.mirror.task import MirrorTask
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import HoldsRemoved, Migration, discard_kept

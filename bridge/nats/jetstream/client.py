@@ -25,7 +25,7 @@ from bridge.nats.jetstream.errors import NatsRefused
 from bridge.nats.jetstream.options import ConnectOptions, check_credentials, tls_context
 from bridge.nats.jetstream.wire import HeaderBlock, Received, ServerFacts
 
-log = logging.getLogger("sidecar.nats")
+log = logging.getLogger("sidecar.mirror")
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:

@@ -21,7 +21,7 @@ from bridge.nats.jetstream.errors import NatsUnavailable, NoStream, refusal
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.wire import Received, published
 
-log = logging.getLogger("sidecar.nats")
+log = logging.getLogger("sidecar.mirror")
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from bridge.nats.jetstream.stream_plan import StreamDefinition
 from bridge.nats.jetstream.streams import Delivered, arriving, ensure_streams
 from bridge.nats.jetstream.wire import Received
 
-log = logging.getLogger("sidecar.nats")
+log = logging.getLogger("sidecar.mirror")
 
 HEARTBEAT: Final = "100"
 EXPIRED: Final = frozenset({"404", "408"})

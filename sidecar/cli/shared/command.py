@@ -38,7 +38,7 @@ _OUR_ERRORS = (
     ("sidecar.record.playing.hooks", "RecordingError"),
     ("bridge.opencode.link.link", "RequestError"),
     ("bridge.nats.jetstream.errors", "NatsError"),
-    ("sidecar.nats.mirror.verify", "Disturbed"),
+    ("sidecar.mirror.verify", "Disturbed"),
 )
 
 UNEXPECTED = "unexpected"

@@ -44,9 +44,9 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
             "sidecar with `durable-stream serve`",
         )
     try:
-        from sidecar.nats.reaching import sessions_of
+        from sidecar.mirror.reaching import sessions_of
     except ModuleNotFoundError as error:
-        from sidecar.nats.service import LIBRARY, missing
+        from sidecar.mirror.service import LIBRARY, missing
 
         if error.name is None or error.name.split(".")[0] not in LIBRARY:
             raise
@@ -64,7 +64,7 @@ def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
     Raises:
         StreamError: the store cannot be read.
     """
-    from sidecar.nats.settings import external_options
+    from sidecar.mirror.settings import external_options
     from streams.log.directory import Hints
     from streams.log.reader import LogReader
     from streams.store import NOTHING

@@ -18,8 +18,8 @@ from bridge.nats.jetstream.stream_plan import COMMANDS
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Point, Stop
-from sidecar.nats.commands import CommandConsumers
-from sidecar.nats.mirror.task import MirrorTask
+from sidecar.mirror.commands import CommandConsumers
+from sidecar.mirror.task import MirrorTask
 from streams.identity import system_identity
 from streams.log.log import Log
 from streams.stores.directory import Backend

@@ -99,7 +99,7 @@ def test_an_external_one_without_jetstream_or_too_old(
 ) -> None:
     with real_server(tmp_path / "plain", "2.10", authorization={}) as plain:
         config = f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{plain.port}"]\n'
-        monkeypatch.setattr("sidecar.nats.server.executable.OLDEST", (2, 11))
+        monkeypatch.setattr("sidecar.mirror.server.executable.OLDEST", (2, 11))
         assert "oldest supported version is 2.11" in only(look(home, config)).text
     with real_server(tmp_path / "bare", "2.10", authorization={}, jetstream=False) as bare:
         found = only(look(home, f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{bare.port}"]\n'))

@@ -22,8 +22,8 @@ from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
 from bridge.nats.jetstream.wire import Message
 from sidecar.agents.runtime import Runtime
 from sidecar.config import load_config
-from sidecar.nats.commands import KEPT_BODY, CommandConsumers, InterestsOverlap, interests_of
-from sidecar.nats.settings import pull_settings
+from sidecar.mirror.commands import KEPT_BODY, CommandConsumers, InterestsOverlap, interests_of
+from sidecar.mirror.settings import pull_settings
 from streams.errors import StoreUnavailable
 from streams.store import Record, StreamStore
 from streams.stores.memory import MemoryStore
@@ -182,7 +182,7 @@ class TestHandling:
     async def test_commands_wait_while_the_log_cannot_be_written(
         self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sidecar.nats.commands.PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr("sidecar.mirror.commands.PAUSE_SECONDS", 0.01)
         monkeypatch.setattr("sidecar.agents.engine.PAUSE_SECONDS", 0.01)
         async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
             tried = 0

@@ -18,7 +18,7 @@ from bridge.nats.jetstream.wire import Message
 from sidecar.config import NatsConfig
 from sidecar.home import Home
 from sidecar.link.launch import ensure_running
-from sidecar.nats.reaching import sessions_of
+from sidecar.mirror.reaching import sessions_of
 from streams.identity import system_identity
 from tests.nats_servers import HANG_SECONDS
 from tests.sidecar.cli.helpers import run

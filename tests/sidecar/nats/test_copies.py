@@ -16,7 +16,7 @@ from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
 from sidecar.cli import mirror
 from sidecar.cli.mirror import SHOWN
 from sidecar.home import Home, SidecarInfo
-from sidecar.nats.mirror.rebuild import erase_meanings
+from sidecar.mirror.rebuild import erase_meanings
 from streams.identity import system_identity
 from streams.log.log import Log
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server

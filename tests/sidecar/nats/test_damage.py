@@ -23,7 +23,7 @@ from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
 from bridge.nats.jetstream.streams import StreamMessage, purge
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.mirror.messages import is_forgotten
-from sidecar.nats.mirror.verify import Disturbed, MirrorCheck
+from sidecar.mirror.verify import Disturbed, MirrorCheck
 from streams.identity import system_identity
 from streams.log.reader import LogReader
 from tests.bridge.nats import vectors

@@ -17,7 +17,7 @@ from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.opencode.link.frames import HookItem
-from sidecar.nats.mirror.deltas import MAX_WAITING, DeltaStream
+from sidecar.mirror.deltas import MAX_WAITING, DeltaStream
 from tests.nats_servers import TOKEN, RealServer, reached, real_server, until
 
 TURNS = {"ses_a": "msg_1", "ses_b": "msg_2"}

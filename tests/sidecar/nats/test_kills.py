@@ -16,8 +16,8 @@ from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.sessions import Sessions
 from sidecar.config import NatsConfig
-from sidecar.nats.server.life import State
-from sidecar.nats.server.server import EmbeddedServer, Timing
+from sidecar.mirror.server.life import State
+from sidecar.mirror.server.server import EmbeddedServer, Timing
 from streams.bus.contract import BusUnavailable, Delivery, Redelivery
 from streams.identity import seeded_identity
 from tests.nats_servers import HANG_SECONDS, VERSIONS, program, until

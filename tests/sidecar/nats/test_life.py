@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.nats.server.life import TABLE, WITH_PROCESS, Happening, State, after, pause_seconds
+from sidecar.mirror.server.life import TABLE, WITH_PROCESS, Happening, State, after, pause_seconds
 
 
 def test_every_state_is_reached_and_left_and_stop_leads_out_of_all() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.config import NatsConfig
-from sidecar.nats.server.process import ServerProcess, StartFailed, clear_orphan
-from sidecar.nats.settings import FREE_PORT, server_config
+from sidecar.mirror.server.process import ServerProcess, StartFailed, clear_orphan
+from sidecar.mirror.settings import FREE_PORT, server_config
 from tests.nats_servers import program
 
 
@@ -44,7 +44,7 @@ def test_the_note_about_an_orphan_is_not_read_through_a_link(
     note.write_text('{"pid": 4194305}')
     (directory / "server.json").symlink_to(note)
     judged: list[int] = []
-    monkeypatch.setattr("sidecar.nats.server.process._is_ours", lambda pid, directory: bool(judged.append(pid)))
+    monkeypatch.setattr("sidecar.mirror.server.process._is_ours", lambda pid, directory: bool(judged.append(pid)))
 
     assert clear_orphan(directory, 1) is None
 

@@ -30,7 +30,7 @@ from sidecar.checks import ask_sidecar
 from sidecar.cli.shared.received_message import as_json, expanded, is_internal, shown_message
 from sidecar.config import load_config
 from sidecar.home import Home
-from sidecar.nats.reaching import sessions_of
+from sidecar.mirror.reaching import sessions_of
 from streams.bus.subjects import SubjectError
 from streams.identity import seeded_identity
 from tests.bridge.nats.records import mirror_all, recorded

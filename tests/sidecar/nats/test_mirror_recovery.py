@@ -15,8 +15,8 @@ from nats.js.client import JetStreamContext
 from bridge.nats.jetstream.publishing import publish_all
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION, MirrorState
-from sidecar.nats.mirror.rebuild import erase_meanings
-from sidecar.nats.mirror.task import MirrorTask
+from sidecar.mirror.rebuild import erase_meanings
+from sidecar.mirror.task import MirrorTask
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
@@ -148,7 +148,7 @@ async def test_no_rebuild_number_is_used_twice_however_often_it_is_killed(
 ) -> None:
     """Within the duplicate window, the server treats a purged message's number as a duplicate."""
     from bridge.nats.mirror import publish as module
-    from sidecar.nats.mirror import task as task_module
+    from sidecar.mirror import task as task_module
 
     store = await mirrored_log(60, server)
     publish = module._publish
@@ -457,7 +457,7 @@ async def test_forgetting_that_is_cut_off_half_way_is_finished(
     server: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await mirrored_log(100, server)
-    from sidecar.nats.mirror import progress as module
+    from sidecar.mirror import progress as module
 
     async def broken(*_: Any, **__: Any) -> int:
         raise OSError("broken")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.nats.mirror.state import MIRROR
-from sidecar.nats.mirror.task import MirrorTask
+from sidecar.mirror.task import MirrorTask
 from streams.store import StreamStore
 from tests.mirrors import (
     BACKENDS,
@@ -110,7 +110,7 @@ async def test_a_server_that_is_killed_held_wiped_and_upgraded_ends_with_the_log
 
 async def test_how_far_it_is_is_kept_when_nothing_more_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``mirror verify`` counts missing messages up to the cursor as lost, and later ones as not sent yet."""
-    monkeypatch.setattr("sidecar.nats.mirror.progress.CURSOR_SECONDS", 3600)
+    monkeypatch.setattr("sidecar.mirror.progress.CURSOR_SECONDS", 3600)
     store = await open_store("memory", tmp_path)
     with real_server(tmp_path / "nats", "2.15") as server:
         async with mirroring(store, server) as task:

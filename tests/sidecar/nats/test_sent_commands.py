@@ -16,7 +16,7 @@ from bridge.nats.l0.payloads import Wakeup
 from bridge.nats.l0.table import decode
 from bridge.nats.mirror.messages import UNSENT
 from bridge.nats.mirror.publish import DAY_MS
-from sidecar.nats.mirror.task import MirrorTask
+from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.store import StreamStore

@@ -27,9 +27,9 @@ from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.stream_plan import StreamDefinition
 from bridge.nats.jetstream.wire import Message
 from sidecar.config import NatsConfig
-from sidecar.nats.server.life import State
-from sidecar.nats.server.process import clear_orphan
-from sidecar.nats.server.server import EmbeddedServer, Timing
+from sidecar.mirror.server.life import State
+from sidecar.mirror.server.process import clear_orphan
+from sidecar.mirror.server.server import EmbeddedServer, Timing
 from streams.identity import seeded_identity
 from tests.nats_servers import HANG_SECONDS, VERSIONS, is_root, program, servers_of, until
 
@@ -339,7 +339,7 @@ def test_one_that_does_not_heed_is_killed(directory: Path) -> None:
 def test_it_dies_with_its_parent_at_whatever_time(directory: Path) -> None:
     script = (
         "import asyncio, sys; from pathlib import Path; from sidecar.config import NatsConfig\n"
-        "from sidecar.nats.server.server import EmbeddedServer\n"
+        "from sidecar.mirror.server.server import EmbeddedServer\n"
         "async def main():\n"
         "    server = EmbeddedServer(Path(sys.argv[1]), NatsConfig(), lambda: 'a' * 64)\n"
         "    server.start(); print(1, flush=True); await asyncio.sleep(60)\n"

@@ -17,7 +17,7 @@ from bridge.nats.jetstream.client_errors import NOTHING_LISTENS
 from sidecar.checks import ask_sidecar
 from sidecar.config import NatsConfig
 from sidecar.home import Home
-from sidecar.nats.service import NatsService
+from sidecar.mirror.service import NatsService
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.nats_servers import HANG_SECONDS, program, real_server, servers_of, until
@@ -213,7 +213,7 @@ async def test_off_nothing_is_there(tmp_path: Path) -> None:
 
 
 async def test_without_the_library_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("nats.", "bridge.nats.", "sidecar.nats."))]:
+    for name in [name for name in sys.modules if name.startswith(("nats.", "bridge.nats.", "sidecar.mirror."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "nats", None)
     service = NatsService(Home(tmp_path / "home"), NatsConfig(mode="embedded"), seeded_identity(1).nonce)

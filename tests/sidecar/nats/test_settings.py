@@ -10,7 +10,7 @@ import pytest
 
 from bridge.nats.jetstream.options import PullSettings
 from sidecar.config import ConfigError, NatsConfig, load_config
-from sidecar.nats.settings import FREE_PORT, embedded_options, external_options, pull_settings, server_config
+from sidecar.mirror.settings import FREE_PORT, embedded_options, external_options, pull_settings, server_config
 from tests.nats_servers import VERSIONS, program
 
 

@@ -30,13 +30,13 @@ from bridge.nats.mirror.publish import (
     finish_run,
 )
 from bridge.nats.mirror.state import MIRROR
-from sidecar.nats.mirror.ahead import Ahead
-from sidecar.nats.mirror.log_survey import end_of
-from sidecar.nats.mirror.progress import Progress
+from sidecar.mirror.ahead import Ahead
+from sidecar.mirror.log_survey import end_of
+from sidecar.mirror.progress import Progress
 from streams.errors import StreamError
 from streams.store import NOTHING, StreamStore
 
-log = logging.getLogger("sidecar.nats")
+log = logging.getLogger("sidecar.mirror")
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0

@@ -43,7 +43,7 @@ from streams.bus.headers import MAX_HEADERS
 from streams.bus.subjects import overlap
 from streams.errors import StreamError
 
-log = logging.getLogger("sidecar.nats")
+log = logging.getLogger("sidecar.mirror")
 
 GIVE_UP_DELIVERIES: Final = 100
 """A message delivered this many times without any answer probably kills the process each time, so it becomes a dead

@@ -15,7 +15,7 @@ from bridge.nats.jetstream.sessions import Sessions
 from sidecar.config import NatsConfig
 from sidecar.home import Home
 from sidecar.link.client import ClientError, ControlClient, RequestError
-from sidecar.nats.settings import embedded_options, external_options
+from sidecar.mirror.settings import embedded_options, external_options
 from sidecar.private_files import HomeError
 from sidecar.version import VERSION
 

@@ -18,7 +18,7 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import L0_EVENTS
 from bridge.nats.jetstream.streams import delete_messages, read_back
 from bridge.nats.subjects import l0_pattern
-from sidecar.nats.mirror.task import MirrorTask
+from sidecar.mirror.task import MirrorTask
 from streams.store import NOTHING, StreamReader, StreamStore
 
 LOOK_SECONDS: Final = 0.05

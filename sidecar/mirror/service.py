@@ -18,20 +18,20 @@ from bridge.opencode.link.frames import HookItem
 from sidecar.config import NatsConfig
 from sidecar.extras import extra_command
 from sidecar.home import Home
-from sidecar.nats.settings import external_options, mirror_bytes, pull_settings
+from sidecar.mirror.settings import external_options, mirror_bytes, pull_settings
 from sidecar.private_files import HomeError, private_directory
 from streams.store import StreamStore
 
 if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
     from sidecar.agents.runtime import Runtime
-    from sidecar.nats.commands import CommandConsumers
-    from sidecar.nats.mirror.deltas import DeltaStream
-    from sidecar.nats.mirror.rebuild import Rebuild
-    from sidecar.nats.mirror.task import MirrorTask
-    from sidecar.nats.server.server import EmbeddedServer
+    from sidecar.mirror.commands import CommandConsumers
+    from sidecar.mirror.deltas import DeltaStream
+    from sidecar.mirror.rebuild import Rebuild
+    from sidecar.mirror.server.server import EmbeddedServer
+    from sidecar.mirror.task import MirrorTask
 
-log = logging.getLogger("sidecar.nats")
+log = logging.getLogger("sidecar.mirror")
 
 LIBRARY = frozenset({"nats", "nkeys", "nacl"})
 """Package names of the client library."""
@@ -99,9 +99,9 @@ class NatsService:
         try:
             # The library is optional and takes a tenth of a second to load, so load it only if NATS is switched on.
             from bridge.nats.jetstream.sessions import Sessions
-            from sidecar.nats.mirror.deltas import DeltaStream
-            from sidecar.nats.mirror.task import MirrorTask
-            from sidecar.nats.server.server import EmbeddedServer
+            from sidecar.mirror.deltas import DeltaStream
+            from sidecar.mirror.server.server import EmbeddedServer
+            from sidecar.mirror.task import MirrorTask
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] not in LIBRARY:
                 raise
@@ -134,7 +134,7 @@ class NatsService:
         """
         if self.sessions is None or not agents:
             return None
-        from sidecar.nats.commands import CommandConsumers
+        from sidecar.mirror.commands import CommandConsumers
 
         self.commands = CommandConsumers(runtime, self.sessions, pull_settings(self._config), agents=agents)
         self.commands.start()
@@ -224,7 +224,7 @@ class NatsService:
                 self._problem or "NATS was off when this sidecar started", "run `durable-stream stop`, then try again"
             )
         if self._rebuilding is None or self._rebuilding.done():
-            from sidecar.nats.mirror.rebuild import Rebuild
+            from sidecar.mirror.rebuild import Rebuild
 
             self._rebuild = Rebuild(self.mirror, self.sessions, self._source.store, self._source.log_id)
             self._failed = ""
@@ -240,7 +240,7 @@ class NatsService:
         }
 
     async def _run_rebuild(self, rebuild: Rebuild) -> None:
-        from sidecar.nats.mirror.rebuild import RebuildStopped
+        from sidecar.mirror.rebuild import RebuildStopped
 
         try:
             done = await rebuild.run()

@@ -22,7 +22,7 @@ from bridge.nats.mirror.held import HeldText
 from bridge.nats.mirror.messages import Mirror, chunk_message
 from bridge.opencode.link.frames import HookItem
 
-log = logging.getLogger("sidecar.nats")
+log = logging.getLogger("sidecar.mirror")
 
 MAX_WAITING: Final = 256
 """Maximum number of chunks in the queue: what several agents produce in a few seconds."""

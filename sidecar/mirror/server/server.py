@@ -19,12 +19,12 @@ from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.wire import ServerFacts
 from sidecar.config import NatsConfig
-from sidecar.nats.server.executable import Executable, NoServer, find_executable
-from sidecar.nats.server.life import WITH_PROCESS, Happening, State, after, pause_seconds
-from sidecar.nats.server.process import ServerProcess, StartFailed, clear_orphan
-from sidecar.nats.settings import FREE_PORT, embedded_options, server_config
+from sidecar.mirror.server.executable import Executable, NoServer, find_executable
+from sidecar.mirror.server.life import WITH_PROCESS, Happening, State, after, pause_seconds
+from sidecar.mirror.server.process import ServerProcess, StartFailed, clear_orphan
+from sidecar.mirror.settings import FREE_PORT, embedded_options, server_config
 
-log = logging.getLogger("sidecar.nats")
+log = logging.getLogger("sidecar.mirror")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,12 @@ from bridge.nats.mirror.resuming import Resume, resume_plan
 from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION, MirrorState
 from bridge.nats.mirror.surveying import cut, erase_l0, erase_records, survey
 from bridge.nats.subjects import log_pattern
-from sidecar.nats.mirror.ahead import YIELD_RECORDS
-from sidecar.nats.mirror.log_survey import l0_event_ids, log_survey
+from sidecar.mirror.ahead import YIELD_RECORDS
+from sidecar.mirror.log_survey import l0_event_ids, log_survey
 from streams.errors import StreamError
 from streams.store import NOTHING, StreamStore
 
-log = logging.getLogger("sidecar.nats")
+log = logging.getLogger("sidecar.mirror")
 
 AGAIN_SECONDS: Final = 0.1
 """Pause before a fault is checked again, because messages that were already sent may still arrive."""

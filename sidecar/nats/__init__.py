@@ -1,1 +1,0 @@
-"""NATS in the sidecar: the embedded server, the connection, the mirror's task and the token deltas."""

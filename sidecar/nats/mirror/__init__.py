@@ -1,1 +1,0 @@
-"""The mirror's task and the commands that verify and rebuild it."""
