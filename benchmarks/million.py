@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 
 from benchmarks.link import record_for, sidecar
 from benchmarks.report import Row
+from sidecar.care.upkeep import SLOW_TAIL
 from sidecar.home import Home
-from sidecar.keeping.upkeep import SLOW_TAIL
 from sidecar.read.catalog import CATALOG, CATALOG_VERSION
 from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity

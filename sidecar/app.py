@@ -20,15 +20,15 @@ from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
+from sidecar.care.logs import log_to
+from sidecar.care.metrics import SidecarMetrics
+from sidecar.care.upkeep import Upkeep, restore
 from sidecar.components import Component, wait_idle
 from sidecar.config import Config
 from sidecar.handler import Sidecar
 from sidecar.home import Home, HomeLock, HomeLocked, HomeNotEmpty, SidecarInfo
 from sidecar.install.plugin import is_installed
-from sidecar.keeping.upkeep import Upkeep, restore
 from sidecar.link.server import LinkServer
-from sidecar.logs import log_to
-from sidecar.metrics import SidecarMetrics
 from sidecar.mirror.service import MirrorSource, NatsService
 from sidecar.processes import kill, mark_of
 from sidecar.record.back_fill import BackFill

@@ -16,8 +16,8 @@ from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
 from bridge.opencode.link.link import CallError, Refused
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
+from sidecar.care.upkeep import Upkeep
 from sidecar.home import Home, is_alive
-from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.mirror.service import NatsService
 from sidecar.record.backlog import backlog

@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import Field
 
 from bridge.opencode.link.link import RequestError
+from sidecar.care.exported import ExportError, import_export
+from sidecar.care.metrics import SidecarMetrics
+from sidecar.care.upkeep import Upkeep
 from sidecar.handler import Sidecar
-from sidecar.keeping.exported import ExportError, import_export
-from sidecar.keeping.upkeep import Upkeep
-from sidecar.metrics import SidecarMetrics
 from sidecar.mirror.service import NatsService
 from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.http import ServiceGone

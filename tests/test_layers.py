@@ -79,7 +79,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     ),
     "sidecar/nats/mirror": (*_STREAMS, *_NATS, _LINK),
     "sidecar/mirror/server": (*_STREAMS, _JETSTREAM, "sidecar", "sidecar/nats"),
-    "sidecar/checks": (
+    "sidecar/care/checks": (
         *_STREAMS,
         _JETSTREAM,
         _LINK,
@@ -101,7 +101,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/link",
         "sidecar/views",
         _PLAYING,
-        "sidecar/checks",
+        "sidecar/care/checks",
         "sidecar/nats",
         "sidecar/agents",
     ),
@@ -118,7 +118,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _PLAYING,
         "sidecar/orchestrator",
         "sidecar/agents",
-        "sidecar/checks",
+        "sidecar/care/checks",
         "sidecar/cli/shared",
         "sidecar/nats/mirror",
     ),
@@ -172,7 +172,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "nats": ("bridge/nats/jetstream/client*.py",),
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
-    "prometheus_client": ("sidecar/metrics.py",),
+    "prometheus_client": ("sidecar/care/metrics.py",),
     "apprise": ("sidecar/background/people/channels.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""

@@ -9,7 +9,7 @@ import typer
 from sidecar.cli.shared.command import JsonFlag, named_home
 
 if TYPE_CHECKING:
-    from sidecar.checks import Check
+    from sidecar.care.checks import Check
     from sidecar.home import Home
 
 
@@ -23,7 +23,7 @@ async def doctor(
     Checks OpenCode, the plugin, the home, the sidecar, the log, the clock and the disk. Exits with 1 if there is a
     problem.
     """
-    from sidecar.checks import counted, diagnose
+    from sidecar.care.checks import counted, diagnose
     from sidecar.cli.install import executable
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import Output
@@ -53,7 +53,7 @@ async def doctor(
 
 async def _mend(home: Home, command: list[str], check: Check) -> tuple[str | None, str | None]:
     """Return what was done about a finding, or why nothing was."""
-    from sidecar.checks.mending import mend
+    from sidecar.care.checks.mending import mend
     from sidecar.install.plugin import InstallError
     from sidecar.link.client import ClientError
     from sidecar.private_files import HomeError

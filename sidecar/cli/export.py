@@ -97,10 +97,10 @@ async def _write_conversation(reader: LogReader, family: Family, form: str, file
 
 
 async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO[bytes]) -> int:
+    from sidecar.care.exported import Seal, header
+    from sidecar.care.retaining import told_beside
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.output import json_line
-    from sidecar.keeping.exported import Seal, header
-    from sidecar.keeping.retaining import told_beside
     from sidecar.read.select import records_of
 
     seal = Seal()

@@ -102,7 +102,7 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
 
     ``sessions`` lists the forgotten sessions, the named one first. For a child session ``streams`` is empty.
     """
-    from sidecar.keeping.retaining import records_to_forget, streams_beside, words_beside
+    from sidecar.care.retaining import records_to_forget, streams_beside, words_beside
     from sidecar.read.select import Family, catalog_of
 
     catalog, _ = await catalog_of(reader)
@@ -131,9 +131,9 @@ async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
 
     Takes no lock and writes nothing.
     """
+    from sidecar.care.retaining import busy_streams, streams_of_agents
+    from sidecar.care.upkeep import restore
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.keeping.retaining import busy_streams, streams_of_agents
-    from sidecar.keeping.upkeep import restore
     from streams.errors import CorruptLog
 
     found = []

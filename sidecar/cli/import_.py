@@ -82,7 +82,7 @@ def _told(found: dict[str, Any]) -> str:
 
 async def _opencode_1(home: Home) -> dict[str, Any] | None:
     """Import the sessions of OpenCode 1 and return how many are new; ``None`` if OpenCode 1 is not on the PATH."""
-    from sidecar.checks.opencode import output_of
+    from sidecar.care.checks.opencode import output_of
     from sidecar.cli.shared.identity import own_identity
     from sidecar.config import load_config
     from sidecar.record.exclusion import Exclusion

@@ -141,9 +141,9 @@ async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
 
 async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
     """Preview what would be removed. Writes nothing, because the home may be read-only."""
+    from sidecar.care.retaining import plan_prune
+    from sidecar.care.upkeep import restore
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.keeping.retaining import plan_prune
-    from sidecar.keeping.upkeep import restore
     from sidecar.read.select import open_reader
 
     reader = open_reader(home.store_path)

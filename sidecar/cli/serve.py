@@ -32,9 +32,9 @@ async def serve(
         return 0  # several shims may start a sidecar at the same time, and the later ones should exit at once
 
     from sidecar.app import serve as run
+    from sidecar.care.logs import note_failure
     from sidecar.config import load_config
     from sidecar.home import HomeLocked
-    from sidecar.logs import note_failure
 
     def announce(port: int) -> None:
         if not idle_exit:

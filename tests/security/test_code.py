@@ -33,7 +33,7 @@ LOOKED_AT = {
         "sidecar/background/people/channels.py",
         "S603",
     ): "shows a desktop notification: a list, no shell, texts after `--`",
-    ("sidecar/checks/opencode.py", "S603"): "asks the installed command for its version: a list, no shell",
+    ("sidecar/care/checks/opencode.py", "S603"): "asks the installed command for its version: a list, no shell",
     (
         "sidecar/cli/shared/pager.py",
         "S603",

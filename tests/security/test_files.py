@@ -14,9 +14,9 @@ import pytest
 
 from bridge.opencode.capture.translate import Translator
 from sidecar.app import serve
+from sidecar.care.logs import OneLine, RotatedLog
 from sidecar.config import Config
 from sidecar.home import Home, SidecarInfo
-from sidecar.logs import OneLine, RotatedLog
 from sidecar.private_files import HomeError
 from sidecar.record.ingest import Ingest
 from sidecar.record.spools import take_left

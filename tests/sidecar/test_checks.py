@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sidecar.background.hosts.lacks import MEANINGS, ONE, TWO
-from sidecar.checks.check import scene_of
-from sidecar.checks.opencode import check_services, check_versions
+from sidecar.care.checks.check import scene_of
+from sidecar.care.checks.opencode import check_services, check_versions
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import FIRST_LINE, Target, uninstall
 from sidecar.install.tui import CONFIG_NAME, TUI_NAME

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from sidecar.background.people.channels import channel_name
-from sidecar.checks.channels import check_channels, check_turns, check_urls
-from sidecar.checks.check import Check, scene_of
-from sidecar.checks.recording import survey
-from sidecar.checks.table import BEFORE_THE_LOG, WITH_THE_LOG
+from sidecar.care.checks.channels import check_channels, check_turns, check_urls
+from sidecar.care.checks.check import Check, scene_of
+from sidecar.care.checks.recording import survey
+from sidecar.care.checks.table import BEFORE_THE_LOG, WITH_THE_LOG
 from sidecar.extras import extra_command
 from sidecar.home import Home
 from streams.event import StreamEvent

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.checks import Check, diagnose
-from sidecar.checks import home as at_home
-from sidecar.checks.check import scene_of
-from sidecar.checks.mending import mend
+from sidecar.care.checks import Check, diagnose
+from sidecar.care.checks import home as at_home
+from sidecar.care.checks.check import scene_of
+from sidecar.care.checks.mending import mend
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.service_files import Service
 from streams.event import StreamEvent

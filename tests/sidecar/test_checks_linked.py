@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.checks.check import Scene, scene_of
-from sidecar.checks.opencode import check_opencode
-from sidecar.checks.table import BEFORE_THE_LOG
-from sidecar.checks.unlinked import check_unlinked
+from sidecar.care.checks.check import Scene, scene_of
+from sidecar.care.checks.opencode import check_opencode
+from sidecar.care.checks.table import BEFORE_THE_LOG
+from sidecar.care.checks.unlinked import check_unlinked
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import Target, install, shim_path
 

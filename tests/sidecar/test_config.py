@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.checks.check import scene_of
-from sidecar.checks.recording import check_start
+from sidecar.care.checks.check import scene_of
+from sidecar.care.checks.recording import check_start
 from sidecar.config import MIB, ConfigError, load_config
 from sidecar.home import Home
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.state import CaptureState
+from sidecar.care.upkeep import Upkeep
 from sidecar.config import StoreConfig
 from sidecar.home import Home
-from sidecar.keeping.upkeep import Upkeep
 from sidecar.link.client import ControlClient
 from streams.errors import StoreUnavailable
 from streams.identity import system_identity

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.care.logs import failed_start, log_to, note_failure
 from sidecar.config import LogConfig
 from sidecar.home import Home
-from sidecar.logs import failed_start, log_to, note_failure
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.stores.directory import take_lock

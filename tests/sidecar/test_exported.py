@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.keeping import exported
-from sidecar.keeping.exported import ExportError, Seal, check, header, read
+from sidecar.care import exported
+from sidecar.care.exported import ExportError, Seal, check, header, read
 from sidecar.read.catalog import Catalog
 from streams.identity import seeded_identity
 from streams.store import Record

@@ -15,10 +15,10 @@ from websockets.sync.client import connect
 
 from bridge.opencode.link.frames import HookItem, ShimIdentity
 from bridge.opencode.link.link import proof
+from sidecar.care.logs import log_to, note_failure
 from sidecar.config import ConfigError, LogConfig, load_config
 from sidecar.home import Home
 from sidecar.link.client import LinkClosed, ShimClient
-from sidecar.logs import log_to, note_failure
 from streams.identity import system_identity
 from tests.sidecar.life import COMMAND, end_sidecars, logged, run_as, shims, start_as
 from tests.sidecar.support import HANG_SECONDS, running, spool_line, wait_for

@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.opencode.link.link import RequestError
 from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.care.metrics import AGENT_FACTS, FACTS, MIRROR_STATES, SidecarMetrics
 from sidecar.home import Home
 from sidecar.link.client import ControlClient
-from sidecar.metrics import AGENT_FACTS, FACTS, MIRROR_STATES, SidecarMetrics
 from sidecar.mirror.task import MirrorTask
 from sidecar.record.playing.play import play
 from streams.identity import system_identity

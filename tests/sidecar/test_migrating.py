@@ -159,8 +159,8 @@ def test_a_home_may_begin_in_sqlite(home: Home) -> None:
 HELD = (
     sys.executable,
     "-c",
-    "import os, sys, time, sidecar.keeping.upkeep, streams.log.migrate, streams.stores.sqlite.store as s; "
-    "sidecar.keeping.upkeep.LOOK_SECONDS, streams.log.migrate.CHUNK, streams.log.migrate.CLOSE_ENOUGH = 0.1, 8, 16; "
+    "import os, sys, time, sidecar.care.upkeep, streams.log.migrate, streams.stores.sqlite.store as s; "
+    "sidecar.care.upkeep.LOOK_SECONDS, streams.log.migrate.CHUNK, streams.log.migrate.CLOSE_ENOUGH = 0.1, 8, 16; "
     "hold = sys.argv[sys.argv.index('--home') + 1] + '/hold'; "
     "wait = lambda: [time.sleep(0.01) for _ in iter(lambda: os.path.exists(hold), False)]; "
     "copy = s.SqliteStore._copy; s.SqliteStore._copy = lambda *a: (copy(*a), wait())[0]; "

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import pytest
 
 from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, CaptureState
+from sidecar.care import upkeep as module
+from sidecar.care.upkeep import SNAPSHOT, Upkeep, restore
 from sidecar.config import StoreConfig
-from sidecar.keeping import upkeep as module
-from sidecar.keeping.upkeep import SNAPSHOT, Upkeep, restore
 from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.read.overview import Overview
 from sidecar.read.select import catalog_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
-from sidecar.keeping.upkeep import SNAPSHOT
+from sidecar.care.upkeep import SNAPSHOT
 from streams.identity import seeded_identity
 from streams.lineage import Lineage
 from streams.log.log import Log

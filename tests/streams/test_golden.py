@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
-from sidecar.keeping.upkeep import SNAPSHOT, restore
+from sidecar.care.upkeep import SNAPSHOT, restore
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from sidecar.checks import (
+from sidecar.care.checks import (
     NotAsked,
     SidecarSilent,
     ask_sidecar,
@@ -18,10 +18,10 @@ from sidecar.checks import (
     spool_size,
     torn_files,
 )
-from sidecar.checks.agents import agent_notes, letters_note
-from sidecar.checks.asking import CONFIG_CHANGED
-from sidecar.checks.check import has_defaults
-from sidecar.checks.nats import reserved_keys
+from sidecar.care.checks.agents import agent_notes, letters_note
+from sidecar.care.checks.asking import CONFIG_CHANGED
+from sidecar.care.checks.check import has_defaults
+from sidecar.care.checks.nats import reserved_keys
 from sidecar.cli.shared import migration_status
 from sidecar.cli.shared.command import explain
 from sidecar.cli.shared.identity import own_identity

@@ -15,9 +15,9 @@ import bridge
 import sidecar
 import streams
 from bridge.opencode.link.link import RequestError
+from sidecar.care.exported import ExportError
 from sidecar.cli.shared import command
 from sidecar.cli.shared.command import Failure, code_of
-from sidecar.keeping.exported import ExportError
 from sidecar.read.select import AllPruned, Ambiguous
 from streams.errors import CorruptLog
 from tests.sidecar.cli.helpers import ROOT, run
@@ -41,7 +41,7 @@ INTERNAL = {
     "sidecar.agents": "a dead letter, a line of `agents`, or becomes RequestError",
     "sidecar.background": "a failed effect, the model's tool result, or becomes RequestError",
     "sidecar.record.opencode2": "a service's state in `status` and `doctor`",
-    "sidecar.checks.asking": "a line of `status` and `doctor`",
+    "sidecar.care.checks.asking": "a line of `status` and `doctor`",
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
 

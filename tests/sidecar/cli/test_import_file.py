@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from sidecar.agents.runtime import wants
+from sidecar.care.exported import Seal
 from sidecar.cli import import_
 from sidecar.home import Home
-from sidecar.keeping.exported import Seal
 from sidecar.record import history
 from streams.event import StreamEvent
 from streams.log.reader import LogReader

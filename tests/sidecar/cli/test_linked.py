@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.checks.check import scene_of
-from sidecar.checks.recording import check_links
+from sidecar.care.checks.check import scene_of
+from sidecar.care.checks.recording import check_links
 from sidecar.cli.shared.output import Output
 from sidecar.cli.shared.state import print_status
 from sidecar.home import Home

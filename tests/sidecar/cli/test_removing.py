@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.checks import counted
+from sidecar.care.checks import counted
 from sidecar.home import Home
 from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.errors import StoreUnavailable

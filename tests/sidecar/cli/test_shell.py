@@ -85,7 +85,7 @@ def loaded_by(*arguments: str) -> set[str]:
         "from sidecar.cli import main\n"
         "try: main()\n"
         "except SystemExit:\n"
-        "    if 'sidecar.checks.asking' in sys.modules: import sidecar.link.client\n"
+        "    if 'sidecar.care.checks.asking' in sys.modules: import sidecar.link.client\n"
         "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bridge.nats.jetstream.client_errors import NOTHING_LISTENS, UNKNOWN_HOST
-from sidecar.checks.check import Check, scene_of
-from sidecar.checks.nats import _unprotected, check_nats
+from sidecar.care.checks.check import Check, scene_of
+from sidecar.care.checks.nats import _unprotected, check_nats
 from sidecar.config import NatsConfig
 from sidecar.home import Home
 from tests.nats_servers import TOKEN, RealServer, program, real_server

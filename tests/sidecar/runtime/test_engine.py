@@ -14,7 +14,7 @@ from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.inputs import agent_stream, state_hash
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime, UnknownAgent
-from sidecar.keeping.retaining import plan_prune
+from sidecar.care.retaining import plan_prune
 from streams.errors import StreamError
 from streams.identity import seeded_identity
 from streams.log.log import Log

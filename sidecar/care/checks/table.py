@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from sidecar.checks import agents, channels, nats, opencode, recording, terminal, unlinked
-from sidecar.checks import home as at_home
-from sidecar.checks.asking import NotAsked, SidecarSilent, ask_sidecar
-from sidecar.checks.check import Check, Scene, scene_of
+from sidecar.care.checks import agents, channels, nats, opencode, recording, terminal, unlinked
+from sidecar.care.checks import home as at_home
+from sidecar.care.checks.asking import NotAsked, SidecarSilent, ask_sidecar
+from sidecar.care.checks.check import Check, Scene, scene_of
 from sidecar.home import Home
 from sidecar.install.plugin import RESTART
 from streams.identity import Identity

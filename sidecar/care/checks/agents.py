@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sidecar.checks.check import Check, Scene, counted
+from sidecar.care.checks.check import Check, Scene, counted
 
 _RESERVED: Final = "reserved_keys"
 _UNSENT: Final = "cmd_unsent:"

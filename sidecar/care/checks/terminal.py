@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sidecar.checks.check import Check, Fix, Scene
+from sidecar.care.checks.check import Check, Fix, Scene
 from sidecar.install.plugin import FIRST_LINE
 from sidecar.install.tui import CONFIG_NAME, TUI_NAME, state_of, tui_text
 from sidecar.install.tui2 import FILE, SETTINGS_NAME, has_entry, state2_of, tui2_text

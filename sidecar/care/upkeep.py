@@ -15,9 +15,9 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
+from sidecar.care import retaining
 from sidecar.components import in_background
 from sidecar.config import StoreConfig
-from sidecar.keeping import retaining
 from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.errors import StoreUnavailable, StreamError
 from streams.log.backends import SearchIndex
@@ -32,7 +32,7 @@ from streams.retention import Forgotten, Pruned
 from streams.store import NOTHING, Record, Snapshot
 from streams.threads import in_thread
 
-log = logging.getLogger("sidecar.keeping.upkeep")
+log = logging.getLogger("sidecar.care.upkeep")
 
 SNAPSHOT: Final = "capture"
 SNAPSHOT_RECORDS: Final = 2000

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
-from sidecar.checks.asking import torn_files
-from sidecar.checks.check import Check, Scene, Survey, counted, kept_text
+from sidecar.care.checks.asking import torn_files
+from sidecar.care.checks.check import Check, Scene, Survey, counted, kept_text
 from sidecar.home import Home
 from sidecar.read.select import catalog_of
 from sidecar.read.wording import bytes_text
@@ -113,7 +113,7 @@ def check_start(scene: Scene) -> list[Check]:
     """Whether the last start of a sidecar failed. Until a start succeeds, OpenCode's hooks wait in the spool."""
     if scene.home.is_locked():
         return []
-    from sidecar.logs import failed_start
+    from sidecar.care.logs import failed_start
 
     failed = failed_start(scene.home)
     if failed is None:

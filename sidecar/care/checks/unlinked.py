@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from sidecar.checks.check import Check, Scene
+from sidecar.care.checks.check import Check, Scene
 from sidecar.record.opencode2.registration import Registration, UnsafeService, read_registration, registration_paths
 
 CONNECT_SECONDS: Final = 0.5

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from sidecar.checks.asking import CONFIG_CHANGED, spool_size
-from sidecar.checks.check import Check, Fix, Scene, counted
+from sidecar.care.checks.asking import CONFIG_CHANGED, spool_size
+from sidecar.care.checks.check import Check, Fix, Scene, counted
 from sidecar.home import Home
 from sidecar.private_files import HomeError
 from streams.log.directory import LOCK

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sidecar.background.hosts.lacks import MEANINGS, lacks_of
-from sidecar.checks.asking import refused_plugin
-from sidecar.checks.check import Check, Fix, Plugin, Scene, again
+from sidecar.care.checks.asking import refused_plugin
+from sidecar.care.checks.check import Check, Fix, Plugin, Scene, again
 from sidecar.install.npm import (
     BOTH_READ,
     PLUGIN_PACKAGE,

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidecar.checks.check import Fix
+from sidecar.care.checks.check import Fix
 from sidecar.home import Home
 from sidecar.install.npm import ConfigDirectories
 from sidecar.install.plugin import RESTART, Target, install, prepare, shim_path

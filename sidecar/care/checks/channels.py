@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.checks.check import Check, Scene
+from sidecar.care.checks.check import Check, Scene
 
 
 def check_urls(scene: Scene) -> list[Check]:

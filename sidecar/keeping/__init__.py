@@ -1,1 +1,0 @@
-"""Keeps the log in order: background upkeep, pruning, forgetting, and the files of ``export``."""
