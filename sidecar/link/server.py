@@ -39,7 +39,7 @@ from bridge.opencode.link.link import (
     RequestReceived,
     SidecarLink,
 )
-from sidecar.caller import PEER, Peer
+from sidecar.link.caller import PEER, Peer
 from sidecar.link.connection import SocketWire
 from sidecar.link.links import INTERNAL_ERROR, AckMemory, Counters, Handler, ShimConnection
 from sidecar.link.scraping import CONTENT_TYPE, PATH, bearer_of, is_allowed

@@ -16,8 +16,8 @@ from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.opencode.link.frames import HookItem
 from sidecar.config import NatsConfig
-from sidecar.extras import extra_command
 from sidecar.home import Home
+from sidecar.install.extras import extra_command
 from sidecar.mirror.settings import external_options, mirror_bytes, pull_settings
 from sidecar.private_files import HomeError, private_directory
 from streams.store import StreamStore

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.caller import Peer, find_caller
+from sidecar.link.caller import Peer, find_caller
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a connection")
 

@@ -13,8 +13,8 @@ from sidecar.care.checks.channels import check_channels, check_turns, check_urls
 from sidecar.care.checks.check import Check, scene_of
 from sidecar.care.checks.recording import survey
 from sidecar.care.checks.table import BEFORE_THE_LOG, WITH_THE_LOG
-from sidecar.extras import extra_command
 from sidecar.home import Home
+from sidecar.install.extras import extra_command
 from streams.event import StreamEvent
 from tests.sidecar.cli.helpers import append
 from tests.streams.builders import event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.extras import extra_command
+from sidecar.install.extras import extra_command
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from bridge.opencode.link.link import RequestError
-from sidecar.caller import PEER, find_caller
+from sidecar.link.caller import PEER, find_caller
 
 log = logging.getLogger("sidecar.background")
 

@@ -20,7 +20,7 @@ from hashlib import sha256
 from html import escape
 from typing import Any, Final
 
-from sidecar.extras import extra_command
+from sidecar.install.extras import extra_command
 from sidecar.notify_config import NotifyConfig
 
 DESKTOP: Final = "desktop"

