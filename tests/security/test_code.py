@@ -23,7 +23,7 @@ PACKAGES = ("streams", "bridge", "sidecar")
 LOOKED_AT = {
     ("sidecar/link/launch.py", "S603"): "starts the sidecar: our own command as a list, no shell",
     ("sidecar/processes.py", "S603"): "asks ps about a pid, where there is no /proc: a list, no shell",
-    ("sidecar/cli/install.py", "S603"): "asks git about the project that the user named: a list, no shell",
+    ("sidecar/cli/setup/install.py", "S603"): "asks git about the project that the user named: a list, no shell",
     (
         "sidecar/mirror/server/child.py",
         "S606",
@@ -35,7 +35,7 @@ LOOKED_AT = {
     ): "shows a desktop notification: a list, no shell, texts after `--`",
     ("sidecar/care/checks/opencode.py", "S603"): "asks the installed command for its version: a list, no shell",
     (
-        "sidecar/cli/shared/pager.py",
+        "sidecar/cli/printing/pager.py",
         "S603",
     ): "starts the pager that the user named, as a shell would split it, no shell",
     ("streams/stores/sqlite/keys.py", "S608"): "the text holds question marks and constants only; values are bound",

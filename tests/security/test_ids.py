@@ -14,7 +14,7 @@ import pytest
 from bridge.opencode.capture.emitter import safe_key, safe_stream
 from bridge.opencode.capture.translate import Origin, Token, Translator
 from bridge.opencode.link.frames import HookItem
-from sidecar.cli.shared.output import json_line
+from sidecar.cli.printing.output import json_line
 from sidecar.read.wording import one_line, printable
 from sidecar.record.backlog import backlog
 from streams.errors import InvalidEvent

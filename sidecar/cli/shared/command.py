@@ -183,7 +183,7 @@ def _tell(line: str) -> None:
     if sys.stderr.isatty():
         import textwrap
 
-        from sidecar.cli.shared.output import NARROWEST
+        from sidecar.cli.printing.output import NARROWEST
 
         # A terminal that does not know its width reports 0, so assume 80 columns then.
         width = max(os.get_terminal_size(sys.stderr.fileno()).columns or 80, NARROWEST)

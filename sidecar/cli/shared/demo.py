@@ -14,9 +14,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sidecar.cli.printing.records import Lines
 from sidecar.cli.shared.follow import follow
 from sidecar.cli.shared.identity import own_identity
-from sidecar.cli.shared.records import Lines
 from sidecar.home import Home
 from sidecar.link.client import ClientError, ControlClient
 from sidecar.read.select import Family
@@ -28,7 +28,7 @@ from streams.log.reader import LogReader
 from streams.log.verify import Verification
 
 if TYPE_CHECKING:
-    from sidecar.cli.shared.output import Output
+    from sidecar.cli.printing.output import Output
 
 RECORDING: Final = Path(__file__).parents[2] / "recordings" / "demo.jsonl"
 

@@ -22,11 +22,11 @@ from sidecar.care.checks.agents import agent_notes, letters_note
 from sidecar.care.checks.asking import CONFIG_CHANGED
 from sidecar.care.checks.check import has_defaults
 from sidecar.care.checks.nats import reserved_keys
+from sidecar.cli.printing.output import Output
 from sidecar.cli.shared import migration_status
 from sidecar.cli.shared.command import explain
 from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
-from sidecar.cli.shared.output import Output
 from sidecar.cli.shared.project import waiting_lines
 from sidecar.home import Home
 from sidecar.read.catalog import Catalog

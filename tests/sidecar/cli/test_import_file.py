@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.agents.runtime import wants
 from sidecar.care.exported import Seal
-from sidecar.cli import import_
+from sidecar.cli.setup import import_
 from sidecar.home import Home
 from sidecar.record import history
 from streams.event import StreamEvent

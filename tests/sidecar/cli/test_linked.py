@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.care.checks.check import scene_of
 from sidecar.care.checks.recording import check_links
-from sidecar.cli.shared.output import Output
+from sidecar.cli.printing.output import Output
 from sidecar.cli.shared.state import print_status
 from sidecar.home import Home
 

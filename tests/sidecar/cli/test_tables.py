@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from sidecar.cli.shared.output import Column, Output
+from sidecar.cli.printing.output import Column, Output
 
 ID = "chk_f877f6d0128a"
 COLUMNS = (

@@ -109,8 +109,8 @@ def test_a_quick_verify_shows_the_verdict_alone(recorded_home: Path) -> None:
 
 
 def test_what_takes_long_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sidecar.cli.shared.bar import adding, bar
-    from sidecar.cli.shared.output import Output
+    from sidecar.cli.printing.bar import adding, bar
+    from sidecar.cli.printing.output import Output
 
     out = Output()
     out.terminal = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sidecar.cli.tree import _plain
+from sidecar.cli.look.tree import _plain
 from sidecar.read.overview import Overview
 from streams.store import Record
 from tests.sidecar.views.conversations import happened

@@ -13,8 +13,8 @@ import pytest
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
-from sidecar.cli import mirror
-from sidecar.cli.mirror import SHOWN
+from sidecar.cli.check import mirror
+from sidecar.cli.check.mirror import SHOWN
 from sidecar.home import Home, SidecarInfo
 from sidecar.mirror.rebuild import erase_meanings
 from streams.identity import system_identity

@@ -27,7 +27,7 @@ from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.stream_plan import EVENTS
 from sidecar.care.checks import ask_sidecar
-from sidecar.cli.shared.received_message import as_json, expanded, is_internal, shown_message
+from sidecar.cli.printing.received_message import as_json, expanded, is_internal, shown_message
 from sidecar.config import load_config
 from sidecar.home import Home
 from sidecar.mirror.reaching import sessions_of

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from bridge.opencode.capture.translate import Translator
-from sidecar.cli.shared.transcript import transcript_bytes
-from sidecar.cli.shared.transcript_text import transcript_rows
+from sidecar.cli.printing.transcript import transcript_bytes
+from sidecar.cli.printing.transcript_text import transcript_rows
 from sidecar.read.transcript.conversation import Conversation
 from sidecar.read.transcript.model import Reading, Session
 from streams.event import StreamEvent

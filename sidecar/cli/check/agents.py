@@ -1,0 +1,202 @@
+"""``agents`` lists the agents that run in the sidecar, or checks an agent; ``send`` sends an agent a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.agents.agent import Agent
+    from sidecar.cli.printing.output import Output
+    from sidecar.home import Home
+
+_CUT_OFF = "it is safe to run the same command again with the same `--key`"
+
+
+CHECKED_EVENTS = 1000
+"""How many of the newest recorded events ``--check`` gives to an agent."""
+
+
+async def agents(
+    context: typer.Context,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            "--check",
+            metavar="MODULE:ATTR",
+            help="Instead of listing agents, check that this one is pure: it uses no clock, randomness, file or "
+            "socket.",
+        ),
+    ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(
+            "--events",
+            metavar="FILE",
+            help="With --check: a file of events to try the agent with, one JSON object per line.",
+        ),
+    ] = None,
+    json: JsonFlag = False,
+) -> int:
+    """List the agents that run in the sidecar, with health, lag and last error.
+
+    Agents run only while a sidecar is running; this command starts none. Exits with 1 if an agent failed or could
+    not be loaded.
+
+    With --check, checks that one agent uses no clock, randomness, file or socket, and that it returns the same
+    results for the same events. Loads the agent in the command's own process, not in the sidecar. Uses the newest
+    1000 events that the agent would receive from the log, or the events in the file given with --events. Exits with
+    1 if the check finds a violation.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import ask
+
+    out = Output(json)
+    if check is not None:
+        return await _check(out, home_of(context), check, events)
+    home = home_of(context)
+    runs = home.running() is not None
+    found = await ask(home, "agents", {}, "nothing was changed") if runs else {"agents": [], "problems": []}
+    failed = bool(found["problems"]) or any(row["health"] == "FAILED" for row in found["agents"])
+    if json:
+        out.object(found)
+    elif not runs:
+        note("No sidecar is running, so no agent is. OpenCode starts the sidecar, or run `durable-stream serve`.")
+    else:
+        _table(out, found["agents"])
+        for problem in found["problems"]:
+            note(f"{problem['spec']} cannot be loaded: {problem['reason']}.")
+    return 1 if failed else 0
+
+
+def _table(out: Output, rows: list[dict[str, Any]]) -> None:
+    from sidecar.cli.printing.output import Column
+    from sidecar.read.wording import amount
+
+    names = ("agent", "health", "handled", "lag", "effects", "in doubt", "dead")
+    columns = [Column(name, right=number > 1) for number, name in enumerate(names)]
+    out.table(
+        (*columns, Column("last error")),
+        [
+            (
+                row["name"],
+                row["health"],
+                *(amount(row[name]) for name in ("handled", "lag", "effects", "in_doubt", "dead")),
+                row["last_error"] or "-",
+            )
+            for row in rows
+        ],
+    )
+
+
+async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
+    from sidecar.agents.loading import LoadError, UserAgent, load_object
+    from sidecar.agents.purity import check_agent
+
+    try:
+        made = load_object(spec, home.path)
+        if not callable(made):
+            raise LoadError(spec, "the attribute must be a class, or a function that returns an agent")
+        agent = UserAgent(spec, made)
+        events = await _wanted(home, agent) if file is None else _events_of(file)
+        findings = check_agent(made, events, spec=spec)
+    except LoadError as error:
+        raise Failure("bad-agent", str(error)) from None
+    if out.json:
+        shown = [finding._asdict() for finding in findings]
+        out.object({"agent": agent.name, "events": len(events), "findings": shown})
+        return 1 if findings else 0
+    for finding in findings:
+        out.text(str(finding), "red")
+    if not findings:
+        out.text(
+            f"agent {agent.name}: nothing impure found in its source or while handling {len(events)} events", "green"
+        )
+    if not events:
+        note("There were no events to try the agent with; give some with --events FILE.")
+    return 1 if findings else 0
+
+
+async def _wanted(home: Home, agent: Agent) -> list[Any]:
+    """The newest events of the log that the agent would get, including commands to the agent and results of its
+    effects."""
+    from collections import deque
+
+    from sidecar.agents.inputs import RECEIVED, agent_stream, effects_stream
+    from sidecar.agents.runtime import wants
+    from sidecar.read.select import open_reader
+    from streams.query import Filter
+
+    own = agent_stream(agent.name)
+    found: deque[Any] = deque(maxlen=CHECKED_EVENTS)
+    reader = open_reader(home.store_path)
+    try:
+        filters = [Filter(streams=(own, effects_stream(agent.name)))]
+        filters += [Filter(types=tuple(agent.events))] if agent.events else []
+        for wanted in filters:
+            async for record in reader.query(wanted):
+                event = record.event
+                is_command = event.stream_id == own and event.metadata.get("role") == "input"
+                if (is_command and event.type != RECEIVED) or wants(agent, event):
+                    found.append(event)
+    finally:
+        await reader.close()
+    return list(found)
+
+
+def _events_of(file: Path) -> list[dict[str, Any]]:
+    import json as reading
+
+    found = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            given = reading.loads(line) if line.strip() else None
+        except ValueError as error:
+            raise Failure("bad-json", f"{file}, line {number}: not JSON ({error})") from None
+        if given is None:
+            continue
+        if not isinstance(given, dict) or not isinstance(given.get("type"), str):
+            raise Failure("bad-json", f"{file}, line {number}: an event must be a JSON object whose `type` is a string")
+        found.append({"type": given["type"], "payload": given.get("payload") or {}})
+    return found
+
+
+async def send(
+    context: typer.Context,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.")],
+    type_: Annotated[str, typer.Argument(metavar="TYPE", help="The command's type, such as `report`.")],
+    payload: Annotated[str, typer.Argument(metavar="[JSON]", help="The command's payload, a JSON object.")] = "{}",
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", help="Idempotency key: of several commands with the same key, only the first is handled."
+        ),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Send a command to an agent and wait until its results are durable."""
+    import json as reading
+
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import ask
+
+    try:
+        given = reading.loads(payload)
+    except ValueError as error:
+        raise Failure("bad-json", f"the payload is not JSON ({error}); quote the payload: '{{\"by\": 1}}'") from None
+    if not isinstance(given, dict):
+        raise Failure("bad-json", "the payload must be a JSON object, such as '{\"by\": 1}'")
+    out = Output(json)
+    found = await ask(home_of(context), "send", {"agent": agent, "type": type_, "payload": given, "key": key}, _CUT_OFF)
+    if json:
+        out.object(found)
+        return
+    from sidecar.cli.shared.removing import records_text
+
+    out.text(f"{found['outcome']}: {records_text(len(found['records']))}")
+    for record in found["records"]:
+        out.text(f"  {record['offset']:>4} {record['event']['type']}")

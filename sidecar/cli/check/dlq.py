@@ -1,0 +1,144 @@
+"""``dlq list``, ``show``, ``redrive`` and ``drop``: the messages that agents could not handle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.agents.letters import Letter
+    from sidecar.home import Home
+
+_CUT_OFF: Final = "it is safe to run the same command again"
+_LONGEST: Final = 120
+
+LetterArgument = Annotated[
+    str, typer.Argument(metavar="LETTER", help="The dead letter's id, or a unique suffix of it.")
+]
+LettersArgument = Annotated[
+    list[str], typer.Argument(metavar="LETTER…", help="The dead letters' ids, or unique suffixes of them.")
+]
+
+
+async def list_(
+    context: typer.Context,
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only this agent's dead letters.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Also list redriven and dropped dead letters.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """List the messages that agents could not handle, oldest first."""
+    from sidecar.cli.printing.output import Column, Output
+    from sidecar.read.wording import local_time
+
+    out = Output(json)
+    found = await _letters(home_of(context))
+    chosen = [each for each in found if agent in (None, each.agent) and (all_ or each.state == "open")]
+    if json:
+        for letter in chosen:
+            out.object(letter.as_json())
+        return
+    if not chosen:
+        note("There are no dead letters.")
+        return
+    columns = [Column(name) for name in ("letter", "agent", "type", "at", "state")]
+    out.table(
+        (*columns, Column("reason")),
+        [
+            (
+                letter.id if not out.terminal else letter.id[-10:],
+                letter.agent,
+                letter.type,
+                local_time(letter.ts),
+                letter.state if letter.can_redrive or letter.state != "open" else "undecodable",
+                letter.reason[:_LONGEST],
+            )
+            for letter in chosen
+        ],
+    )
+
+
+async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = False) -> None:
+    """Show the input of a dead letter, and why it failed."""
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.records import outline
+
+    out = Output(json)
+    found = _one(await _letters(home_of(context)), letter)
+    if json:
+        out.object({**found.as_json(), "record": found.record.as_json()})
+        return
+    for line in outline({**found.as_json(), **{"payload": found.record.event.payload}}):
+        out.text(line)
+
+
+async def redrive(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
+    """Hand dead letters to their agents again.
+
+    Starts a sidecar if none is running. If a message fails again, it stays a dead letter, and the command exits with 1.
+    """
+    return await _settle(context, "dlq_redrive", letters, json)
+
+
+async def drop(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
+    """Close dead letters without handing them to their agents again. Their records stay in the log.
+
+    Starts a sidecar if none is running.
+    """
+    return await _settle(context, "dlq_drop", letters, json)
+
+
+async def _settle(context: typer.Context, request: str, given: list[str], json: bool) -> int:
+    """Send the sidecar a request for each letter. If the sidecar refuses a letter, continue with the next one."""
+    from bridge.opencode.link.link import RequestError
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.command import complain
+    from sidecar.cli.shared.control import control
+
+    home, out, failed = home_of(context), Output(json), False
+    known = await _letters(home)
+    chosen = list(dict.fromkeys(_one(known, each).id for each in given))
+    async with control(home, _CUT_OFF) as client:
+        for letter in chosen:
+            done: dict[str, Any]
+            try:
+                done = dict(await client.request(request, {"letter": letter}))
+            except RequestError as error:
+                failed = True
+                done = {"letter": letter, "outcome": "failed", "code": error.code, "reason": error.message}
+                if not json:
+                    complain(f"{letter}: {error.message} [{error.code}]")
+            else:
+                if not json:
+                    out.text(f"{letter}: {done['outcome']}")
+            if json:
+                out.object(done)
+    return 1 if failed else 0
+
+
+async def _letters(home: Home) -> list[Letter]:
+    from sidecar.agents.letters import letters_of
+    from streams.log.reader import LogReader
+
+    return await letters_of(LogReader(home.store_path))
+
+
+def _one(letters: list[Letter], given: str) -> Letter:
+    """The letter whose id is, or ends with, ``given``.
+
+    Raises:
+        Failure: there is no such letter, or more than one.
+    """
+    found = [each for each in letters if each.id == given] or [
+        each for each in letters if given and each.id.endswith(given.upper())
+    ]
+    if not found:
+        hint = "`durable-stream dlq list` lists the open dead letters"
+        raise Failure("no-dead-letter", f"no dead letter is named {given[:80]!a}; {hint}")
+    if len(found) > 1:
+        raise Failure(
+            "ambiguous", f"{len(found)} dead letters have an id that ends in {given[:80]!a}; type more of the id"
+        )
+    return found[0]

@@ -1,0 +1,328 @@
+"""``mirror status``, ``verify`` and ``rebuild``: the copy of the log on NATS."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.removing import NOTHING_CHANGED, YesFlag
+
+if TYPE_CHECKING:
+    from bridge.nats.jetstream.sessions import Sessions
+    from sidecar.cli.printing.output import Output
+    from sidecar.config import Config
+    from sidecar.home import Home
+    from sidecar.mirror.verify import MirrorCheck, Verified
+
+SHOWN = 20
+"""Maximum number of differences of one kind printed one by one; --json prints all."""
+
+BAR_RECORDS = 20_000
+"""Minimum number of records for which a comparison shows a progress bar."""
+
+WORDS = {
+    "missing": "missing",
+    "extra": "too many",
+    "changed": "changed",
+    "order": "out of order",
+    "unforgotten": "not forgotten",
+}
+
+
+async def status(context: typer.Context, json: JsonFlag = False) -> int:
+    """Show the progress of the log's copy on NATS.
+
+    Exits with 1 if something keeps the copy from being up to date.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.config import load_config
+
+    home = home_of(context)
+    home.check_owner()
+    config, out = load_config(home.config_path), Output(json)
+    runs = home.running() is not None
+    found = await _ask(home, "mirror") if runs else _at_rest(home, config)
+    if json:
+        out.object(found)
+    else:
+        for name, value in _rows(found, runs=runs):
+            out.prose(f"{name:9}", value, "red" if name == "problem" else "")
+    return 1 if found["problem"] else 0
+
+
+async def verify(context: typer.Context, json: JsonFlag = False) -> int:
+    """Compare the copy of the log on NATS with the log.
+
+    Compares ids, order, subjects, headers and bytes of every message. Messages that the
+    server's limits removed, that the log has pruned, or that the mirror is just about to forget, are not faults.
+    Changes nothing.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.config import load_config
+
+    home = home_of(context)
+    home.check_owner()
+    config, out = load_config(home.config_path), Output(json)
+    from sidecar.cli.shared.nats import connection
+
+    sessions = connection(home, config.nats)
+    try:
+        check = await _check(home, sessions, with_ids=json)
+        check.summary.is_forgetting = await _is_forgetting(home)
+        await _run_check(out, check)
+    finally:
+        await sessions.close()
+    summary = check.summary
+    if json:
+        out.object({"summary": summary.as_json()})
+    else:
+        _verdict(out, summary)
+    return 1 if summary.differences else 0
+
+
+async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag = False) -> int:
+    """Remove this log's messages from NATS and publish them again.
+
+    Messages of other homes on the same server stay. Pruned records that only the copy still has are lost. Without
+    --yes, only prints a preview, which shows how many records would be lost. If the rebuild is interrupted, run it
+    again.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.nats import connection
+    from sidecar.config import load_config
+
+    home = home_of(context)
+    home.check_owner()
+    config, out = load_config(home.config_path), Output(json)
+    sessions = connection(home, config.nats)
+    try:
+        facts = await _before(home, sessions)
+    finally:
+        await sessions.close()
+    if not yes:
+        if json:
+            out.object({**facts, "done": None})
+        else:
+            _tell_before(out, facts)
+            note(NOTHING_CHANGED)
+        return 0
+    done = await _rebuild(out, home)
+    if json:
+        out.object({**facts, "done": done})
+    else:
+        lost = f"; {_messages(facts['pruned'])} of pruned records are lost" if facts["pruned"] else ""
+        out.text(f"the copy is complete again: {_records(facts['records'])} published in order{lost}", "green")
+        out.text("`durable-stream mirror verify` compares it with the log")
+    return 0
+
+
+# --- the mirror's status ---
+
+
+def _at_rest(home: Home, config: Config) -> dict[str, Any]:
+    """The state to show if no sidecar is running: the mirror's last saved position, compared with the log."""
+    from sidecar.cli.shared.nats import at_rest
+
+    found = at_rest(home, config.nats)
+    mirror = found.pop("mirror") or {"state": "off", "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
+    del found["deltas"]
+    return {**found, **mirror}
+
+
+def _rows(found: dict[str, Any], *, runs: bool) -> list[tuple[str, str]]:
+    from sidecar.cli.shared.nats import mirror_words, nats_words
+
+    rows = [("nats", nats_words(found, runs=runs))]
+    if found["mode"] == "off":
+        return rows
+    rows.append(("mirror", mirror_words(found)))
+    if found["lag"]:
+        last = f"position {found['position']} of {found['head']}" if found["position"] >= 0 else "none yet"
+        rows.append(("last", last))
+    if found["rebuild"]:
+        rows.append(("rebuilds", str(found["rebuild"])))
+    if found["problem"]:
+        rows.append(("problem", found["problem"]))
+    return rows
+
+
+# --- comparing ---
+
+
+async def _check(home: Home, sessions: Sessions, *, with_ids: bool) -> MirrorCheck:
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.mirror.verify import MirrorCheck
+    from streams.log.reader import LogReader
+
+    reader = LogReader(home.store_path)
+    return MirrorCheck(reader, _log_id(home), sessions, now_ms=own_identity().now_ms, with_ids=with_ids)
+
+
+async def _is_forgetting(home: Home) -> bool:
+    """Whether a running sidecar is erasing forgotten payloads on the server."""
+    from sidecar.link.client import ClientError
+
+    if home.running() is None:
+        return False
+    try:
+        return bool((await _ask(home, "mirror"))["state"] == "forgetting")
+    except ClientError:
+        return False  # the sidecar ended, or does not answer; then the comparison tells what is there
+
+
+def _log_id(home: Home) -> str:
+    from streams.log.presence import located
+
+    manifest = located(home.store_path)
+    if manifest is None:
+        raise Failure("no-log", f"no log exists in {home.store_path} yet, so nothing is mirrored")
+    return manifest.log_id
+
+
+async def _run_check(out: Output, check: MirrorCheck) -> None:
+    from collections import Counter
+
+    from sidecar.cli.printing.bar import bar
+
+    shown: Counter[str] = Counter()
+    total = check.head + 1
+    with bar(out, "comparing", wanted=total >= BAR_RECORDS) as shown_bar:
+        check.progress = lambda position: shown_bar.set(position + 1, total, "comparing")
+        async for found in check.run():
+            if out.json:
+                out.object({"difference": found.as_json()})
+                continue
+            if found.kind == "unforgotten" and check.summary.is_forgetting:
+                continue
+            shown[found.kind] += 1
+            if shown[found.kind] <= SHOWN:
+                named = f" ({found.events[0]})" if found.events and found.events[0] else ""
+                out.prose("", f"{found}{named}", "red")
+    for kind, count in shown.items():
+        if count > SHOWN:
+            out.text(f"… and {count - SHOWN} more that are {WORDS[kind]}; --json lists them all", "red")
+
+
+def _verdict(out: Output, summary: Verified) -> None:
+    kept = sum(stream.compared for stream in summary.streams)
+    said = [
+        f"{count} {what}"
+        for what, count in (
+            ("expired", sum(stream.expired for stream in summary.streams)),
+            ("of records that the log has pruned", sum(stream.pruned for stream in summary.streams)),
+        )
+        if count
+    ]
+    waiting = f"; {_records(summary.waiting)} not mirrored yet" if summary.waiting else ""
+    if summary.forgetting:
+        text = f"{_messages(summary.forgetting)} with a forgotten payload, which the mirror is erasing now"
+        out.text(f"{text}: see `durable-stream mirror status`", "yellow")
+    if not summary.differences:
+        equals = "otherwise equals" if summary.forgetting else "equals"
+        also = f" (and {', '.join(said)})" if said else ""
+        out.text(
+            f"the copy {equals} the log: {_messages(kept)} of {_records(summary.records)} compared{also}{waiting}",
+            "green",
+        )
+        return
+    told = ", ".join(f"{count} {WORDS[kind]}" for kind, count in summary.kinds.items())
+    out.text(f"the copy differs from the log: {told}; nothing was changed{waiting}", "bold")
+    if summary.is_forgetting:
+        out.text("the mirror is still forgetting: compare again when `durable-stream mirror status` no longer says so")
+    else:
+        out.text("`durable-stream mirror rebuild` publishes this log again")
+
+
+# --- rebuilding ---
+
+
+async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
+    """Preview a rebuild. First reads the log to its end, because a damaged log must not replace the copy on NATS."""
+    from bridge.nats.jetstream.errors import NatsUnavailable
+    from sidecar.mirror.verify import Disturbed
+    from streams.errors import CorruptLog
+    from streams.log.reader import LogReader
+
+    check = await _check(home, sessions, with_ids=False)
+    # Connect first, so that an unreachable server is not reported as an unreadable log.
+    await sessions.get()
+    unreadable = ""
+    try:
+        try:
+            async for _ in check.run():
+                pass
+            records = check.summary.records
+        except (NatsUnavailable, Disturbed) as error:
+            unreadable, records = str(error), 0
+            async for _ in LogReader(home.store_path).read_all():
+                records += 1
+    except CorruptLog as error:
+        raise Failure(
+            error.code,
+            f"{error}; the records after the damage cannot be read, and NATS may have their only copy, so "
+            "nothing was rebuilt; run `durable-stream verify`, then `durable-stream repair`",
+        ) from None
+    streams = check.summary.streams
+    return {
+        "records": records,
+        "messages": sum(stream.messages for stream in streams),
+        "pruned": sum(stream.pruned for stream in streams),
+        "differences": check.summary.differences,
+        "unreadable": unreadable,
+    }
+
+
+def _tell_before(out: Output, facts: dict[str, Any]) -> None:
+    would = f"remove {_messages(facts['messages'])} of this log and publish {_records(facts['records'])} again"
+    if facts["differences"] or facts["unreadable"]:
+        out.text(f"would {would}")
+    else:
+        out.text("the copy already equals the log, so there is nothing to rebuild", "green")
+        out.text(f"a rebuild would still {would}")
+    if facts["unreadable"]:
+        out.prose("", f"the copy could not be read to its end, so it may hold more: {facts['unreadable']}", "yellow")
+    if facts["pruned"]:
+        out.prose(
+            "",
+            f"{_messages(facts['pruned'])} of records that the log has pruned would be lost, because only the copy "
+            "has them",
+            "yellow",
+        )
+
+
+async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
+    import asyncio
+
+    from sidecar.cli.printing.bar import bar
+    from sidecar.cli.shared.control import LOOK_SECONDS, REBUILDING, control
+
+    async with control(home, REBUILDING) as client:
+        answer = await client.request("mirror_rebuild")
+        with bar(out, "publishing") as shown:
+            while answer["running"]:
+                progress = answer["progress"]
+                shown.set(progress["position"] + 1, progress["head"] + 1, "publishing")
+                await asyncio.sleep(LOOK_SECONDS)
+                answer = await client.request("mirror_rebuilding")
+    if answer["failed"]:
+        raise Failure("copy-incomplete", f"the copy is incomplete: {answer['failed']}; the sidecar will retry")
+    return dict(answer["progress"])
+
+
+async def _ask(home: Home, method: str) -> dict[str, Any]:
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.link.client import ControlClient
+    from sidecar.version import VERSION
+
+    async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
+        return dict(await client.request(method))
+
+
+def _records(count: int) -> str:
+    return f"{count} record{'' if count == 1 else 's'}"
+
+
+def _messages(count: int) -> str:
+    return f"{count} message{'' if count == 1 else 's'}"

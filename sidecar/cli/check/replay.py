@@ -1,0 +1,87 @@
+"""``replay``: run an agent again on its recorded inputs, and compare the results with the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.shared.arguments import StreamArgument
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+
+if TYPE_CHECKING:
+    from sidecar.agents.agent import Agent
+    from sidecar.agents.loading import UserAgent
+
+AGENT = "agent/"
+
+
+async def replay(
+    context: typer.Context,
+    stream: StreamArgument,
+    agent: Annotated[
+        list[str] | None,
+        typer.Option("--agent", metavar="MODULE:ATTR", help="Load this agent instead of those in [worker]."),
+    ] = None,
+    json: JsonFlag = False,
+) -> int:
+    """Run an agent again on its recorded inputs and compare the results.
+
+    Compares the agent's outputs, its state after each input, and its snapshot with the log, and shows the first
+    difference. Runs no effects and changes nothing.
+    """
+    from sidecar.agents.replay import replay as replayed
+    from sidecar.background.intents.intents import NAME as INTENTS
+    from sidecar.background.intents.intents import IntentAgent
+    from sidecar.background.intents.state import Limits
+    from sidecar.cli.printing.output import Output
+    from sidecar.config import load_config
+    from sidecar.read.select import find_stream, open_reader
+
+    out, home = Output(json), home_of(context)
+    reader = open_reader(home.store_path)
+    found = await find_stream(reader, stream)
+    name = found.removeprefix(AGENT).removesuffix("/effects")
+    if not found.startswith(AGENT):
+        raise Failure(
+            "no-agent-stream",
+            f"{found} is not the stream of an agent, so there is nothing to run again; only streams named agent/NAME "
+            f"can be replayed. `durable-stream log {found}` shows what is in it",
+        )
+    config = load_config(home.config_path)
+    if name == INTENTS and not agent:
+        one: Agent = IntentAgent(Limits.of(config.phantom))
+    else:
+        one = _agent(name, agent or list(config.worker.agents), home.path)
+    result = await replayed(reader, one)
+    difference = result.difference
+    if json:
+        out.object(result.as_json())
+    elif difference is None:
+        kept = ", and so is its snapshot" if result.snapshot == "equal" else ""
+        out.text(f"agent/{name}: {result.inputs} inputs replayed; every output and state is as recorded{kept}", "green")
+    else:
+        out.text(f"agent/{name}, offset {difference.offset}: {difference.what}", "bold red")
+        out.prose("recorded  ", difference.recorded)
+        out.prose("replayed  ", difference.replayed)
+    return 0 if difference is None else 1
+
+
+def _agent(name: str, specs: list[str], base: Path) -> UserAgent:
+    from sidecar.agents.loading import LoadError, load_agents
+
+    broken = ""
+    for spec in specs:
+        try:
+            (one,) = load_agents([spec], base)
+        except LoadError as error:
+            broken = f"; {error}"
+            continue
+        if one.name == name:
+            return one
+    raise Failure(
+        "unknown-agent",
+        f"no agent is named {name} here{broken}; name it with `--agent MODULE:ATTR`, or in `agents` in [worker] in "
+        "config.toml",
+    )

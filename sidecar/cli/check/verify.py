@@ -1,0 +1,49 @@
+"""``verify``: check every record of the log."""
+
+from __future__ import annotations
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+
+
+async def verify(context: typer.Context, json: JsonFlag = False) -> int:
+    """Check every record of the log.
+
+    Checks each record's checksum and order, each stream's hash chain, and that every batch is complete. Changes
+    nothing.
+    """
+    from sidecar.cli.printing.bar import BAR_BYTES, adding, bar
+    from sidecar.cli.printing.output import Output, held_text
+    from streams.log.presence import kept_hint
+    from streams.log.verify import Verification
+
+    out, home = Output(json), home_of(context)
+    if not home.path.is_dir():
+        raise Failure(
+            "not-found",
+            f"the home {home.path} does not exist, so nothing was verified; choose another home with `--home`",
+        )
+    check = Verification(home.store_path)
+    size = check.size()
+    with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:
+        check.progress = adding(shown, size, "verifying")
+        async for finding in check.run():
+            if json:
+                out.object({"finding": finding.as_json()})
+            else:
+                out.prose("", str(finding), "yellow" if finding.kind == "torn" else "red")
+    summary = check.summary
+    kept = kept_hint(home.store_path) if summary.findings else None
+    if json:
+        out.object({"summary": summary.as_json(), **({} if kept is None else {"hint": kept})})
+    elif not summary.findings:
+        count = "all" if summary.records != 1 else "the"
+        out.text(f"{count} {held_text(summary)} verified", "green")
+    else:
+        faults = f"{summary.findings} finding{'' if summary.findings == 1 else 's'}"
+        out.text(f"{faults} in {held_text(summary)}; nothing was changed", "bold")
+        note("`durable-stream repair --dry-run` shows what can be repaired; for anything else, restore a backup.")
+        if kept is not None:
+            out.prose("", kept)
+    return 1 if summary.findings else 0

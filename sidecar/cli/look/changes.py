@@ -1,0 +1,113 @@
+"""``changes``: the files that agents changed, and who approved what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.shared.arguments import OptionalFamily
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
+from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_here
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sidecar.read.catalog import Catalog
+    from sidecar.read.changes.changes import Changes
+    from streams.errors import CorruptLog
+    from streams.log.reader import LogReader
+    from streams.query import Filter
+    from streams.store import Record
+
+
+async def changes(
+    context: typer.Context,
+    stream: OptionalFamily = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    project: ProjectOption = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N turns.")
+    ] = None,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Also print the diffs; in a pipe, print only the diffs.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Show the files that agents changed, and who approved what.
+
+    Groups the changes by session and turn. Also lists the commands that a person approved or rejected, but not the
+    files that those commands changed, which are unknown.
+    """
+    from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal, print_rows
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.changes.changes import Changes
+    from sidecar.read.select import catalog_of, empty_text, open_reader
+
+    if stream is not None and project is not None:
+        raise typer.BadParameter("give a stream or `--project`, not both")
+    out = Output(json)
+    wanted = filter_of(since=since, until=until)
+    reader = open_reader(home_of(context).store_path)
+    catalog, torn = await catalog_of(reader)
+    chosen = project_or_here(catalog, project, stream)
+    found = Changes(since_ms=wanted.since_ms, until_ms=wanted.until_ms, with_diffs=diff)
+    fault = await _fold(found, await _records(reader, catalog, stream, wanted, chosen))
+    turns = found.turns()[-limit if limit else 0 :]
+    if json:
+        for turn in turns:
+            session = catalog.sessions.get(turn.session)
+            title = session.title if session is not None else ""
+            out.object(turn.as_json() | {"title": title, "directory": catalog.directory(turn.stream)})
+    elif out.terminal:
+        print_on_terminal(out, catalog, turns, with_diffs=diff)
+    elif diff:
+        print_diffs(out, turns)
+    else:
+        print_rows(out, turns)
+    if (fault := fault or torn) is not None:
+        raise fault
+    if not turns:
+        when = "" if since is None and until is None else " in that time"
+        nothing = (
+            NOTHING_THERE.format(project) if not chosen and chosen is not None else f"No agent changed a file{when}."
+        )
+        note(nothing if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
+
+
+async def _records(
+    reader: LogReader, catalog: Catalog, stream: str | None, wanted: Filter, chosen: set[str] | None
+) -> AsyncIterator[Record]:
+    """Yield the records to fold: the records of ``stream``, or of all ``chosen`` streams with records in the wanted
+    period.
+    """
+    from sidecar.read.changes.changes import TYPES
+    from sidecar.read.select import family_of, find_session, records_of
+    from streams.query import Filter
+
+    if stream is not None:
+        stream, session = await find_session(reader, stream)
+        return records_of(reader, await family_of(reader, stream, session=session))
+    if wanted.since_ms is None and chosen is None:
+        return reader.query(Filter(types=TYPES))
+    # A turn may have begun before --since, so read each stream with later records from its beginning.
+    later = tuple(
+        each.id
+        for each in catalog.streams.values()
+        if each.last_ts >= (wanted.since_ms or 0) and (chosen is None or each.id in chosen)
+    )
+    return reader.query(Filter(types=TYPES, streams=later or ("",)))
+
+
+async def _fold(found: Changes, records: AsyncIterator[Record]) -> CorruptLog | None:
+    """Apply every record. Returns the fault that ended reading early, if any."""
+    from streams.errors import CorruptLog
+
+    try:
+        async for record in records:
+            found.apply(record)
+    except CorruptLog as error:
+        return error
+    return None

@@ -1,0 +1,146 @@
+"""``checkpoints``: lists what is waiting for an answer, and answers it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import limit_option
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.background.people.checkpoints import Checkpoint
+    from sidecar.cli.printing.output import Output
+
+WAITS = ("open", "answering")
+
+
+async def checkpoints(
+    context: typer.Context,
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CHECKPOINT]",
+            help="Show this checkpoint in full; give its id, or a unique prefix.",
+            autocompletion=complete.checkpoints,
+        ),
+    ] = None,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--answer",
+            metavar="once|always|reject|TEXT",
+            help="The answer. Repeat the option to add a message after reject, or to answer several questions.",
+        ),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Also list checkpoints that are no longer waiting.")] = False,
+    limit: Annotated[int | None, limit_option("checkpoints")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """List what is waiting for your answer in any session, or give an answer.
+
+    The first answer wins, wherever you give it. A late answer fails with the code already-answered.
+    """
+    from sidecar.background.people.checkpoints import as_row
+    from sidecar.background.reading import read_checkpoints, whole
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.select import empty_text, open_reader
+    from streams.store import NOTHING
+
+    out = Output(json)
+    home = home_of(context)
+    if answer:
+        from sidecar.cli.shared.control import ask
+
+        if checkpoint is None:
+            raise Failure(
+                "no-checkpoint",
+                "name the checkpoint to answer; `durable-stream checkpoints` lists the open checkpoints",
+            )
+        given: dict[str, Any] = {"checkpoint": checkpoint, "answer": answer}
+        if proof := os.environ.get("DURABLE_STREAM_PROOF"):  # from the list in OpenCode's terminal
+            given["proof"] = proof
+        found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")
+        out.object(found) if json else out.text(f"{found['id']} answered: {'; '.join(found['answer'])}")
+        return
+    reader = open_reader(home.store_path)
+    listed = await read_checkpoints(reader)
+    if checkpoint is not None:
+        _show(out, await whole(reader, _named(listed, checkpoint)))
+        return
+    shown = [each for each in listed if all_ or each.state in WAITS][-limit if limit else 0 :]
+    if json:
+        for each in shown:
+            out.object(as_row(each))
+    elif shown:
+        _table(out, shown)
+    else:
+        empty = reader.head == NOTHING
+        note(
+            f"Nothing is waiting for an answer: {empty_text(reader)}." if empty else "Nothing is waiting for an answer."
+        )
+
+
+def _named(listed: list[Checkpoint], given: str) -> Checkpoint:
+    found = [each for each in listed if each.id.startswith(given) or each.request == given]
+    if len(found) != 1:
+        several = "more than one" if found else "no"
+        hint = "`durable-stream checkpoints --all` lists all ids"
+        text = f"{several} checkpoint has an id that begins with {given[:40]!a}; {hint}"
+        raise Failure("no-checkpoint", text)
+    return found[0]
+
+
+def _table(out: Output, listed: list[Checkpoint]) -> None:
+    from sidecar.background.people import teller
+    from sidecar.cli.printing.output import Column
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.asked import on_one_line
+    from sidecar.read.wording import ago
+
+    now = own_identity().now_ms()
+    names = ("id", "kind", "state", "asked", "session")
+    out.table(
+        (*(Column(name) for name in names), Column("what", middle=True)),
+        [
+            (each.id, each.kind, each.state, ago(now - each.opened), each.session[-10:], on_one_line(teller.asks(each)))
+            for each in listed
+        ],
+    )
+
+
+def _show(out: Output, each: Checkpoint) -> None:
+    from sidecar.background.people.checkpoints import as_row
+    from sidecar.background.people.consent import always_text
+    from sidecar.read.wording import local_time, visible
+
+    if out.json:
+        out.object(as_row(each))
+        return
+    out.text(f"{each.id}  {each.kind}  {each.state}")
+    for name, value in (
+        ("session", each.session),
+        ("intent", each.intent),
+        ("asked", local_time(each.opened)),
+        ("expires", each.expires and local_time(each.expires)),
+        ("default", each.default),
+        ("options", ", ".join(each.options)),
+        ("always", always_text(each) and f"allows {always_text(each)}"),
+        ("answer", "; ".join(each.answer)),
+        ("by", " ".join(filter(None, (each.by, _via(each.via))))),
+    ):
+        if value:
+            out.text(f"  {name:<8} {value}")
+    if each.left_out:
+        out.text(f"  {each.left_out} characters are left out: their record was pruned")
+    out.text(f"\n{visible(each.text)}")
+
+
+def _via(via: dict[str, Any]) -> str:
+    """``(command-line, process 123, /dev/pts/3)``."""
+    process = f"process {via['pid']}" if via.get("pid") else ""
+    parts = ", ".join(filter(None, (via.get("channel"), process, via.get("tty"))))
+    return f"({parts})" if parts else ""

@@ -1,0 +1,282 @@
+"""``intents``: lists background work, shows its results, and cancels it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import limit_option
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.removing import NOTHING_CHANGED
+
+if TYPE_CHECKING:
+    from sidecar.background.intents.state import Intent, State
+    from sidecar.cli.printing.output import Output
+    from sidecar.home import Home
+    from streams.log.reader import LogReader
+
+
+async def intents(
+    context: typer.Context,
+    intent: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[INTENT]",
+            help="Show this intent in full; give its id, or a unique prefix.",
+            autocompletion=complete.intents,
+        ),
+    ] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop the intent and everything it started.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the changes in the intent's worktree to your files.")
+    ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print only the changes in the intent's worktree.")] = False,
+    discard: Annotated[
+        bool,
+        typer.Option("--discard", help="Remove an ended intent's saved changes, and its worktree if it was kept."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --discard: do not ask.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also list the background agents that OpenCode started by itself.")
+    ] = False,
+    limit: Annotated[int | None, limit_option("intents")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """List background work, newest last: its state, age, cost, title, and why it failed."""
+    from sidecar.background.intents.rows import as_row, spent_by
+    from sidecar.background.reading import read_intents
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.select import empty_text, open_reader
+    from sidecar.read.wording import visible
+    from streams.store import NOTHING
+
+    out = Output(json)
+    home = home_of(context)
+    if intent is None and (cancel or apply or diff or discard):
+        raise Failure("no-intent", "name the intent; `durable-stream intents` lists all intents")
+    if apply:
+        from sidecar.cli.shared.control import ask
+
+        found = await ask(home, "intent_apply", {"intent": intent}, "it is safe to run the same command again")
+        if json:
+            out.object(found)
+        else:
+            count = found["changes"]["count"]
+            changed = f"{count} {'file' if count == 1 else 'files'} in {found['directory']}"
+            out.text(
+                f"Its changes had already been applied: {changed}." if found["was_applied"] else f"Changed {changed}."
+            )
+        return
+    if discard:
+        await _discard(out, home, str(intent), yes=yes)
+        return
+    if cancel:
+        from sidecar.cli.shared.control import ask
+
+        found = await ask(home, "intent_cancel", {"intent": intent}, "the intent is unchanged")
+        out.object(found) if json else out.text(f"{found['id']} is being cancelled.")
+        return
+    reader = open_reader(home.store_path)
+    state = await read_intents(reader)
+    if intent is not None and diff and not json:
+        out.text(visible((await _diff(_named(state, intent))).rstrip("\n")))
+        return
+    if intent is not None:
+        named = _named(state, intent)
+        _show(out, named, state, await _waits(home, reader, state, named))
+        return
+    listed = list(state.intents.values())[-limit if limit else 0 :]
+    hosts = (await _host_agents(reader))[-limit if limit else 0 :] if everything else []
+    if json:
+        for each in listed:
+            out.object({**as_row(each), "spent": spent_by(state, each.root)})
+        for row in hosts:
+            out.object(row)
+        return
+    if not listed and not hosts:
+        started = "the tool agent_spawn or `durable-stream spawn` starts some"
+        note(f"No background work yet: {started if reader.head > NOTHING else empty_text(reader)}.")
+        return
+    _table(out, listed, hosts)
+
+
+async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
+    from sidecar.cli.shared.control import ask
+
+    retry = "it is safe to run the same command again"
+    found = await ask(home, "intent_discard", {"intent": intent, "preview": not yes}, retry)
+    what = [each for each in (found["ref"], found["worktree"]) if each]
+    if not yes and what and not out.json and sys.stdin.isatty():
+        out.text(f"This removes {' and '.join(what)}. It cannot be undone.")
+        yes = typer.confirm("Remove it?")
+        found = await ask(home, "intent_discard", {"intent": intent}, retry) if yes else found
+    if out.json:
+        out.object({**found, "discarded": yes})
+    elif not what:
+        out.text(f"{found['id']} has nothing to discard.")
+    elif yes:
+        out.text(f"Removed {' and '.join(what)}.")
+    else:
+        out.text(f"This would remove {' and '.join(what)}. {NOTHING_CHANGED}")
+
+
+async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
+    from sidecar.read.host_agents import host_agents
+    from sidecar.read.overview import Overview
+    from sidecar.read.select import catalog_of
+    from streams.query import Filter
+
+    catalog, fault = await catalog_of(reader)
+    overview = Overview()
+    streams = tuple({session.stream for session in catalog.sessions.values() if session.is_background})
+    if streams:
+        async for record in reader.query(Filter(streams=streams)):
+            overview.apply(record)
+    if fault is not None:
+        raise fault
+    return host_agents(overview)
+
+
+async def _diff(intent: Intent) -> str:
+    """The whole diff of an intent's changes. The log has only its beginning, so git is asked."""
+    from sidecar.background.worktrees.worktrees import WorktreeError, whole_diff
+
+    changes = intent.changes
+    if not changes.get("ref"):
+        return ""
+    try:
+        commit = changes.get("commit") or changes["ref"]
+        return await whole_diff(intent.worktree["repository"], intent.worktree["base"], commit)
+    except WorktreeError as error:
+        raise Failure(error.code, f"the changes of {intent.id} cannot be read: {error}") from None
+
+
+def _named(state: State, given: str) -> Intent:
+    found = [intent for intent in state.intents.values() if intent.id.startswith(given)]
+    if len(found) != 1:
+        several = "more than one" if found else "no"
+        text = f"{several} intent has an id that begins with {given[:40]!a}; `durable-stream intents` lists all ids"
+        raise Failure("no-intent", text)
+    return found[0]
+
+
+def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> None:
+    from sidecar.background.intents.waits import remark, state_shown
+    from sidecar.cli.printing.output import Column
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.host_agents import LABEL
+    from sidecar.read.wording import ago, money, rough_span
+
+    now = own_identity().now_ms()
+    columns = (Column("id"), Column("state"), Column("started"), Column("ran", right=True), Column("cost", right=True))
+    rows = []
+    for each in listed:
+        ran = each.ran(now) if each.started is not None else None
+        rows.append(
+            (
+                each.id,
+                state_shown(each.state, len(each.asks)),
+                ago(now - each.created),
+                rough_span(ran) if ran is not None else "-",
+                money(each.cost) if each.cost else "-",
+                " · ".join(filter(None, (remark(each), each.title))),
+            )
+        )
+    for row in hosts:
+        cost = money(row["cost"]) if row["cost"] else "-"
+        title = f"{LABEL} · {row['title']}"
+        rows.append((row["id"], row["state"], ago(now - row["created"]), rough_span(row["ran"]), cost, title))
+    out.table((*columns, Column("what")), rows)
+
+
+async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) -> list[dict[str, str]]:
+    from sidecar.background.intents.budgets import full
+    from sidecar.background.intents.state import Limits
+    from sidecar.background.intents.waits import waits
+    from sidecar.background.reading import read_checkpoints
+    from sidecar.config import ConfigError, load_config
+
+    reached = ""
+    if intent.state == "queued":
+        try:
+            reached = full(state, Limits.of(load_config(home.config_path).phantom), intent)
+        except ConfigError as error:
+            note(f"The limits could not be read: {error}")
+    return waits(intent, reached, await read_checkpoints(reader) if intent.asks else ())
+
+
+def _wait_text(wait: dict[str, str]) -> str:
+    return f"your answer to {wait['id']}: {wait['text']}" if wait["for"] == "answer" else wait["text"]
+
+
+def _place(intent: Intent) -> str | None:
+    """Where the intent edits files; ``None`` if it has not started or has ended."""
+    from sidecar.background.intents.lifecycle import ENDED
+
+    if intent.session is None or intent.state in ENDED:
+        return None
+    return intent.worktree.get("root") or "your files, without a worktree"
+
+
+def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]) -> None:
+    from sidecar.background.intents.lifecycle import ENDED
+    from sidecar.background.intents.rows import as_row, spent_by
+    from sidecar.background.intents.texts import file_text, kept_text, notes_text, overlap_text
+    from sidecar.background.intents.waits import used as used_by
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.wording import amount, local_time, money, rough_span, visible
+
+    notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)
+    if out.json:
+        spent = spent_by(state, intent.root)
+        out.object(
+            {**as_row(intent), "spent": spent, "notice": None if notice is None else notice.state, "waits": waits}
+        )
+        return
+    used = spent_by(state, intent.root)
+    together = f"{used['sessions']} started, {rough_span(used['ran'])}, {amount(used['tokens'])} tokens"
+    out.text(f"{intent.id}  {intent.state}  {intent.title}")
+    if intent.reason:
+        out.text(f"  {intent.reason}")
+    for name, value in (
+        ("session", intent.session),
+        ("parent", intent.parent),
+        ("directory", intent.directory),
+        ("works in", _place(intent)),
+        *(("note", visible(each)) for each in notes_text(intent)),
+        ("registered", local_time(intent.created)),
+        ("used", used_by(intent, own_identity().now_ms())),
+        *(("waits for", _wait_text(each)) for each in waits),
+        ("notice", notice and notice.state),
+        ("its root", f"{together}, {money(used['cost'])}" if used["sessions"] > 1 else None),
+    ):
+        if value:
+            out.text(f"  {name:<11} {value}")
+    for run in intent.setup:
+        ended = "was stopped" if run["code"] is None else f"ended with code {run['code']}" if run["code"] else "done"
+        out.text(f"\nsetup: {visible(run['command'])} ({ended}, {rough_span(round(run['seconds'] * 1000))})")
+        if run["output"].strip():
+            out.text(visible(run["output"].rstrip()))
+    out.text(f"\n{intent.prompt}")
+    if intent.result:
+        out.text(f"\n{intent.result}")
+    for line in overlap_text(intent):
+        out.text(line)
+    if intent.changes.get("ref"):
+        what = "applied" if intent.applied else "not applied; --diff shows them, --apply applies them to your files"
+        out.text(f"\nchanges in its worktree ({what}):")
+        for each in intent.changes["files"]:
+            out.text(f"  {visible(file_text(each))}")
+        if more := intent.changes["count"] - len(intent.changes["files"]):
+            out.text(f"  and {more} more; --diff shows them")
+    elif intent.changes.get("error"):
+        out.text(f"\nIts changes could not be saved: {intent.changes['error']}. They are in {intent.worktree['root']}.")
+    if intent.discarded:
+        out.text("\nIts changes were discarded.")
+    for line in kept_text(intent.changes):
+        out.text(line)
+    if intent.state in ENDED and intent.session is not None:
+        out.text(f"\n`durable-stream spawn --continue {intent.id} 'PROMPT'` goes on with it.")

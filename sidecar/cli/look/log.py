@@ -1,0 +1,209 @@
+"""``log``: what happened in a stream, or in all of them, oldest first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.shared.arguments import OptionalSession
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
+from sidecar.cli.shared.project import ProjectOption
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.records import Lines
+    from sidecar.read.select import Family
+    from streams.log.reader import LogReader
+    from streams.query import Filter
+
+FOLLOWED_LAST = 10
+"""How many of the existing records ``log --follow`` prints first if no stream is named."""
+
+
+async def log(
+    context: typer.Context,
+    stream: OptionalSession = None,
+    from_offset: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="Start at this offset in the stream.")
+    ] = 0,
+    last: Annotated[
+        int | None, typer.Option("--last", "-n", metavar="N", min=0, help="Only the newest N events.")
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Keep printing new records (without STREAM, of all streams) until Ctrl-C."),
+    ] = False,
+    types: TypesOption = None,
+    actors: ActorsOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    project: ProjectOption = None,
+    only: Annotated[bool, typer.Option("--only", help="Leave out streams that were later joined to this one.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Print what happened in a stream, oldest first.
+
+    Includes and numbers child sessions. A session whose parent was unknown has its own stream, which joins its root's
+    stream once the parent is known; such streams are included too. With a child session's id, prints only the records
+    of that session and its descendants. With --follow but no STREAM, keeps printing new records of all streams,
+    including new sessions.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.records import Lines
+    from sidecar.cli.shared.project import newest_stream, newest_text
+    from sidecar.read.select import Ambiguous, SelectError, family_of, find_session, open_reader, pruned_text
+
+    out = Output(json)
+    wanted = filter_of(types=types, actors=actors, since=since, until=until)
+    store = home_of(context).store_path
+    reader = open_reader(store)
+    if stream is not None and project is not None:
+        raise typer.BadParameter("give a stream or `--project`, not both")
+    if stream is None and follow:
+        if from_offset:
+            raise typer.BadParameter("`--from` is an offset in one stream, so name the stream")
+        await _follow_all(reader, store, out, wanted, FOLLOWED_LAST if last is None else last, project)
+        return
+    lines = Lines(out)
+    session = None
+    if stream is None:
+        stream = await newest_stream(reader, project)
+        note(await newest_text(reader, stream))
+    try:
+        stream, session = await find_session(reader, stream)
+    except Ambiguous:
+        raise
+    except SelectError:
+        if not follow:
+            raise
+        note(f"No stream matches {stream!r} yet. Waiting for the stream; press Ctrl-C to stop.")
+    family = await family_of(reader, stream, only=only, session=session)
+    gone = (await reader.removed()).get(stream)
+    if gone is not None and (told := pruned_text(stream, gone)) is not None:
+        note(told)
+    if follow and last is None:
+        await _follow(store, family, lines, out, wanted, from_offset=from_offset)
+        return
+    head = await _print(reader, family, lines, wanted, from_offset, last)
+    if follow:
+        out.flush()
+        await _follow(store, family, lines, out, wanted, after=head)
+    elif not lines.printed and last != 0:
+        fitting = "that matches" if from_offset == 0 else f"that matches at or after offset {from_offset}"
+        note(f"Nothing to print: {stream} has no record {fitting}.")
+    await _note_waiting(reader, out, family.streams)
+
+
+async def _print(
+    reader: LogReader, family: Family, lines: Lines, wanted: Filter, from_offset: int, last: int | None
+) -> int:
+    """Print the existing records; return the position up to which the log was read."""
+    from sidecar.read.select import first, newest, records_of
+    from streams.store import NOTHING
+
+    after = NOTHING
+    head = reader.head
+    if from_offset:
+        start = await first(reader.read(family.stream, from_offset=from_offset))
+        after = head if start is None else start.position - 1
+    if last is None:
+        async for record in records_of(reader, family, up_to=head):
+            lines.learn(record)
+            if record.position > after and wanted.matches(record.event):
+                lines.print(record, family.depth(record), family.place(record))
+        return head
+    kept, fault = await newest(
+        reader, family.filter(wanted), last, lambda record: record.position <= head and record in family, after=after
+    )
+    await lines.look_up(reader, *kept)
+    for record in kept:
+        lines.print(record, family.depth(record), family.place(record))
+    if fault is not None:
+        raise fault
+    return head
+
+
+async def _note_waiting(reader: LogReader, out: Output, streams: set[str] | None) -> None:
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.project import waiting_lines
+    from sidecar.read.select import catalog_of
+
+    catalog, _ = await catalog_of(reader)
+    for line in waiting_lines(catalog, streams, own_identity().now_ms()):
+        if out.terminal:
+            out.prose("", line, "bold yellow")
+        else:
+            note(line)
+
+
+async def _follow(
+    store: Path,
+    family: Family,
+    lines: Lines,
+    out: Output,
+    wanted: Filter,
+    *,
+    from_offset: int = 0,
+    after: int | None = None,
+) -> None:
+    from sidecar.cli.shared.follow import follow
+    from streams.log.reader import LogReader
+    from streams.store import NOTHING
+
+    began = from_offset == 0
+    async for record in follow(store, after=NOTHING if after is None else after):
+        joined = family.apply(record)
+        lines.learn(record)
+        began = began or (record.event.stream_id == family.stream and record.offset >= from_offset)
+        if not began:
+            continue
+        for stream in joined:
+            # Print the earlier records of a stream that has just joined, because they would otherwise never be shown.
+            async for earlier in LogReader(store).read(stream):
+                lines.learn(earlier)
+                if earlier.position < record.position and wanted.matches(earlier.event):
+                    lines.print(earlier, family.depth(earlier), family.place(earlier))
+        if record in family and wanted.matches(record.event):
+            lines.print(record, family.depth(record), family.place(record))
+            out.flush()
+
+
+async def _follow_all(
+    reader: LogReader, store: Path, out: Output, wanted: Filter, last: int, project: str | None
+) -> None:
+    """Print the newest records of all streams, then each new record, with a heading wherever the session changes."""
+    from sidecar.cli.printing.headed import HeadedLines
+    from sidecar.cli.shared.follow import follow
+    from sidecar.cli.shared.project import named_project
+    from sidecar.read.select import catalog_of, empty_text, newest
+    from streams.store import NOTHING
+
+    catalog, fault = await catalog_of(reader)
+    if fault is not None:
+        raise fault
+    lines = HeadedLines(out, catalog, wanted, named_project(project))
+    head = catalog.position
+    if last:
+        kept, fault = await newest(reader, lines.filter(), last, lines.fits)
+        await lines.look_up(reader, *kept)
+        for record in kept:
+            lines.print(record)
+        if fault is not None:
+            raise fault
+    lines.print_waiting()
+    if head == NOTHING:
+        note(f"{empty_text(reader)}. Waiting for the first record.")
+    which = "all sessions" if lines.project is None else f"the sessions in {lines.project.root}"
+    note(f"Following {which}. Press Ctrl-C to stop.")
+    out.flush()
+    async for record in follow(store, after=head):
+        catalog.apply(record)
+        lines.learn(record)
+        if lines.fits(record):
+            await lines.look_up(reader, record)
+            lines.print(record, fresh=True)
+            out.flush()

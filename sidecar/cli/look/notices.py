@@ -1,0 +1,89 @@
+"""``notices`` lists the messages to sessions and to people; ``notify test`` shows whether each channel works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sidecar.cli.shared.arguments import limit_option
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.cli.printing.output import Output
+
+
+async def notices(
+    context: typer.Context, limit: Annotated[int | None, limit_option("messages")] = None, json: JsonFlag = False
+) -> None:
+    """List messages to sessions and alerts for you, newest last, with states, channels and times.
+
+    A message is queued, then sent, then observed. If nobody sees it, the next channel is used.
+    """
+    from sidecar.background.reading import read_notices
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.select import empty_text, open_reader
+    from streams.store import NOTHING
+
+    out = Output(json)
+    reader = open_reader(home_of(context).store_path)
+    rows = (await read_notices(reader))[-limit if limit else 0 :]
+    if json:
+        for row in rows:
+            out.object(row)
+    elif rows:
+        _table(out, rows)
+    else:
+        note(f"No notices yet: {empty_text(reader)}." if reader.head == NOTHING else "No notices yet.")
+
+
+def _table(out: Output, rows: list[dict[str, Any]]) -> None:
+    from sidecar.cli.printing.output import Column
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.wording import ago, one_line
+
+    now = own_identity().now_ms()
+    names = ("id", "kind", "state", "queued", "channels")
+    out.table(
+        (*(Column(name) for name in names), Column("text")),
+        [
+            (
+                row["id"],
+                row["kind"],
+                row["state"],
+                ago(now - row["queued"]),
+                " ".join(f"{each['channel']}={each['state']}" for each in row["channels"]) or "-",
+                one_line(row["text"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+async def notify(
+    context: typer.Context,
+    action: Annotated[
+        Literal["test"], typer.Argument(metavar="test", help="Send a test message to every configured channel.")
+    ],
+    json: JsonFlag = False,
+) -> int:
+    """Test each channel of [notify] by sending a message on it. Exits with 1 if a channel fails."""
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import control
+
+    out = Output(json)
+    async with control(home_of(context), "run the same command again") as client:
+        found = await client.request("notify_test", {})
+        changed = (await client.request("status", {}))["config_changed"]
+    if changed:
+        note("config.toml changed since the sidecar started: run `durable-stream stop`, then run this command again.")
+    if json:
+        out.object(found)
+    for each in found["channels"]:
+        if not json:
+            out.text(f"{each['channel']}: {'works' if each['ok'] else each['error']}")
+    if not json and found["channels"]:
+        out.text(f"turns: {found['turns']}")
+    if not found["channels"] and not changed:
+        note("No channel is configured: set `urls`, `command` or `desktop` in [notify] in config.toml.")
+    return 0 if found["channels"] and all(each["ok"] for each in found["channels"]) else 1

@@ -1,0 +1,110 @@
+"""``read``: prints a session as a conversation."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sidecar.cli.shared.arguments import OptionalSession
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.project import ProjectOption
+
+if TYPE_CHECKING:
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.transcript.model import Reading, Session
+
+
+class Form(StrEnum):
+    """The formats of a transcript."""
+
+    markdown = "markdown"
+    html = "html"
+    json = "json"
+
+
+async def read(
+    context: typer.Context,
+    stream: OptionalSession = None,
+    form: Annotated[
+        Form | None, typer.Option("--format", help="The format to write. The default in a pipe is Markdown.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Show outputs, diffs and reasoning in full.")] = False,
+    children: Annotated[
+        bool, typer.Option("--children", help="Show child sessions inline, at the point where they ran.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write to this file, which must not exist yet; its extension selects the format.",
+        ),
+    ] = None,
+    project: ProjectOption = None,
+    pager: Annotated[bool, typer.Option("--pager/--no-pager", help="Use a pager for long sessions.")] = True,
+    json: JsonFlag = False,
+) -> None:
+    """Read a session as a conversation.
+
+    Shows prompts, complete answers, commands with their output, and edits as diffs. Shows who approved what and
+    how long agents waited for that. Shows only the results of child sessions, unless --children is given.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.transcript import (
+        conversation_of,
+        format_of,
+        is_ending,
+        notes_of,
+        transcript_bytes,
+        written_to,
+    )
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.project import newest_stream, newest_text
+    from sidecar.read.select import family_of, find_session, open_reader
+    from sidecar.read.transcript.model import Reading
+
+    if stream is not None and project is not None:
+        raise typer.BadParameter("give a stream or `--project`, not both")
+    out = Output(json)
+    reader = open_reader(home_of(context).store_path)
+    shown = out.terminal and form is None and output is None
+    session = None
+    if stream is None:
+        stream = await newest_stream(reader, project)
+        if not shown:
+            note(await newest_text(reader, stream))
+    else:
+        stream, session = await find_session(reader, stream)
+    family = await family_of(reader, stream, session=session)
+    roots, fault = await conversation_of(reader, family)
+    notes = await notes_of(reader, stream)
+    reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes)
+    if shown:
+        _show(out, roots, reading, pager=pager)
+    else:
+        named = "json" if json else format_of(form, output)
+        with written_to(output) as file:
+            file.writelines(transcript_bytes(roots, reading, named))
+        if output is not None:
+            hint = (
+                ""
+                if form or json or is_ending(output)
+                else "; for another format, use --format, or a file name that ends in .html or .json"
+            )
+            note(f"Wrote {named} to {output}{hint}.")
+    if fault is not None:
+        raise fault
+
+
+def _show(out: Output, roots: list[Session], reading: Reading, *, pager: bool) -> None:
+    from sidecar.cli.printing.pager import page
+    from sidecar.cli.printing.transcript_text import transcript_rows
+    from sidecar.cli.shared.project import shown_directory
+
+    where = shown_directory(roots[0].directory) if roots else ""
+    rows = transcript_rows(out.console, roots, reading, where)
+    page((out.styled(row) for row in rows), out.console.height, wanted=pager)

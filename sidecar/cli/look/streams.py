@@ -1,0 +1,146 @@
+"""``streams``: every stream of the log, newest first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared.arguments import limit_option
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption
+
+if TYPE_CHECKING:
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.catalog import Catalog
+
+STATUS_STYLES = {"waiting": "bold yellow", "active": "bold green", "unknown": "yellow", "ended": "dim"}
+
+
+FIGURES = ("turns", "records", "sessions", "tokens", "cost")
+PIPED = ("stream", "status", "records", "sessions", "turns", "cost", "first", "last", "directory", "title")
+"""The first line written to a pipe: the names of the tab-separated fields."""
+
+ROOMY = 130
+"""Minimum width, in columns, at which the table has every figure."""
+
+
+async def streams(
+    context: typer.Context,
+    limit: Annotated[int | None, limit_option("streams")] = None,
+    project: ProjectOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also list the streams of agents.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """List the streams of the log, the one with the newest record first.
+
+    Inside a project, lists that project's streams first. Lists agent streams (`agent/NAME`) only with --all.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.project import project_streams, streams_here
+    from sidecar.read.catalog import is_agents
+    from sidecar.read.select import catalog_of, empty_text, open_reader
+
+    out = Output(json)
+    reader = open_reader(home_of(context).store_path)
+    catalog, fault = await catalog_of(reader)
+    removed = await reader.removed()
+    chosen = project_streams(catalog, project)
+    here = streams_here(catalog) if project is None else set()
+    found = [
+        catalog.stream_json(stream_id) | {"pruned": removed[stream_id].first_offset if stream_id in removed else 0}
+        for stream_id in catalog.streams
+        if (chosen is None or stream_id in chosen) and (everything or not is_agents(stream_id))
+    ]
+    found.sort(key=lambda stream: (stream["stream_id"] in here, _last(catalog, stream)), reverse=True)
+    found = found[:limit]
+    if json:
+        for stream in found:
+            out.object(stream)
+    elif found and out.terminal:
+        _stream_table(out, found)
+        _print_waiting(out, catalog, chosen)
+        for text in catalog.loss_texts({stream["stream_id"] for stream in found}):
+            out.prose("", f"something was lost in {text}", "yellow")
+    else:
+        if found:
+            out.cells(*PIPED)
+        for stream in found:
+            _stream_cells(out, stream)
+    if fault is not None:
+        raise fault
+    if (cut_off := await reader.cut_off()) is not None:
+        note(f"{cut_off}.")
+    if not found:
+        elsewhere = chosen is not None and catalog.streams
+        note(NOTHING_THERE.format(project) if elsewhere else f"No streams: {empty_text(reader)}.")
+
+
+def _last(catalog: Catalog, stream: dict[str, Any]) -> int:
+    """The position of the newest record: it tells which stream is newest, also if a clock was set."""
+    return catalog.streams[stream["stream_id"]].last_position
+
+
+def _print_waiting(out: Output, catalog: Catalog, chosen: set[str] | None) -> None:
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.project import waiting_lines
+
+    for line in waiting_lines(catalog, chosen, own_identity().now_ms()):
+        out.prose("", line, STATUS_STYLES["waiting"])
+
+
+def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
+    from sidecar.read.wording import iso_time
+
+    names = ("stream_id", *PIPED[1:6])
+    times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
+    out.cells(*(str(stream[name]) for name in names), *times, stream["directory"], _named(stream))
+
+
+def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
+    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, shortened, shown_end
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.project import shown_directory
+    from sidecar.read.wording import ago, amount, money
+
+    now = own_identity().now_ms()
+    whole_id = out.width >= WHOLE_ID_WIDTH
+    figures = FIGURES if out.width >= ROOMY else FIGURES[:1] if whole_id else ()
+    rows = []
+    for stream in found:
+        tokens = stream["tokens"].get("total") or sum(stream["tokens"].values())
+        shown = {
+            "turns": str(stream["turns"]),
+            "records": amount(stream["records"]),
+            "sessions": str(stream["sessions"]),
+            "tokens": amount(tokens) if tokens else "-",
+            "cost": money(stream["cost"]),
+        }
+        rows.append(
+            [
+                stream["stream_id"] if whole_id else shortened(stream["stream_id"]),
+                stream["status"],
+                ago(now - stream["last_ts"]),
+                *(shown[name] for name in figures),
+                shown_end(shown_directory(stream["directory"]), out.width // 5),
+                _named(stream),
+            ]
+        )
+    columns = [Column("stream"), Column("status", styles=STATUS_STYLES), Column("last")]
+    columns += [Column(name, right=True) for name in figures]
+    out.table([*columns, Column("directory"), Column("title")], rows)
+
+
+def _named(stream: dict[str, Any]) -> str:
+    from sidecar.read.catalog import is_agents
+
+    joined = f" (belongs to {stream['root']})" if stream["root"] else ""
+    if is_agents(stream["stream_id"]):
+        without = "(an agent)"
+    elif stream["stream_id"] == "system":
+        without = "(the sidecar itself)"
+    else:
+        without = "(forgotten)" if stream["forgotten"] else "(its beginning was removed)"
+    pruned = f" ({stream['pruned']} pruned)" if stream["pruned"] else ""
+    pruned += f" ({stream['gaps']} gap{'s'[: stream['gaps'] != 1]})" if stream["gaps"] else ""
+    return f"{stream['title'] or ('' if stream['sessions'] else without)}{joined}{pruned}"

@@ -1,0 +1,86 @@
+"""``why``: what led to an event."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from sidecar.cli.shared.arguments import EventArgument
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from streams.log.reader import LogReader
+    from streams.store import Record
+
+
+async def why(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
+    """Print what led to an event, oldest first.
+
+    Prints the event's cause, the cause of that event, and so on, back to the original input. If a step asked a person
+    something, the question and the answer come before the step.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.records import Lines, begins_a_chain, no_cause
+    from sidecar.read.select import find_event, open_reader
+
+    out = Output(json)
+    reader = open_reader(home_of(context).store_path)
+    chain = await causes(reader, await find_event(reader, event))
+    first = chain[0]
+    if not json and (first.event.causation_id or not begins_a_chain(first)):
+        told = f"(the cause of {first.event.id}: {no_cause(first)})"
+        if out.terminal:
+            out.text(told, "yellow")
+        else:
+            note(told)
+    lines = Lines(out)
+    for depth, record in enumerate(await with_approvals(reader, chain)):
+        await lines.look_up(reader, record)
+        lines.print(record, depth)
+
+
+async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]:
+    """``chain`` with more records: before each step, what the step asked a person for, and the answers."""
+    from sidecar.cli.shared.approvals import asked_for
+
+    known = {record.event.id for record in chain}
+    whole: list[Record] = []
+    for record in chain:
+        whole += [each for each in await asked_for(reader, record) if each.event.id not in known]
+        whole.append(record)
+    return whole
+
+
+async def causes(reader: LogReader, record: Record) -> list[Record]:
+    """``record`` and what led to it, oldest first; ends where a cause is unknown or not in this log.
+
+    Works on a log without an index, too. Most causes are in the stream of their effect, so this function reads that
+    stream twice (for the links, then for the records) instead of reading the log once for each cause.
+    """
+    chain = [record]
+    seen = {record.event.id}
+    while True:
+        if reader.is_indexed:
+            cause = chain[-1].event.causation_id
+            above = await reader.find_event(cause) if cause is not None and cause not in seen else None
+            if above is None:
+                return chain[::-1]
+            seen.add(above.event.id)
+            chain.append(above)
+            continue
+        stream = chain[-1].event.stream_id
+        links = {r.event.id: r.event.causation_id async for r in reader.read(stream)}
+        wanted: list[str] = []
+        cause = chain[-1].event.causation_id
+        while cause in links and cause not in seen:
+            wanted.append(cause)
+            seen.add(cause)
+            cause = links[cause]
+        found = {r.event.id: r async for r in reader.read(stream) if r.event.id in seen} if wanted else {}
+        chain += [found[identifier] for identifier in wanted]
+        elsewhere = await reader.find_event(cause) if cause is not None and cause not in seen else None
+        if elsewhere is None:
+            return chain[::-1]
+        seen.add(elsewhere.event.id)
+        chain.append(elsewhere)

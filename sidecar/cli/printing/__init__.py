@@ -1,0 +1,1 @@
+"""How commands print: tables, records, transcripts, progress and the pager."""

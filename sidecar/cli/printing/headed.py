@@ -1,0 +1,93 @@
+"""Prints records of many sessions, with a heading wherever the session changes, and marks open asks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sidecar.cli.printing.output import Output, shortened
+from sidecar.cli.printing.records import Lines
+from sidecar.cli.shared.identity import own_identity
+from sidecar.cli.shared.project import shown_directory, waiting_lines
+from sidecar.read.background import is_news
+from sidecar.read.catalog import Catalog
+from sidecar.read.projects import Project
+from sidecar.read.select import Family
+from sidecar.read.wording import one_line
+from streams.log.reader import LogReader
+from streams.query import Filter
+from streams.store import Record
+
+WAITING_STYLE = "bold yellow"
+
+
+class HeadedLines:
+    """Prints records of all streams or of one project. The caller keeps ``catalog`` up to date.
+
+    A pipe gets no headings, because each of its lines names the stream.
+    """
+
+    def __init__(self, out: Output, catalog: Catalog, wanted: Filter, project: Project | None) -> None:
+        self._out, self._catalog, self._wanted, self.project = out, catalog, wanted, project
+        self._lines = Lines(out)
+        self._family: Family | None = None
+        self._streams = self._chosen()
+
+    def _chosen(self) -> set[str] | None:
+        return None if self.project is None else self.project.streams(self._catalog)
+
+    def filter(self) -> Filter:
+        """The filter for the records already in the log."""
+        return self._wanted if self._streams is None else replace(self._wanted, streams=tuple(sorted(self._streams)))
+
+    def fits(self, record: Record) -> bool:
+        """True if the record belongs to the project, passes the filter, and is not only bookkeeping of an agent."""
+        if not self._wanted.types and not is_news(record.event.stream_id, record.event.type):
+            return False
+        if self._streams is not None:
+            if record.event.type.startswith(("lifecycle.", "lineage.")):
+                self._streams = self._chosen()
+            if self._streams is None or record.event.stream_id not in self._streams:
+                return False
+        return self._wanted.matches(record.event)
+
+    def learn(self, record: Record) -> None:
+        """See ``Lines.learn``."""
+        self._lines.learn(record)
+
+    async def look_up(self, reader: LogReader, *records: Record) -> None:
+        """See ``Lines.look_up``."""
+        await self._lines.look_up(reader, *records)
+
+    def print(self, record: Record, *, fresh: bool = False) -> None:
+        """Print one record; a ``fresh`` ask is marked as waiting for a person."""
+        root = self._catalog.root_stream(record.event.stream_id)
+        if self._family is None or self._family.stream != root:
+            self._family = Family(root, self._catalog.lineage)
+            self._heading(root)
+        elif record.event.type.startswith(("lifecycle.", "lineage.")):
+            self._family = Family(root, self._catalog.lineage)
+        self._lines.print(record, self._family.depth(record), self._family.place(record))
+        if fresh and record.event.type == "workflow.checkpoint" and self._out.terminal:
+            self._mark(record)
+
+    def print_waiting(self) -> None:
+        """Print a line for each open ask."""
+        if self._out.terminal:
+            for line in waiting_lines(self._catalog, self._streams, own_identity().now_ms()):
+                self._out.prose("", line, WAITING_STYLE)
+
+    def _mark(self, record: Record) -> None:
+        now = own_identity().now_ms()
+        session = self._catalog.sessions.get(str(record.event.payload.get("session")))
+        if session is None or record.event.payload.get("request") not in session.asks:
+            return
+        for line in waiting_lines(self._catalog, {session.stream}, now)[-1:]:
+            self._out.prose("", line, WAITING_STYLE)
+
+    def _heading(self, stream: str) -> None:
+        if not self._out.terminal:
+            return
+        own = self._catalog.own_session(stream)
+        title = one_line(own.title) if own is not None else ""
+        parts = (shown_directory(self._catalog.directory(stream)), title, shortened(stream))
+        self._out.line([(" · ".join(filter(None, map(one_line, parts))), "bold blue")])

@@ -1,0 +1,227 @@
+"""Printing records: a readable line on a terminal, tab-separated fields in a pipe, JSON when asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sidecar.cli.printing.output import Output, fitted, marked, padded
+from sidecar.read.asked import CHECKPOINT
+from sidecar.read.background import Tone
+from sidecar.read.describe import LONGEST, Line, describe
+from sidecar.read.timing import Timing
+from sidecar.read.wording import iso_time, local_time, one_line, printable
+from streams.query import Filter, value_with
+from streams.store import Record
+
+if TYPE_CHECKING:
+    from streams.event import StreamEvent
+    from streams.log.reader import LogReader
+
+STYLES: dict[Tone, str] = {
+    "input": "bold cyan",
+    "output": "",
+    "good": "green",
+    "bad": "red",
+    "asks": "yellow",
+    "quiet": "dim",
+    "plain": "",
+}
+
+SHORT_ID = 6
+"""How many of an event id's last characters a terminal shows: enough to name the event in `show` and `why`."""
+
+ROOMY = 100
+"""Minimum width, in columns, at which two spaces separate the columns of a record."""
+
+MOST_LINES: dict[Tone, int] = {"input": 3, "output": 3, "asks": 10, "bad": 3}
+"""Maximum number of lines on a terminal for texts of people and agents, for faults, and for asks that a person decides.
+
+All other records get one line.
+"""
+
+_PLACE_STYLES = ("magenta", "blue", "green", "yellow", "cyan")
+LABEL_WIDTH = 9
+
+PIPED = ("time", "stream", "offset", "event", "actor", "type", "text")
+"""The names of the tab-separated fields: the first line written to a pipe."""
+
+LEARNED = ("turn.started", CHECKPOINT)
+"""The types of the records that durations depend on."""
+
+_BEFORE = 24
+"""How many characters are shown before a match that is not in the line itself."""
+
+EXCERPT_INDENT = 10
+
+
+class Lines:
+    """Prints records one after another; a terminal gets a heading where the day changes.
+
+    A pipe gets a header, then tab-separated fields: time, stream, offset, event id, actor, type and text.
+    ``with_stream`` shows the stream on a terminal, too; ``found`` is a text that a terminal shows highlighted.
+    """
+
+    def __init__(self, out: Output, *, with_stream: bool = False, found: str | None = None) -> None:
+        self._out, self._with_stream, self._found = out, with_stream, found
+        self._day = ""
+        self._timing = Timing()
+        self._has_newest = self._has_all = False
+        self.printed = 0
+
+    def learn(self, record: Record) -> None:
+        """Take a record that is not printed but may show how long a printed record's turn took, or how long the record
+        waited.
+        """
+        self._timing.apply(record)
+
+    async def look_up(self, reader: LogReader, *records: Record) -> None:
+        """Read from the log what ``print`` needs for ``records``, unless it is known already.
+
+        Without an index, the first call reads from the end of the log back to the causes, and the next one reads the
+        whole log, once. So give all records at once if they are known.
+        """
+        if self._out.json:
+            return
+        for record in records:
+            self.learn(record)
+        lacking = [each.event for each in records if self._timing.lacks(each.event) and each.event.causation_id]
+        if reader.is_indexed:
+            for event in lacking:
+                await self._learn_cause(reader, event)
+        elif lacking and not self._has_all:
+            self._has_all = self._has_newest or not await self._learn_back(reader, lacking)
+            self._has_newest = True
+            if self._has_all:
+                async for record in reader.query(Filter(types=LEARNED)):
+                    self.learn(record)
+
+    async def _learn_cause(self, reader: LogReader, event: StreamEvent) -> None:
+        cause = event.causation_id
+        if cause is not None and event.type == "turn.ended":
+            if (start := await reader.find_event(cause)) is not None:
+                self.learn(start)
+            return
+        # The turn is the cause of a step and of its permission request, which is the cause of the answer.
+        async for asked in reader.query(Filter(types=(CHECKPOINT,), causation_id=cause)):
+            self.learn(asked)
+            async for answer in reader.query(Filter(types=(CHECKPOINT,), causation_id=asked.event.id)):
+                self.learn(answer)
+
+    async def _learn_back(self, reader: LogReader, lacking: list[StreamEvent]) -> bool:
+        """Learn from the end of the log back to the causes of ``lacking``; false if that end is damaged."""
+        causes = {event.causation_id for event in lacking}
+        seen: list[Record] = []
+
+        def is_cause(record: Record) -> bool:
+            if record.event.type in LEARNED:
+                seen.append(record)
+            return record.event.id in causes
+
+        streams = tuple({event.stream_id for event in lacking})
+        found = await reader.newest(Filter(streams=streams), len(causes), fits=is_cause)
+        for record in reversed(seen):
+            self.learn(record)
+        return found is not None
+
+    def print(self, record: Record, depth: int = 0, place: str = "") -> None:
+        """Print one record; ``depth`` indents the records of child sessions, and ``place`` (such as ``2.1``) identifies
+        the session."""
+        self.learn(record)
+        event = record.event
+        if not self.printed and not self._out.json and not self._out.terminal:
+            self._out.cells(*PIPED)
+        self.printed += 1
+        if self._out.json:
+            self._out.object(record.as_json())
+            return
+        line = describe(event, took_ms=self._timing.took_ms(event), waited_ms=self._timing.waited_ms(event))
+        if self._out.terminal:
+            self._on_terminal(record, line, depth, place)
+        else:
+            self._out.cells(
+                iso_time(event.ts), event.stream_id, str(record.offset), event.id, event.actor, event.type, str(line)
+            )
+
+    def _on_terminal(self, record: Record, line: Line, depth: int, place: str) -> None:
+        event = record.event
+        day = local_time(event.ts, "%A, %d %B %Y")
+        if day != self._day:
+            self._day = day
+            self._out.text(day, "bold")
+        roomy = self._out.width >= ROOMY
+        gap = "  " if roomy else " "
+        style = STYLES[line.tone]
+        strong = style if style in ("dim", "bold cyan") else f"bold {style}".strip()
+        parts = [(f"{local_time(event.ts, '%H:%M:%S')}{gap}{event.id[-SHORT_ID:]}{gap}", "dim")]
+        if self._with_stream:
+            parts.append((f"{event.stream_id[-10:]:10}{gap}", "dim"))
+        parts.append((fitted(event.actor, 12 if roomy else 8) + gap, "cyan" if event.actor == "user" else ""))
+        if place:
+            number = int(place.partition(".")[0]) - 1
+            parts.append((f"{place:{2 * depth - 1}} ", _PLACE_STYLES[number % len(_PLACE_STYLES)]))
+        else:
+            parts.append(("  " * depth, ""))
+        parts.append((padded(one_line(line.label), LABEL_WIDTH), strong))
+        if line.text:
+            parts[-1] = (parts[-1][0] + " ", strong)
+        seen = self._out.lines(parts, line.text, style, most=MOST_LINES.get(line.tone, 1), mark=self._found)
+        if self._found and not seen and self._found.casefold() not in f"{event.actor} {line.label}".casefold():
+            self._excerpt(event, self._found)
+
+    def _excerpt(self, event: StreamEvent, found: str) -> None:
+        """Print a line with the value that contains ``found``, if the line of the event does not show ``found``."""
+        value = value_with(event.payload, found)
+        if value is None:
+            return
+        at = max(value.casefold().find(found.casefold()) - _BEFORE, 0)
+        shown = ("…" if at else "") + one_line(value[at : at + LONGEST])
+        self._out.line([(" " * EXCERPT_INDENT, ""), *marked(shown, "dim", found)])
+
+
+def outline(value: Any, indent: str = "") -> list[str]:
+    """A JSON value as indented ``key: value`` lines; a text of several lines keeps its line breaks and is marked with a
+    bar.
+    """
+    if isinstance(value, dict):
+        return [
+            line for key, inner in value.items() for line in _entry(f"{indent}{one_line(str(key))}:", inner, indent)
+        ]
+    if isinstance(value, list):
+        return [line for inner in value for line in _entry(f"{indent}-", inner, indent)]
+    return [f"{indent}{_scalar(value)}"]
+
+
+def _entry(label: str, inner: Any, indent: str) -> list[str]:
+    if isinstance(inner, dict | list) and inner:
+        return [label, *outline(inner, indent + "  ")]
+    if isinstance(inner, str) and "\n" in inner.strip("\n"):
+        return [label, *(f"{indent}  | {line}" for line in printable(inner).rstrip("\n").split("\n"))]
+    return [f"{label} {_scalar(inner)}"]
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return printable(value).rstrip("\n") or '""'
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return "{}" if value == {} else "[]" if value == [] else str(value)
+
+
+__all__ = ["SHORT_ID", "STYLES", "Line", "Lines", "outline"]
+
+
+def no_cause(record: Record) -> str:
+    """Why no cause is shown: the cause is not in this log, does not exist, or is unknown."""
+    if record.event.causation_id:
+        return f"{record.event.causation_id}, which is not in this log"
+    return "none: it begins a chain" if begins_a_chain(record) else "unknown"
+
+
+def begins_a_chain(record: Record) -> bool:
+    """True if the record cannot have a cause in the log: what a person did, a root session, or a link's own event."""
+    event = record.event
+    if event.type.startswith("lifecycle.session."):
+        return not event.payload.get("parent")
+    if event.actor == "user" and event.metadata.get("role") == "input":
+        return True  # a command that a person gave
+    return event.type in ("human.input", "lineage.linked", "capture.gap", "opencode.unreadable")

@@ -1,0 +1,116 @@
+"""Makes a transcript of a stream and writes it in the requested format."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from sidecar.cli.shared.command import Failure
+from sidecar.read.wording import printable
+
+if TYPE_CHECKING:
+    from sidecar.read.select import Family
+    from sidecar.read.transcript.model import Reading, Session
+    from streams.errors import CorruptLog
+    from streams.log.reader import LogReader
+
+FORMATS = ("markdown", "html", "json")
+_ENDINGS = {
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".html": "html",
+    ".htm": "html",
+    ".json": "json",
+    ".jsonl": "json",
+}
+
+
+def format_of(given: str | None, output: Path | None) -> str:
+    """The format to write: the given format, or else the format that the file's ending selects, or else Markdown."""
+    return given or _ENDINGS.get(output.suffix.lower() if output is not None else "", "markdown")
+
+
+def is_ending(output: Path) -> bool:
+    """True if the ending of a file's name selects a format."""
+    return output.suffix.lower() in _ENDINGS
+
+
+async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Session], CorruptLog | None]:
+    """The top-level sessions of the streams in ``family``, and the fault that ended reading early, if any."""
+    from sidecar.read.select import records_of
+    from sidecar.read.transcript.conversation import Conversation
+    from streams.errors import CorruptLog
+
+    conversation = Conversation()
+    try:
+        async for record in records_of(reader, family):
+            conversation.apply(record)
+    except CorruptLog as error:
+        return conversation.roots, error
+    return conversation.roots, None
+
+
+async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
+    """The notes for the top of the transcript: that its beginning was pruned, and what was lost in it."""
+    from sidecar.read.select import catalog_of, pruned_text
+
+    gone = (await reader.removed()).get(stream)
+    told = pruned_text(stream, gone) if gone is not None else None
+    catalog, _ = await catalog_of(reader)
+    losses = (f"something was lost in {text}" for text in catalog.loss_texts({stream}))
+    return (*([told] if told is not None else ()), *losses)
+
+
+def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Iterator[bytes]:
+    """The transcript in one of ``FORMATS``, a line or more at a time."""
+    if form == "json":
+        from sidecar.cli.printing.output import json_line
+
+        yield from map(json_line, roots)
+        return
+    lines: Iterable[str]
+    if form == "html":
+        from sidecar.read.transcript.html import html_lines
+
+        lines = html_lines(roots, reading)
+    else:
+        from sidecar.read.transcript.markdown import markdown_lines
+
+        lines = markdown_lines(roots, reading)
+    for line in lines:
+        # The texts are already harmless. ``printable`` is a second safeguard, for a file shown in a terminal.
+        yield f"{printable(line)}\n".encode(errors="replace")
+
+
+@contextmanager
+def written_to(output: Path | None) -> Iterator[IO[bytes]]:
+    """Stdout, or a new file that only its owner can read. The file is removed if it cannot be completed.
+
+    Raises:
+        Failure: the file already exists.
+    """
+    if output is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        # Only the user may read the file, because it shows what agents saw and wrote.
+        file = open(output, "xb", opener=_private)  # noqa: SIM115 - closed below, removed on failure
+    except FileExistsError:
+        raise Failure("exists", f"{output} already exists and is not overwritten; choose another `--output`") from None
+    try:
+        with file:
+            yield file
+    except BaseException:
+        output.unlink(missing_ok=True)  # a partial file would look like a complete one
+        raise
+
+
+def _private(path: str, flags: int) -> int:
+    import os
+
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -1,0 +1,189 @@
+"""``forget``: erase what was said and done in a session. Without ``--yes`` it prints a preview."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.removing import (
+    NOTHING_CHANGED,
+    SHOWN_STREAMS,
+    YesFlag,
+    note_move,
+    other_copies,
+    records_text,
+    streams_text,
+)
+
+if TYPE_CHECKING:
+    from sidecar.cli.printing.output import Output
+    from sidecar.home import Home
+    from sidecar.read.select import AllPruned
+    from streams.log.reader import LogReader
+
+
+async def forget(
+    context: typer.Context,
+    session: Annotated[
+        str,
+        typer.Argument(
+            metavar="SESSION",
+            help="A session's id, or a unique prefix or suffix of it.",
+            autocompletion=complete.streams,
+        ),
+    ],
+    yes: YesFlag = False,
+    json: JsonFlag = False,
+) -> int:
+    """Erase what was said and done in a session.
+
+    SESSION is a root session or a child session. Replaces its payloads, and those of its child sessions, with digests
+    everywhere in the home, and deletes an old store that a migration left behind. The records stay, with their times
+    and types, and the log still passes verification. This cannot be undone. Without --yes, only prints a preview.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.select import AllPruned, find_session, open_reader
+
+    home, out = home_of(context), Output(json)
+    home.check_owner()
+    reader = open_reader(home.store_path)
+    try:
+        stream, child = await find_session(reader, session)
+    except AllPruned as pruned:
+        return _tell_pruned(out, home, pruned, yes=yes)
+    would = await _would_forget(reader, stream, child)
+    is_done = not would["records"] and not await reader.is_removing()
+    streams, named = would["streams"], would["streams"] if child is None else [child]
+    refused = [] if yes or is_done else await _refusals(reader, {*streams, stream})
+    if would["unfinished"] and not yes:
+        refused.append(f"because background work has not ended: {', '.join(would['unfinished'])}")
+    await reader.close()
+    if not yes:
+        if json:
+            out.object(would | {"refused": refused, "done": None})
+        else:
+            _show_forget(out, would)
+            _note_old_store(home)
+            for why in refused:
+                note(f"`forget` would be refused now, {why}.")
+            changed = "Nothing was changed." if refused else NOTHING_CHANGED
+            note("Nothing to forget." if is_done else changed)
+        return 0
+    if is_done:
+        return _tell_forgotten(out, named)
+    from sidecar.cli.shared.control import REMOVING, ask
+
+    sessions = [each["id"] for each in would["sessions"]]
+    done = await ask(home, "forget", {"streams": streams, "sessions": sessions}, REMOVING)
+    if json:
+        out.object({"streams": streams, "done": done})
+    else:
+        out.prose("", f"forgot the payloads of {records_text(done['records'])} in {', '.join(named)}")
+        note("OpenCode's own database still has them: delete the session there, too.")
+        note_move(done)
+    return 0
+
+
+def _note_old_store(home: Home) -> None:
+    from streams.log.directory import read_manifest
+
+    manifest = read_manifest(home.store_path)
+    if manifest is not None and manifest.kept is not None:
+        note(f"The old {manifest.kept.backend} store, which a migration kept, is deleted too.")
+
+
+async def _would_forget(reader: LogReader, stream: str, child: str | None) -> dict[str, Any]:
+    """``{streams, records, sessions, beside, unfinished}``: ``streams`` are forgotten completely; ``records`` counts
+    the forgotten payloads in all streams, ``beside`` those of background work, questions and messages. ``unfinished``:
+    the background work that has not ended.
+
+    ``sessions`` lists the forgotten sessions, the named one first. For a child session ``streams`` is empty.
+    """
+    from sidecar.care.retaining import records_to_forget, streams_beside, words_beside
+    from sidecar.read.select import Family, catalog_of
+
+    catalog, _ = await catalog_of(reader)
+    known = catalog.lineage.sessions
+    if child is None:
+        streams = sorted(Family(stream, catalog.lineage).streams, key=lambda name: (name != stream, name))
+        ids = [id_ for name in streams if (found := catalog.streams.get(name)) is not None for id_ in found.sessions]
+    else:
+        streams, ids = [], [child]
+        for id_ in ids:  # the loop also visits the descendants that it appends
+            ids += [session.id for session in known.values() if session.parent == id_ and session.id not in ids]
+    sessions = [
+        {"id": id_, "title": catalog.sessions[id_].title, "parent": known[id_].parent if id_ in known else None}
+        for id_ in ids
+    ]
+    beside = await words_beside(reader, ids)
+    records = len(beside.positions)
+    async for _record in records_to_forget(reader, streams, ids, streams_beside(known, streams, ids), beside.ids):
+        records += 1
+    about = {"beside": len(beside.positions), "unfinished": beside.unfinished}
+    return {"streams": sorted(streams), "records": records, "sessions": sessions, **about}
+
+
+async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
+    """The reasons why ``forget`` would be refused now. Each one completes the sentence "it will be refused …".
+
+    Takes no lock and writes nothing.
+    """
+    from sidecar.care.retaining import busy_streams, streams_of_agents
+    from sidecar.care.upkeep import restore
+    from sidecar.cli.shared.identity import own_identity
+    from streams.errors import CorruptLog
+
+    found = []
+    if agents := streams_of_agents(streams):
+        found.append(f"because it cannot erase an agent's own stream: {', '.join(agents)}")
+    try:
+        state, _ = await restore(reader)
+        if busy := await busy_streams(reader, state, streams, now_ms=own_identity().now_ms()):
+            found.append(f"because a turn is in progress in {', '.join(busy)}: wait until the turn has ended")
+    except CorruptLog as error:
+        found.append(f"because the log is damaged: {error}")
+    return found
+
+
+def _show_forget(out: Output, would: dict[str, Any]) -> None:
+    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, shortened
+
+    sessions, streams = would["sessions"], would["streams"]
+    short = out.terminal and out.width < WHOLE_ID_WIDTH
+    shown = sessions if not out.terminal else sessions[:SHOWN_STREAMS]
+    rows = [(shortened(s["id"]) if short else s["id"], "child" if s["parent"] else "", s["title"]) for s in shown]
+    if rows:
+        out.table([Column("session"), Column("kind"), Column("title")], rows)
+    if len(sessions) > len(shown):
+        out.text(f"… and {len(sessions) - len(shown)} more", "dim")
+    children = sum(session["parent"] is not None for session in sessions[0 if streams else 1 :])
+    below = {0: "", 1: " and its child session"}.get(children, f" and its {children} child sessions")
+    named = sessions[0]["id"] if not streams else streams[0] if len(streams) == 1 else streams_text(len(streams))
+    about = "about its background work, questions and messages"
+    beside = f", {would['beside']:,} of them {about}" if would["beside"] else ""
+    out.prose("", f"would forget the payloads of {records_text(would['records'])} in {named}{below}{beside}")
+
+
+def _tell_forgotten(out: Output, streams: list[str]) -> int:
+    """Report success, because the payloads are already gone and there is nothing to do."""
+    if out.json:
+        out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
+    else:
+        out.prose("", f"nothing to forget: the payloads in {', '.join(streams)} have already been forgotten")
+    return 0
+
+
+def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
+    """Report that the records to forget were already pruned. The old store of a migration is gone, too, so nothing is
+    left to do."""
+    if out.json:
+        done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
+        out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))
+        return 0
+    out.prose("", f"{pruned}; nothing of it is left to forget")
+    for copy in other_copies(home):
+        note(copy)
+    return 0

@@ -1,0 +1,209 @@
+"""``prune``: remove old sessions from the log. Without ``--yes`` it prints a preview."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared.arguments import streams_option
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.removing import (
+    NOTHING_CHANGED,
+    SHOWN_STREAMS,
+    YesFlag,
+    note_move,
+    other_copies,
+    records_text,
+    streams_text,
+)
+
+if TYPE_CHECKING:
+    from sidecar.cli.printing.output import Output
+    from sidecar.home import Home
+    from streams.log.prune_plan import PruneRequest
+
+
+async def prune(
+    context: typer.Context,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE", help="Remove sessions whose last record is older than this, for example 12h or 30d."
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Remove the oldest sessions until the log is at most this size, for example 500MB or 2GiB.",
+        ),
+    ] = None,
+    streams: Annotated[list[str] | None, streams_option("Remove this stream; repeatable.")] = None,
+    yes: YesFlag = False,
+    json: JsonFlag = False,
+) -> int:
+    """Remove old sessions from the log.
+
+    Removes only whole, finished sessions. The rest of the log still passes verification. If an event of a removed
+    session is sent again, it is still recognised as a duplicate. Without --yes, only prints a preview.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.select import AllPruned, find_stream, open_reader
+    from streams.log.prune_plan import PruneRequest
+
+    home = home_of(context)
+    if older_than is None and max_bytes is None and not streams:
+        raise typer.BadParameter("choose what to remove: `--older-than AGE`, `--max-bytes SIZE` or `--stream STREAM`")
+    older_than_ms, most = _age(older_than), _size(max_bytes)
+    home.check_owner()
+    named: list[str] = []
+    already: dict[str, str] = {}
+    if streams:
+        reader = open_reader(home.store_path)
+        for stream in streams:
+            try:
+                named.append(await find_stream(reader, stream))
+            except AllPruned as pruned:
+                named.append(pruned.stream)
+                already[pruned.stream] = f"{pruned}; nothing of it is left to remove"
+        await reader.close()
+    out = Output(json)
+    _need_log(home)
+    titles = await _titles(home) if yes and not json else {}  # read the titles before their streams are removed
+    request = PruneRequest(older_than_ms, most, tuple(named))
+    answer = await (_prune if yes else _preview)(home, request)
+    plan, done = answer["plan"], answer["done"]
+    if json:
+        out.object(answer)
+    else:
+        if not yes and (plan["cuts"] or plan["kept"]):
+            titles = await _titles(home)  # this reads the log once more if it has no saved catalog
+        _show(out, plan, done, titles, already)
+        if plan["cuts"] or already:
+            for copy in other_copies(home):
+                note(copy)
+        if done is None and plan["cuts"]:
+            note(NOTHING_CHANGED)
+    return 0
+
+
+async def _titles(home: Home) -> dict[str, str]:
+    """The title of each stream's root session; a stream that cannot be read has no title."""
+    from sidecar.read.select import catalog_of
+    from streams.errors import StoreLocked, StreamError
+    from streams.log.reader import LogReader
+
+    try:
+        reader = LogReader(home.store_path)
+        catalog, _ = await catalog_of(reader)
+        await reader.close()
+    except StoreLocked:
+        raise  # the removal would only wait for the same lock again
+    except (StreamError, OSError):
+        return {}  # the error is reported when the log is opened for the removal
+    return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}
+
+
+def _age(text: str | None) -> int | None:
+    from streams.query import parse_moment
+
+    if text is None:
+        return None
+    now = 2**52
+    try:
+        age = now - parse_moment(text, now)
+    except ValueError:
+        age = -1
+    if age < 0 or not text.strip()[-1:].isalpha():
+        raise typer.BadParameter(f"{text!r} is not an age: write 90s, 30m, 12h or 30d", param_hint="--older-than")
+    return age
+
+
+def _size(text: str | None) -> int | None:
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    if text is None:
+        return None
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise typer.BadParameter(f"{text!r} is not a size: write 500MB or 2GiB", param_hint="--max-bytes") from None
+
+
+async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from sidecar.cli.shared.control import REMOVING, ask
+
+    return await ask(home, "prune", {"request": asdict(request)}, REMOVING)
+
+
+async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
+    """Preview what would be removed. Writes nothing, because the home may be read-only."""
+    from sidecar.care.retaining import plan_prune
+    from sidecar.care.upkeep import restore
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.select import open_reader
+
+    reader = open_reader(home.store_path)
+    try:
+        state, _ = await restore(reader)
+        plan = await plan_prune(reader, state, request, now_ms=own_identity().now_ms())
+        if (unfinished := await reader.cut_off()) is not None:
+            note(unfinished)
+    finally:
+        await reader.close()
+    return {"plan": plan.as_json(), "done": None}
+
+
+def _need_log(home: Home) -> None:
+    from streams.log.presence import located
+
+    if located(home.store_path) is None:
+        raise Failure("no-log", f"no log exists in {home.store_path} yet, so there is nothing to remove")
+
+
+def _show(
+    out: Output, plan: dict[str, Any], done: dict[str, Any] | None, titles: dict[str, str], already: dict[str, str]
+) -> None:
+    """Print a preview or a result. ``already`` has texts for streams that were pruned before and so are not in the
+    plan."""
+    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, shortened
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.wording import ago, bytes_text, iso_time
+
+    now = own_identity().now_ms()
+    short = out.terminal and out.width < WHOLE_ID_WIDTH
+    for title, items in (("", plan["cuts"]), ("kept, because they are still needed:", plan["kept"])):
+        if items and title:
+            out.text(title)
+        if items:
+            columns = [Column("stream"), Column("last record"), Column("records", right=True)]
+            columns += [Column("size", right=True), Column("why"), Column("title")]
+            rows = [
+                (
+                    shortened(item["stream_id"]) if short else item["stream_id"],
+                    ago(now - item["last_ts"]) if out.terminal else iso_time(item["last_ts"]),
+                    str(item["records"]),
+                    bytes_text(item["bytes"]),
+                    item["why"],
+                    titles.get(item["stream_id"], ""),
+                )
+                for item in (items if not out.terminal else items[:SHOWN_STREAMS])
+            ]
+            out.table(columns, rows)
+            if out.terminal and len(items) > SHOWN_STREAMS:
+                out.text(f"… and {len(items) - SHOWN_STREAMS} more", "dim")
+    for stream in plan["unknown"]:
+        out.prose("", already.get(stream, f"{stream} has no records (any more)"), "yellow")
+    if not plan["cuts"]:
+        note("Nothing to remove.")
+    elif done is None:
+        what = f"{records_text(plan['records'])} in {streams_text(len(plan['cuts']))}"
+        out.text(f"would remove {what}, {bytes_text(plan['bytes'])}")
+    else:
+        out.text(
+            f"removed {records_text(done['records'])} in {streams_text(done['streams'])}, {bytes_text(done['bytes'])}"
+        )
+        note_move(done)

@@ -1,0 +1,63 @@
+"""``serve``: run the sidecar in the foreground."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sidecar.cli.shared.command import complain, home_of
+
+
+async def serve(
+    context: typer.Context,
+    idle_exit: Annotated[
+        bool, typer.Option("--idle-exit", help="Exit when idle. The plugin uses this option.")
+    ] = False,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Use a reproducible clock and ids, for tests; the log must be empty."),
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --deterministic: the seed for the ids.")] = 0,
+) -> int:
+    """Run the sidecar until it is stopped.
+
+    The OpenCode plugin starts a sidecar automatically when none is running.
+    """
+    if seed and not deterministic:
+        raise typer.BadParameter("`--seed` needs `--deterministic`")
+    home = home_of(context)
+    home.check_owner()
+    if idle_exit and home.running() is not None:
+        return 0  # several shims may start a sidecar at the same time, and the later ones should exit at once
+
+    from sidecar.app import serve as run
+    from sidecar.care.logs import note_failure
+    from sidecar.config import load_config
+    from sidecar.home import HomeLocked
+
+    def announce(port: int) -> None:
+        if not idle_exit:
+            from sidecar.cli.printing.output import Output
+
+            out = Output()
+            out.text(f"serving {home.path} on port {port}; press Ctrl-C to stop")
+            out.flush()
+
+    try:
+        config = load_config(home.config_path)
+        return await run(
+            home,
+            config,
+            seed=seed if deterministic else None,
+            idle_exit=idle_exit,
+            announce=announce,
+            complain=complain,
+        )
+    except HomeLocked:
+        raise
+    except Exception as error:
+        # If a shim started the sidecar, nobody reads stderr, so the reason must also be in the log.
+        if home.was_used():
+            note_failure(home, error)
+        raise

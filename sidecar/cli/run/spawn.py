@@ -1,0 +1,180 @@
+"""``spawn``: start background work from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.background.intents.state import Intent, State
+    from sidecar.home import Home
+
+LOOK_SECONDS: Final = 2.0
+"""How long, after the start of the work, the command waits for a failure that comes at once, such as a wrong key."""
+
+START_SECONDS: Final = 6.0
+"""How long the command waits for that start: an OpenCode that must be started first takes some seconds."""
+
+
+async def spawn(
+    context: typer.Context,
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The prompt; include everything the background agent needs to know.")
+    ],
+    title: Annotated[str, typer.Option("--title", help="A short title; default: the first words of the prompt.")] = "",
+    directory: Annotated[
+        Path | None,
+        typer.Option("--directory", metavar="DIR", help="The project's directory; default: the current directory."),
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option("--parent", metavar="SESSION", help="The session that gets the result.")
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", help="The OpenCode agent to run; default: OpenCode's own, usually build.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="PROVIDER/MODEL", help="The model to use; repeat the option to add fallbacks."),
+    ] = None,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            "--minutes",
+            min=0.1,
+            max=1440,
+            help="Stop the work after it has run for this many minutes. Waiting for your answer does not count.",
+        ),
+    ] = 60,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=0, help="Stop the work once it has used this many tokens.")
+    ] = 0,
+    cost: Annotated[
+        float, typer.Option("--cost", min=0, help="Stop the work once it has cost this many dollars.")
+    ] = 0.0,
+    isolation: Annotated[
+        str | None,
+        typer.Option(
+            "--isolation",
+            metavar="WHERE",
+            help="auto: edit a copy if the project is a git repository, otherwise your files. worktree: always edit a "
+            "copy; refuse to start if that is impossible. shared: always edit your files.",
+        ),
+    ] = None,
+    continues: Annotated[
+        str | None,
+        typer.Option(
+            "--continue",
+            metavar="INTENT",
+            help="Go on with this ended intent: same session, worktree, agent and parent.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            help="Idempotency key: repeating the command with the same key does not start the work again; a key "
+            "already used for different work is refused.",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end, and print the result. Ctrl-C ends only the waiting.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Start background work that keeps going even if OpenCode or the sidecar restarts.
+
+    If the work fails at once, or with --wait at any time, the exit code is 1, and stderr says why.
+    """
+    from sidecar.background.intents.rows import as_row
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import ask
+    from sidecar.read.wording import visible
+
+    out = Output(json)
+    where = (directory or Path.cwd()).expanduser().resolve()
+    given: dict[str, Any] = {
+        "prompt": prompt,
+        "title": title,
+        "directory": str(where),
+        "parent": parent,
+        "agent": agent,
+        "models": model or [],
+        "minutes": minutes,
+        "tokens": tokens,
+        "cost": cost,
+        "isolation": isolation,
+        "continues": continues,
+        "key": key,
+    }
+    home = home_of(context)
+    found = await ask(home, "spawn", given, "it is safe to run the same command again with the same `--key`")
+    if wait:
+        note(f"{found['id']} goes on without this command; waiting for its end.")
+    intent = await _watched(home, found["id"], wait)
+    found = found if intent is None else as_row(intent)
+    if json:
+        out.object(found)
+    elif not (wait and found["state"] == "completed"):
+        out.text(f"{found['id']}  {found['state']}  {found['title']}")
+    else:
+        out.text(visible(found["result"] or "It gave no answer."))
+        if found["changes"].get("ref"):
+            note(f"It changed files in its own worktree; `durable-stream intents {found['id']}` shows them.")
+    ended = f"{found['id']} {found['state']}: {visible(found['reason'])}"
+    if found["state"] == "failed":
+        raise Failure("work-failed", ended)
+    if found["state"] == "cancelled":
+        raise Failure("work-cancelled", ended)
+
+
+async def _watched(home: Home, identifier: str, wait: bool) -> Intent | None:
+    """The intent once it has ended, or once its model has answered; without ``wait``, at the latest after
+    ``START_SECONDS`` and ``LOOK_SECONDS``. ``None`` if the log does not show the intent by then."""
+    import asyncio
+
+    from sidecar.background.intents.lifecycle import ENDED
+    from sidecar.background.intents.state import State
+
+    state, told, now = State(), set[str](), asyncio.get_running_loop().time
+    is_started = False
+    try:
+        async with asyncio.timeout(None if wait else START_SECONDS) as limit:
+            async for _ in _states(home, state):
+                intent = state.intents.get(identifier)
+                if intent is None:
+                    continue
+                if intent.state in ENDED or (not wait and (intent.tokens or intent.waits)):
+                    break
+                if intent.started is not None and not is_started and not wait:
+                    limit.reschedule(now() + LOOK_SECONDS)
+                is_started = intent.started is not None
+                for checkpoint in [each for each in intent.asks if wait and each not in told]:
+                    told.add(checkpoint)
+                    note(f"It waits for you: `durable-stream checkpoints {checkpoint}` shows and answers the question.")
+    except TimeoutError:
+        note("It has not failed so far. `durable-stream top` shows how it goes on.")
+    return state.intents.get(identifier)
+
+
+async def _states(home: Home, state: State) -> AsyncIterator[None]:
+    """Fold the past of all intents into ``state``, then each new record; yield after each change, without end."""
+    from sidecar.agents.inputs import agent_stream, is_applied
+    from sidecar.background.intents.intents import NAME
+    from sidecar.cli.shared.follow import follow
+    from sidecar.read.select import open_reader
+
+    reader, stream = open_reader(home.store_path), agent_stream(NAME)
+    head = reader.head
+    async for record in reader.read(stream):
+        if record.position <= head and is_applied(record.event):
+            state.fold(record.event.type, record.event.payload)
+    yield
+    async for record in follow(home.store_path, after=head):
+        if record.event.stream_id == stream and is_applied(record.event):
+            state.fold(record.event.type, record.event.payload)
+            yield

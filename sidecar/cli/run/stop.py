@@ -1,0 +1,122 @@
+"""``stop``: end the running sidecar."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.cli.printing.output import Output
+    from sidecar.home import Home, SidecarInfo
+
+STOP_SECONDS = 20.0
+"""How long a sidecar may take to write everything it received and release its home."""
+
+TERM_SECONDS = 3.0
+"""How long a sidecar that did not answer may take to exit after SIGTERM before it is killed."""
+
+ANSWER_SECONDS = 5.0
+"""How long a sidecar may take to answer a request before it counts as hung."""
+
+_LOOK_SECONDS = 0.05
+
+
+async def stop(context: typer.Context, json: JsonFlag = False) -> int:
+    """Stop the running sidecar.
+
+    The sidecar first writes everything it has received. If it hangs, it is killed.
+    """
+    from sidecar.cli.printing.output import Output
+
+    out = Output(json)
+    home = home_of(context)
+    home.check_owner()
+    info = home.running()
+    if info is not None and info.process and not info.still_runs:
+        # There is no sidecar to stop: another process, such as `repair`, holds the lock or has the sidecar's pid.
+        info = None
+    info = info or home.unlocked()
+    if info is None:
+        return _told(out, f"no sidecar is running for {home.path}", stopped=False, pid=None)
+    failure, answer = await _ask_to_stop(home)
+    if failure is None and await _gone(home, info, STOP_SECONDS):
+        _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
+        # A sidecar of an older version does not say who is left.
+        if linked := answer.get("linked"):
+            note(f"OpenCode (pid {', '.join(map(str, linked))}) still runs and starts another sidecar.")
+        if headless := answer.get("headless"):
+            note(
+                f"Background work goes on in a headless OpenCode (pid {headless}), which starts another sidecar; "
+                "`durable-stream intents` lists the work."
+            )
+        return 0
+    reason = failure or f"it was still running after {STOP_SECONDS:g} s"
+    if not json:
+        out.text(f"the sidecar (pid {info.pid}) did not stop on request ({reason}): killing it")
+        out.flush()
+    for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+        # Killing the sidecar is safe, because acknowledged items are durable and the shims keep the others.
+        try:
+            if info.process and not info.still_runs:
+                raise ProcessLookupError
+            os.kill(info.pid, number)
+        except ProcessLookupError:
+            return _told(out, f"the sidecar (pid {info.pid}) has already exited", stopped=True, pid=info.pid)
+        if await _gone(home, info, seconds):
+            text = f"ended the sidecar (pid {info.pid}) with {number.name}"
+            return _told(out, text, stopped=True, pid=info.pid)
+    raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) did not exit, even when killed; see {home.log_path}")
+
+
+def _told(out: Output, text: str, **facts: Any) -> int:
+    if out.json:
+        out.object(facts)
+    else:
+        out.text(text)
+    return 0
+
+
+async def _ask_to_stop(home: Home) -> tuple[str | None, dict[str, Any]]:
+    """Why the request was refused, or ``None`` if it was accepted; and the answer, empty if there was none."""
+    import asyncio
+
+    from bridge.opencode.link.link import RequestError
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.link.client import ClientError, ControlClient, LinkClosed
+    from sidecar.private_files import HomeError
+    from sidecar.version import VERSION
+
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            client = await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce)
+            async with client:
+                return None, await client.request("stop")
+    except TimeoutError:
+        return f"no answer within {ANSWER_SECONDS:g} s", {}
+    except RequestError as error:
+        return str(error), {}
+    except (ClientError, HomeError) as error:
+        # If the sidecar closes the link instead of answering, the sidecar is already stopping.
+        return (None if isinstance(error, LinkClosed) else str(error)), {}
+
+
+async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
+    """True if the sidecar releases its home within ``seconds``."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while True:
+        running = home.running()
+        # Also check the lock, because an exiting sidecar deletes its address before it has closed its files.
+        is_released = running.boot != info.boot if running is not None else not home.is_locked()
+        if is_released and not info.still_runs:
+            return True
+        if loop.time() >= end:
+            return False
+        await asyncio.sleep(_LOOK_SECONDS)

@@ -1,0 +1,124 @@
+"""``import``: record the sessions that OpenCode had before ``install``, or that another home exported."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+
+if TYPE_CHECKING:
+    from sidecar.cli.printing.output import Output
+    from sidecar.home import Home
+
+CUT_OFF = "what was imported stays; it is safe to run the same command again, which continues the import"
+
+
+async def import_(
+    context: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="A file written by `export`.", exists=True, dir_okay=False, resolve_path=True
+        ),
+    ] = None,
+    opencode: Annotated[
+        bool, typer.Option("--opencode", help="Import the sessions of OpenCode 1 and 2 on this machine.")
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Record the sessions from before `install`, or those in a file that `export` wrote.
+
+    Marks these sessions as history, which agents do not receive. Adds only what the log lacks, so running it again is
+    safe. With --opencode, starts an OpenCode 1 server without plugins to read its sessions. For OpenCode 2 sessions,
+    start OpenCode first.
+    """
+    from sidecar.cli.printing.output import Output
+
+    if (file is None) is not opencode:
+        raise typer.BadParameter("give FILE or `--opencode`")
+    out, home = Output(json), home_of(context)
+    home.check_owner()
+    home.check_kind()
+    if file is not None:
+        return await _file(out, home, file)
+    one, two = await _opencode_1(home), await _opencode_2(home)
+    if json:
+        out.object({"opencode_1": one, "opencode_2": two})
+        return 0
+    if one is None and not two["services"]:
+        hint = "install OpenCode 1, or start OpenCode 2 with the plugin"
+        raise Failure("no-history", f"OpenCode 1 is not on the PATH, and no OpenCode 2 service is connected: {hint}")
+    out.text("OpenCode 1: " + (_told(one) if one is not None else "not on the PATH"))
+    out.text("OpenCode 2: " + (_told(two) if two["services"] else "the service is not running, or has no plugin"))
+    return 0
+
+
+async def _file(out: Output, home: Home, file: Path) -> int:
+    from sidecar.cli.shared.control import ask
+
+    done = await ask(home, "import_file", {"path": str(file)}, CUT_OFF)
+    if out.json:
+        out.object(done)
+        return 0
+    added, known, forgotten = done["added"], done["known"], done["forgotten"]
+    out.text(f"{added} record{'s'[: added != 1]} imported" + (f", {known} were already in the log" if known else ""))
+    if forgotten:
+        out.text(f"{forgotten} were skipped: their content was forgotten before the export")
+    return 0
+
+
+def _told(found: dict[str, Any]) -> str:
+    count = found["sessions"]
+    if not count:
+        return "nothing new to import"
+    records = found.get("records")
+    more = f", {records} record{'s'[: records != 1]}" if records is not None else ""
+    return f"{count} old session{'s'[: count != 1]} imported{more}"
+
+
+async def _opencode_1(home: Home) -> dict[str, Any] | None:
+    """Import the sessions of OpenCode 1 and return how many are new; ``None`` if OpenCode 1 is not on the PATH."""
+    from sidecar.care.checks.opencode import output_of
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.config import load_config
+    from sidecar.record.exclusion import Exclusion
+    from sidecar.record.history import START_SECONDS, import_opencode_1
+
+    program = shutil.which("opencode")
+    if program is None:
+        return None
+    version = output_of([program, "--version"], START_SECONDS)
+    if version is None:
+        raise Failure("no-history", f"`{program} --version` does not answer: run this command yourself to see why")
+    if not version.startswith("1."):
+        return None
+    excludes = Exclusion(load_config(home.config_path).capture.exclude).covers
+    known = await _known(home)
+    _, played = await import_opencode_1(home, program, known, excludes=excludes, nonce=own_identity().nonce)
+    if played is None or not played.added:
+        return {"sessions": 0, "records": 0}  # what OpenCode has, such as a session without a prompt, makes no record
+    return {"sessions": len(await _known(home) - known), "records": played.added}
+
+
+async def _opencode_2(home: Home) -> dict[str, Any]:
+    from sidecar.cli.shared.control import ask
+
+    return await ask(home, "import_history", {}, CUT_OFF)
+
+
+async def _known(home: Home) -> set[str]:
+    """The sessions with records in the log."""
+    from streams.errors import MissingLog
+    from streams.log.reader import LogReader
+    from streams.query import Filter
+
+    try:
+        reader = LogReader(home.store_path)
+        records = [record async for record in reader.query(Filter(types=("lifecycle.session.*",)))]
+    except MissingLog:
+        return set()
+    return {str(record.event.payload.get("session")) for record in records}

@@ -1,0 +1,215 @@
+"""``install`` and ``uninstall``: the plugin file in OpenCode's config directory, and the service file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, named_home
+
+if TYPE_CHECKING:
+    from sidecar.install.plugin import Outcome, Target
+
+Result = TypeVar("Result")
+
+GlobalFlag = Annotated[bool, typer.Option("--global", help="For all your projects (the default).")]
+ProjectOption = Annotated[Path | None, typer.Option("--project", metavar="DIR", help="Only for the project in DIR.")]
+
+
+def executable() -> list[str]:
+    """The command that starts this program again."""
+    from sidecar.install.plugin import executable_command
+
+    return executable_command(sys.argv[0])
+
+
+def install(
+    context: typer.Context,
+    everywhere: GlobalFlag = False,
+    project: ProjectOption = None,
+    service: Annotated[
+        bool, typer.Option("--service", help="Also write a service file for the sidecar, and print how to enable it.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Make OpenCode record its sessions.
+
+    Writes the plugin file, which OpenCode loads when it next starts. Also keeps OpenCode from waiting for npm when it
+    starts.
+    """
+    from sidecar.install import plugin as installer
+
+    target = _target(everywhere, project)
+    home = home_of(context).path
+    outcome = _checked(lambda: installer.install(target, shim=installer.shim_path(), command=executable(), home=home))
+    facts: dict[str, Any] = {}
+    if service:
+        facts = _install_service(outcome, home)
+    if project is not None and (loose := _committable(target)):
+        facts["git_would_commit"] = loose
+    afterwards = f"Now {installer.RESTART}. From then on, its sessions are recorded."
+    _tell(outcome, target, json, afterwards, "install", facts)
+    if not json:
+        if "enable" in facts:
+            _print("The service is not enabled. To start it now and at each login, run:", f"  {facts['enable']}")
+        _warn_of_two(target)
+        _warn_of_git(target, facts.get("git_would_commit", []))
+
+
+def uninstall(
+    context: typer.Context,
+    everywhere: GlobalFlag = False,
+    project: ProjectOption = None,
+    service: Annotated[bool, typer.Option("--service", help="Remove only the service file.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Remove the plugin; everything recorded stays in the home.
+
+    Also removes everything else that install created, and the service file if no project is named.
+    """
+    from sidecar.install import plugin as installer
+
+    if service and (everywhere or project is not None):
+        raise typer.BadParameter(
+            "`--service` cannot be combined with `--global` or `--project`, because one service file serves all "
+            "projects"
+        )
+    target = _target(everywhere, project)
+    outcome = installer.Outcome() if service else _checked(lambda: installer.uninstall(target))
+    facts: dict[str, Any] = {}
+    if project is None:
+        facts = _uninstall_service(outcome, told=service)
+    others = _other_copies(target)
+    stays = f"What was recorded stays in {named_home(context).path}."
+    kept = f"Now {installer.RESTART}. Then nothing more is recorded. {stays}"
+    if others:
+        still = " and ".join(f"at {place} (remove it with {removal})" for place, removal in others.items())
+        kept = f"The plugin is still {still}, so OpenCode continues recording. {stays}"
+    _tell(outcome, target, json, "" if service else kept, "uninstall", facts)
+    if facts and not json:
+        _print("To stop a service that is still running, run:", f"  {facts['disable']}")
+
+
+def _install_service(outcome: Outcome, home: Path) -> dict[str, Any]:
+    from sidecar.install.service_files import Service
+
+    service = _checked(Service.here)
+    if _checked(lambda: service.install(executable(), home)):
+        outcome.did(f"wrote {service.path}")
+    else:
+        outcome.lines.append(f"{service.path} is already there and up to date")
+    return {"service": str(service.path), "enable": service.enable}
+
+
+def _uninstall_service(outcome: Outcome, *, told: bool) -> dict[str, Any]:
+    from sidecar.install.service_files import Service, ServiceError
+
+    try:
+        service = Service.here()
+    except ServiceError:
+        return {}
+    if service.uninstall():
+        outcome.did(f"removed {service.path}")
+        return {"service": str(service.path), "disable": service.disable}
+    if told:
+        outcome.lines.append(f"{service.path} does not exist or was not written by durable-stream: nothing to remove")
+    return {}
+
+
+def _target(everywhere: bool, project: Path | None) -> Target:
+    from sidecar.install.plugin import Target
+
+    if project is None:
+        return Target.everywhere()
+    if everywhere:
+        raise typer.BadParameter("give `--global` or `--project`, not both")
+    if not project.expanduser().is_dir():
+        raise Failure("not-found", f"{project}: this directory does not exist; name the project's root")
+    return Target.project(project)
+
+
+def _checked(act: Callable[[], Result]) -> Result:
+    from sidecar.install.plugin import InstallError
+    from sidecar.install.service_files import ServiceError
+
+    try:
+        return act()
+    except (InstallError, ServiceError) as error:
+        raise Failure(error.code, str(error)) from None
+
+
+def _print(*lines: str) -> None:
+    from sidecar.cli.printing.output import Output
+
+    for line in lines:
+        Output().text(line)
+
+
+def _tell(outcome: Outcome, target: Target, json: bool, afterwards: str, action: str, facts: Mapping[str, Any]) -> None:
+    from sidecar.cli.printing.output import Output
+
+    out = Output(json)
+    if json:
+        out.object(
+            {"action": action, "scope": target.scope, "plugin": str(target.plugin), "changed": outcome.changed}
+            | {"done": outcome.lines, **facts}
+        )
+        return
+    for line in outcome.lines:
+        out.text(line)
+    if outcome.changed and afterwards:
+        out.text(afterwards, "bold")
+
+
+def _committable(target: Target) -> list[str]:
+    """The files that ``install`` wrote into the project and that git would commit, relative to the project; empty
+    without git."""
+    import subprocess
+
+    command = ["git", "-C", str(target.config.parent), "status", "--porcelain", "-z", "-uall", "--", target.config.name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = [target.plugin.relative_to(target.config.parent), Path(target.config.name) / "package-lock.json"]
+    untracked = [entry[3:] for entry in done.stdout.split("\0") if entry.startswith("?? ")]
+    return [str(name) for name in names if any(entry.endswith(str(name)) for entry in untracked)]
+
+
+def _warn_of_git(target: Target, loose: list[str]) -> None:
+    from sidecar.cli.shared.command import note
+
+    if loose:
+        note(
+            f"Warning: git would commit {' and '.join(loose)}, which are only for this machine; add them to .gitignore "
+            f"or {target.config.parent / '.git' / 'info' / 'exclude'}"
+        )
+
+
+def _warn_of_two(target: Target) -> None:
+    from sidecar.cli.shared.command import note
+
+    for place, removal in _other_copies(target).items():
+        note(
+            f"Warning: the plugin is also at {place}, so OpenCode loads both copies: each event is still "
+            f"recorded once, but at twice the cost; remove one copy, for example with {removal}"
+        )
+
+
+def _other_copies(target: Target) -> dict[Path, str]:
+    """The other places from which OpenCode loads the plugin, each with the command that removes it there: the plugin
+    file for all projects or of this directory's project, and each configuration file that names the npm package.
+    """
+    from sidecar.install.npm import settings_with_package
+    from sidecar.install.plugin import REMOVE_PACKAGE, Target, is_ours
+
+    other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()
+    copies = {}
+    if other.plugin != target.plugin and is_ours(other.plugin):
+        where = "--global" if other.scope == "global" else "--project ."
+        copies[other.plugin] = f"`durable-stream uninstall {where}`"
+    return copies | dict.fromkeys(settings_with_package(Path.cwd()), f"`{REMOVE_PACKAGE}`")
