@@ -39,7 +39,7 @@ compiled: $(VENV)/installed
 # Pure logic, the log and the stores, without the tests that kill processes, cut the power or let the disk fail.
 test-unit: $(VENV)/installed compiled ## The quick part of the tests, in half a minute
 	$(BIN)/python -m pytest -q --numprocesses $(UNIT_WORKERS) --dist load tests/streams tests/bridge/opencode \
-		tests/bridge/test_twin_calls.py tests/sidecar/views tests/test_layers.py \
+		tests/bridge/test_twin_calls.py tests/sidecar/read tests/test_layers.py \
 		-k "not kill and not power_loss and not stores_answer and not writers and not disk and not damage"
 
 test-shim: $(SHIM)/node_modules/installed

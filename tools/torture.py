@@ -102,7 +102,7 @@ PLAN = (
     Part(
         "commands",
         "the same over a real NATS server; 1,300 kills a chunk",
-        ("tests/sidecar/nats/test_command_crashes.py",),
+        ("tests/sidecar/mirror/test_command_crashes.py",),
         2,
         {"COMMAND_KILLS": 50},
     ),
@@ -150,7 +150,7 @@ PLAN = (
     Part(
         "mirror-long",
         "100,000 records, each fault of the server once",
-        ("tests/sidecar/nats/test_mirroring.py", "-k", "killed_held_wiped and jsonl"),
+        ("tests/sidecar/mirror/test_mirroring.py", "-k", "killed_held_wiped and jsonl"),
         1,
         {"MIRROR_RECORDS": 100_000},
     ),

@@ -224,7 +224,7 @@ test("an answer carries the proof that it was given in the list, and no other co
   try {
     fs.writeFileSync(path.join(home, "token"), "ab".repeat(32), { mode: 0o600 });
     const run = runner({ command: ["/bin/sh", "-c", 'printf %s "$DURABLE_STREAM_PROOF"', "x"], home });
-    // What the sidecar computes: tests/sidecar/orchestrator/test_people.py.
+    // What the sidecar computes: tests/sidecar/background/test_people.py.
     assert.equal(await run("checkpoints", "chk_1", "--answer", "yes", "--answer", "é"), PROOF);
     assert.equal(await run("checkpoints", "chk_1", "--json"), "");
     fs.rmSync(path.join(home, "token"));

@@ -18,12 +18,15 @@ from sidecar.version import VERSION
 
 LOOK, CHECK, RUN, SETUP = "Inspect", "Check", "Run", "Set up"
 
+FOLDERS = {LOOK: "look", CHECK: "check", RUN: "run", SETUP: "setup"}
+"""Where the modules of the commands under each heading are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A command: its name, its heading in the help, and its examples.
 
-    ``module`` contains the function, under the command's name.
+    ``module`` contains the function, under the command's name. If it is empty, it is the heading's folder and the name.
     """
 
     name: str
@@ -67,30 +70,30 @@ COMMANDS = (
     Row("listen", LOOK, ("listen", "listen 'evt.agent.*.step'", "listen 'str.>' --json")),
     Row("spawn", RUN, ("spawn 'Update the changelog' --minutes 10", "spawn 'Run the tests' --parent ses_1a2b")),
     Row("signal", RUN, ("signal deployed", "signal deployed '{\"version\": 7}'")),
-    Row("notify", CHECK, ("notify test",), module="notices"),
-    Row("send", RUN, ("send counter add '{\"by\": 1}'",), module="agents"),
+    Row("notify", CHECK, ("notify test",), module="look.notices"),
+    Row("send", RUN, ("send counter add '{\"by\": 1}'",), module="check.agents"),
     Row("serve", RUN, ("serve",)),
     Row("stop", RUN, ("stop",)),
     Row("play", RUN, ("play recording.jsonl --speed max",)),
     Row("demo", RUN, ("demo",)),
     Row("install", SETUP, ("install", "install --project .")),
-    Row("uninstall", SETUP, ("uninstall", "uninstall --project ."), module="install"),
+    Row("uninstall", SETUP, ("uninstall", "uninstall --project ."), module="setup.install"),
     Row("import", SETUP, ("import --opencode",)),
 )
 
 MIRROR = "mirror"
 MIRROR_COMMANDS = (
-    Row("status", CHECK, ("mirror status",), module="mirror"),
-    Row("verify", CHECK, ("mirror verify", "mirror verify --json"), module="mirror"),
-    Row("rebuild", CHECK, ("mirror rebuild", "mirror rebuild --yes"), module="mirror"),
+    Row("status", CHECK, ("mirror status",), module="check.mirror"),
+    Row("verify", CHECK, ("mirror verify", "mirror verify --json"), module="check.mirror"),
+    Row("rebuild", CHECK, ("mirror rebuild", "mirror rebuild --yes"), module="check.mirror"),
 )
 
 DLQ = "dlq"
 DLQ_COMMANDS = (
-    Row("list", CHECK, ("dlq list", "dlq list --agent cleaner --json"), module="dlq"),
-    Row("show", CHECK, ("dlq show 5F3Q",), module="dlq"),
-    Row("redrive", CHECK, ("dlq redrive 5F3Q",), module="dlq"),
-    Row("drop", CHECK, ("dlq drop 5F3Q",), module="dlq"),
+    Row("list", CHECK, ("dlq list", "dlq list --agent cleaner --json"), module="check.dlq"),
+    Row("show", CHECK, ("dlq show 5F3Q",), module="check.dlq"),
+    Row("redrive", CHECK, ("dlq redrive 5F3Q",), module="check.dlq"),
+    Row("drop", CHECK, ("dlq drop 5F3Q",), module="check.dlq"),
 )
 
 GROUPS = {
@@ -190,7 +193,8 @@ def lists_commands(arguments: Sequence[str]) -> bool:
 def _add(built: typer.Typer, row: Row, *, listing: bool) -> None:
     # A command that is named like a keyword (`import`) has a module and a function that end in `_`; one that is named
     # like a built-in (`list`) has such a function.
-    module = import_module(f"sidecar.cli.{row.module or row.name}{'_' * iskeyword(row.name)}")
+    name = row.module or f"{FOLDERS[row.panel]}.{row.name}{'_' * iskeyword(row.name)}"
+    module = import_module(f"sidecar.cli.{name}")
     function = getattr(module, f"{row.name}_", None) or getattr(module, row.name)
     if listing:
         function = _without_options(function)

@@ -20,7 +20,7 @@ from rich.console import Console
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelRequest, ModelServer, Step
 from tests.real.opencode import RealOpenCode
-from tests.sidecar.orchestrator.receiver import Receiver
+from tests.sidecar.background.receiver import Receiver
 from tools.install_opencode import binary_path
 
 PROMPT = "Find out in the background which tests are slow, and tell me."

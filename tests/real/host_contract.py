@@ -15,7 +15,7 @@ from sidecar.background.hosts import v1, v2
 from sidecar.background.hosts.host import Part
 from sidecar.background.people.notify_effects import Answering
 from tests.real.model_server import HANG_LIMIT_S, MODEL_ID, ModelServer
-from tests.sidecar.orchestrator.support import PLAIN
+from tests.sidecar.background.support import PLAIN
 
 MODEL = f"mock/{MODEL_ID}"
 QUESTIONS = [

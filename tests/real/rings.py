@@ -11,7 +11,7 @@ from typing import Any
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.terminal import ENTER, Terminal
-from tests.sidecar.orchestrator.receiver import Receiver
+from tests.sidecar.background.receiver import Receiver
 
 LEAST_S = 5.0
 FRONT, AWAY = b"\x1b[I", b"\x1b[O"

@@ -16,7 +16,7 @@ from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.terminal import DOWN, ENTER, READY, Terminal
-from tests.sidecar.orchestrator.receiver import Receiver
+from tests.sidecar.background.receiver import Receiver
 
 pytestmark = pytest.mark.real_opencode
 

@@ -15,7 +15,7 @@ from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.terminal import DOWN, ENTER, READY, Terminal
-from tests.sidecar.orchestrator.receiver import Receiver
+from tests.sidecar.background.receiver import Receiver
 from tools.install_opencode import VERSION_2, binary_path
 
 pytestmark = pytest.mark.real_opencode

@@ -19,7 +19,7 @@ from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import free_port
 from tests.real.test_notify import press
-from tests.sidecar.orchestrator.receiver import Receiver
+from tests.sidecar.background.receiver import Receiver
 
 pytestmark = pytest.mark.real_opencode
 

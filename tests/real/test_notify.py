@@ -20,7 +20,7 @@ from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode, free_port
 from tests.real.terminal import READY
-from tests.sidecar.orchestrator.receiver import SECRET, Receiver
+from tests.sidecar.background.receiver import SECRET, Receiver
 
 pytestmark = pytest.mark.real_opencode
 

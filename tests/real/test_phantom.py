@@ -18,7 +18,7 @@ from tests.real.background import assert_one_chain, ended, intents, one, spawn, 
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
-from tests.sidecar.orchestrator.test_tools import sent
+from tests.sidecar.background.test_tools import sent
 
 pytestmark = pytest.mark.real_opencode
 

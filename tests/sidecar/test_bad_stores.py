@@ -62,7 +62,7 @@ DLQ = {"dlq list", "dlq show", "dlq redrive", "dlq drop"}
 """Asked in ``tests/sidecar/cli/test_dlq.py``; ``list`` and ``show`` read the log as ``query`` does."""
 
 MIRROR = {"mirror status", "mirror verify", "mirror rebuild"}
-"""Asked with a server that is there, in ``tests/sidecar/nats/test_bad_copies.py``."""
+"""Asked with a server that is there, in ``tests/sidecar/mirror/test_bad_copies.py``."""
 
 
 @dataclass(frozen=True)

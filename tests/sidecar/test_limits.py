@@ -26,7 +26,7 @@ BOTH = pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 LOOKING_OFTEN = (
     sys.executable,
     "-c",
-    "from sidecar.keeping import upkeep; upkeep.LOOK_SECONDS, upkeep.PRUNE_SECONDS = 0.05, 0.1; "
+    "from sidecar.care import upkeep; upkeep.LOOK_SECONDS, upkeep.PRUNE_SECONDS = 0.05, 0.1; "
     "from sidecar.cli import main; main()",
 )
 """A sidecar that looks after its log often."""

@@ -29,7 +29,7 @@ from streams.store import Record
 from streams.stores.directory import Backend
 from streams.threads import in_thread
 from tests.bridge.opencode.playing import names, play
-from tests.sidecar.runtime.support import until
+from tests.sidecar.agents.support import until
 from tests.streams.builders import event
 from tests.streams.descriptors import deleted_and_open, held_open, needs_descriptors
 from tests.streams.opened import collect

@@ -30,7 +30,7 @@ from streams.log.verify import Verification
 if TYPE_CHECKING:
     from sidecar.cli.printing.output import Output
 
-RECORDING: Final = Path(__file__).parents[2] / "recordings" / "demo.jsonl"
+RECORDING: Final = Path(__file__).parents[2] / "record" / "recordings" / "demo.jsonl"
 
 SPEED: Final = 2.0
 """The speed, as a multiple of the recorded speed: fast, but slow enough to watch."""

@@ -13,8 +13,8 @@ from streams.log.log import Log
 from streams.stores.directory import Backend
 from tests.sidecar.cli.helpers import make_home
 from tests.sidecar.cli.processes import Process
-from tests.sidecar.runtime.agents import Counter
-from tests.sidecar.runtime.support import command, running, steps
+from tests.sidecar.agents.agents import Counter
+from tests.sidecar.agents.support import command, running, steps
 
 NAMES = (
     "chat",

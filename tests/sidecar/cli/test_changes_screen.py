@@ -10,7 +10,7 @@ import pytest
 from tests.sidecar.cli.helpers import make_home
 from tests.sidecar.cli.test_read import SCREENS, drawn, shown
 from tests.sidecar.cli.test_terminal import on_terminal
-from tests.sidecar.views.conversations import DEMO
+from tests.sidecar.read.conversations import DEMO
 
 
 @pytest.fixture(scope="module")

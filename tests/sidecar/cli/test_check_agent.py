@@ -42,7 +42,7 @@ def test_the_example_is_pure(counted_home: Home, name: str) -> None:
 
 
 def test_an_agent_gets_the_events_and_commands_of_the_log(counted_home: Home) -> None:
-    done = run_process(counted_home.path, "agents", "--check", "tests.sidecar.runtime.agents:Counter", "--json")
+    done = run_process(counted_home.path, "agents", "--check", "tests.sidecar.agents.agents:Counter", "--json")
     (found,) = done.objects()
     assert (done.code, found["agent"], found["findings"]) == (0, "counter", [])
     assert found["events"] >= 5

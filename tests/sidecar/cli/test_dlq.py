@@ -12,8 +12,8 @@ from sidecar.home import Home
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.cli.helpers import run
-from tests.sidecar.runtime.agents import Counter
-from tests.sidecar.runtime.support import running
+from tests.sidecar.agents.agents import Counter
+from tests.sidecar.agents.support import running
 
 
 async def _bury(store: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from tests.sidecar.cli.helpers import append, make_home, run, run_process
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
-from tests.sidecar.views.conversations import DEMO, happened
-from tests.sidecar.views.test_hostile_transcript import conversation
+from tests.sidecar.read.conversations import DEMO, happened
+from tests.sidecar.read.test_hostile_transcript import conversation
 
 SCREENS = Path(__file__).parent / "screens"
 ROWS = 120

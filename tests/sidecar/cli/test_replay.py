@@ -16,9 +16,9 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import run
-from tests.sidecar.runtime.agents import Counter
+from tests.sidecar.agents.agents import Counter
 
-SPEC = "tests.sidecar.runtime.agents:Counter"
+SPEC = "tests.sidecar.agents.agents:Counter"
 
 
 class Changed(Counter):

@@ -8,7 +8,7 @@ from typing import Any
 from sidecar.cli.look.tree import _plain
 from sidecar.read.overview import Overview
 from streams.store import Record
-from tests.sidecar.views.conversations import happened
+from tests.sidecar.read.conversations import happened
 
 
 def test_a_session_that_no_turn_started_is_indented_like_a_turn() -> None:

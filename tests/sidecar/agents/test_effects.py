@@ -1,0 +1,341 @@
+"""Effects under a policy, with a ledger, on every backend (seed 001; FEATURES A1-A17, F3).
+
+Here a runner works alone; ``test_effects_of_agents.py`` has agents, loops and restarts of the whole runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from sidecar.agents.effects.ledger import MAX_RESULT, Ledger
+from sidecar.agents.effects.policy import DefaultPolicy, Effect
+from sidecar.agents.effects.runner import LONGEST_SLEEP, EffectRunner, PermanentFailure
+from sidecar.agents.inputs import effects_stream
+from streams.errors import StoreFailed
+from streams.hashing import canonical
+from streams.store import Record, StreamStore
+from tests.sidecar.agents.bench import Bench, the_process_ends
+from tests.sidecar.agents.kinds import AGENT, Policy, Work, never_ends, request
+from tests.sidecar.agents.support import records
+
+
+class TestAttempts:
+    async def test_a_retry_increments_the_attempt(self, bench: Bench) -> None:
+        kind = Work(OSError("down"), OSError("down"), {"ok": True})
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(kind), asked)
+        assert await bench.steps() == [
+            ("started", 1),
+            ("failed", 1),
+            ("started", 2),
+            ("failed", 2),
+            ("started", 3),
+            ("completed", 3),
+        ]
+        step = await bench.last()
+        assert (step.attempt, step.idempotency_key, step.status, step.result) == (3, "key-1", "completed", {"ok": True})
+        assert kind.keys == ["key-1"] * 3, "the other side sees one key"
+
+    async def test_the_last_failed_attempt_is_final(self, bench: Bench) -> None:
+        kind = Work(*[OSError("down")] * 9)
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(kind, Policy(attempts=4)), asked)
+        assert len(kind.keys) == 4
+        assert await bench.answers() == {asked.event.id: [("failed", None)]}
+
+    async def test_a_permanent_failure_is_not_tried_again(self, bench: Bench) -> None:
+        class Foreign(Exception):
+            permanent = True
+
+        for n, error in enumerate((PermanentFailure("no"), Foreign("no")), 1):
+            kind = Work(error)
+            asked = await request(bench.store, bench.identity, n=n)
+            await bench.run(bench.runner(kind), asked)
+            assert len(kind.keys) == 1
+            assert (await bench.last(f"key-{n}")).final
+
+    async def test_attempts_are_counted_across_crashes(self, bench: Bench) -> None:
+        asked = await request(bench.store, bench.identity)
+        kind = Work()
+        for _ in range(10):
+            await bench.crash(kind, asked, at="effect-done")
+        assert len(kind.keys) == 3
+        await bench.run(bench.runner(kind), asked)
+        assert len(kind.keys) == 3
+        assert await bench.answers() == {asked.event.id: [("failed", "attempts-exhausted")]}
+
+    async def test_crashes_and_failures_count_together(self, bench: Bench) -> None:
+        asked = await request(bench.store, bench.identity)
+        kind = Work(OSError("down"), OSError("down"))
+        await bench.crash(kind, asked)  # attempt 1
+        await bench.run(bench.runner(kind), asked)  # attempts 2 and 3
+        assert len(kind.keys) == 2
+        assert list(await bench.answers()) == [asked.event.id]
+
+    async def test_a_policy_that_was_lowered_ends_the_effect(self, bench: Bench) -> None:
+        asked = await request(bench.store, bench.identity)
+        kind = Work(*[OSError("down")] * 9)
+        runner = bench.runner(kind, Policy(attempts=5, pause=3600))
+        bench.clock.before_sleep = the_process_ends
+        await bench.run(runner, asked)
+        bench.clock.before_sleep = None
+        await bench.run(bench.runner(kind, Policy(attempts=1)), asked)
+        assert len(kind.keys) == 1
+        assert await bench.answers() == {asked.event.id: [("failed", "attempts-exhausted")]}
+
+    async def test_an_attempt_has_a_deadline(self, bench: Bench) -> None:
+        kind = Work(never_ends, "late")
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(kind, Policy(deadline=0.01)), asked)
+        assert [step for step, _ in await bench.steps()] == ["started", "failed", "started", "completed"]
+
+    async def test_a_kind_that_cancels_itself_has_failed(self, bench: Bench) -> None:
+        kind = Work(asyncio.CancelledError(), "done")
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(kind), asked)
+        assert await bench.answers() == {asked.event.id: [("completed", "done")]}
+
+    @pytest.mark.parametrize("method", ["max_attempts", "backoff_seconds", "deadline_seconds"])
+    async def test_a_policy_that_raises_leaves_no_effect_without_an_answer(self, bench: Bench, method: str) -> None:
+        class Broken(Policy):
+            pass
+
+        def fails(*args: Any, **more: Any) -> Any:
+            raise ZeroDivisionError
+
+        setattr(Broken, method, fails)
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(Work(OSError("down")), Broken()), asked)
+        (answer,) = (await bench.answers())[asked.event.id]
+        assert answer[0] == "failed"
+
+    async def test_an_unknown_kind_fails_for_good_and_was_never_started(self, bench: Bench) -> None:
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(None), asked)
+        assert await bench.steps() == [("failed", 0)]
+        assert await bench.answers() == {asked.event.id: [("failed", "unknown-kind")]}
+
+
+class TestBackOff:
+    async def test_it_follows_the_policy(self, bench: Bench) -> None:
+        kind = Work(OSError("down"), OSError("down"))
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(kind, Policy(pause=7.0)), asked)
+        assert bench.clock.slept == [7.0, 14.0]
+
+    @pytest.mark.parametrize("passed", [0.0, 100.0, 500.0, 999.0, 5000.0])
+    async def test_a_restart_neither_shortens_nor_lengthens_it(self, bench: Bench, passed: float) -> None:
+        kind = Work(OSError("down"))
+        asked = await request(bench.store, bench.identity)
+        runner = bench.runner(kind, Policy(pause=1000.0))
+        bench.clock.before_sleep = the_process_ends
+        began = bench.clock.now_ms
+        await bench.run(runner, asked)
+        bench.clock.before_sleep = None
+        bench.clock.slept.clear()
+        bench.clock.now_ms = began + round(passed * 1000)
+        await bench.run(bench.runner(kind, Policy(pause=1000.0)), asked)
+        assert (await bench.last()).status == "completed"
+        assert sum(bench.clock.slept) == pytest.approx(max(1000.0 - passed, 0.0))
+
+    async def test_a_clock_that_was_set_back_does_not_lengthen_it(self, bench: Bench) -> None:
+        year_ms = 365 * 24 * 3_600_000
+        kind = Work(OSError("down"))
+        asked = await request(bench.store, bench.identity)
+        runner = bench.runner(kind, Policy(pause=100.0))
+
+        async def set_back() -> None:
+            bench.clock.now_ms -= year_ms
+            bench.clock.before_sleep = None
+
+        bench.clock.before_sleep = set_back
+        await bench.run(runner, asked)
+        assert sum(bench.clock.slept) == pytest.approx(100.0)
+
+    async def test_a_clock_that_was_set_forward_ends_it_soon(self, bench: Bench) -> None:
+        kind = Work(OSError("down"))
+        asked = await request(bench.store, bench.identity)
+
+        async def set_forward() -> None:
+            bench.clock.now_ms += 3_600_000
+
+        bench.clock.before_sleep = set_forward
+        await bench.run(bench.runner(kind, Policy(pause=3000.0)), asked)
+        assert sum(bench.clock.slept) <= LONGEST_SLEEP
+
+    def test_the_default_doubles_with_a_jitter_that_depends_only_on_the_effect(self) -> None:
+        policy, effect = DefaultPolicy(), Effect("http", {}, "run")
+        pauses = [policy.backoff_seconds(effect=effect, attempt=n) for n in range(1, 12)]
+        assert pauses == [policy.backoff_seconds(effect=effect, attempt=n) for n in range(1, 12)]
+        for n, pause in enumerate(pauses):
+            plain = min(2.0**n, policy.longest_seconds)
+            assert plain <= pause <= plain * 1.2
+        others = {policy.backoff_seconds(effect=Effect("http", {"n": n}, "run"), attempt=1) for n in range(50)}
+        assert len(others) > 10
+
+
+class TestReuse:
+    async def test_a_completed_result_with_the_same_key_is_reused(self, bench: Bench) -> None:
+        kind = Work({"id": 7})
+        first = await request(bench.store, bench.identity, n=1, key="same")
+        second = await request(bench.store, bench.identity, n=2, key="same")
+        await bench.run(bench.runner(kind), first)
+        await bench.run(bench.runner(kind), second)
+        assert len(kind.keys) == 1
+        assert await bench.answers() == {one.event.id: [("completed", {"id": 7})] for one in (first, second)}
+        done = [r.event for r in await records(bench.store, effects_stream(AGENT)) if r.event.type.endswith("ed")]
+        assert done[-1].payload["reused"] == done[1].id
+
+    async def test_requests_at_once_with_one_key_execute_once(self, bench: Bench) -> None:
+        kind = Work()
+        asked = [await request(bench.store, bench.identity, n=n, key="same") for n in range(20)]
+        await bench.run(bench.runner(kind), *asked)
+        assert len(kind.keys) == 1
+        assert {id_: len(found) for id_, found in (await bench.answers()).items()} == {r.event.id: 1 for r in asked}
+
+    async def test_attempts_are_counted_by_key_and_every_request_is_answered(self, bench: Bench) -> None:
+        kind = Work(*[OSError("down")] * 99)
+        asked = [await request(bench.store, bench.identity, n=n, key="same") for n in range(3)]
+        await bench.run(bench.runner(kind), *asked)
+        assert len(kind.keys) == 3
+        assert {id_: len(found) for id_, found in (await bench.answers()).items()} == {r.event.id: 1 for r in asked}
+
+    async def test_an_effect_offered_again_is_not_done_again(self, bench: Bench) -> None:
+        kind = Work()
+        asked = await request(bench.store, bench.identity)
+        for _ in range(5):
+            await bench.run(bench.runner(kind), asked, asked, asked)
+        assert len(kind.keys) == 1
+        assert await bench.steps() == [("started", 1), ("completed", 1)]
+
+    async def test_two_runners_over_one_store_execute_once(self, bench: Bench) -> None:
+        kind = Work()
+        runners = [bench.runner(kind) for _ in range(2)]
+        asked = [await request(bench.store, bench.identity, n=n) for n in range(40)]
+        for one in asked:
+            for runner in runners:
+                runner.offer(one)
+        await asyncio.gather(*(bench.run(runner) for runner in runners))
+        assert sorted(kind.keys) == sorted(f"key-{n}" for n in range(40))
+
+    async def test_a_runner_leaves_an_attempt_of_another_one_alone(self, bench: Bench) -> None:
+        goes_on = asyncio.Event()
+        kind = Work(goes_on.wait)
+        first, second = bench.runner(kind), bench.runner(kind)
+        asked = await request(bench.store, bench.identity)
+        first.offer(asked)
+        while await bench.steps() != [("started", 1)]:
+            await asyncio.sleep(0.001)
+        await bench.run(second, asked)
+        goes_on.set()
+        await bench.run(first)
+        assert await bench.steps() == [("started", 1), ("completed", 1)]
+
+
+class TestTheLedger:
+    async def test_a_long_result_is_kept_as_digest_size_and_beginning(self, bench: Bench) -> None:
+        long = {"text": "é" * MAX_RESULT}
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(Work(long)), asked)
+        kept = (await bench.last()).result
+        assert kept["$sha256"] == sha256(canonical(long)).hexdigest()
+        assert kept["bytes"] == len(canonical(long)) > MAX_RESULT
+        assert len(canonical(kept)) < 40_000
+
+    async def test_a_result_of_the_largest_size_is_kept_whole(self, bench: Bench) -> None:
+        whole = "x" * (MAX_RESULT - 2)
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(Work(whole)), asked)
+        assert (await bench.last()).result == whole
+
+    @pytest.mark.parametrize("result", [object(), float("nan"), {1: 2}, {"a": {3}}, "\ud800", 2**100, b"bytes"])
+    async def test_whatever_a_kind_returns_its_request_is_answered_and_it_runs_once(
+        self, bench: Bench, result: Any
+    ) -> None:
+        kind = Work(result)
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(kind), asked)
+        assert len(kind.keys) == 1
+        assert list(await bench.answers()) == [asked.event.id]
+
+    async def test_a_result_that_cannot_be_redacted_is_final(self, bench: Bench) -> None:
+        def clean(value: Any) -> Any:
+            raise ZeroDivisionError
+
+        kind = Work()
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(kind, clean=clean), asked)
+        assert len(kind.keys) == 1
+        assert list(await bench.answers()) == [asked.event.id]
+
+    @pytest.mark.parametrize("text", ["\ud800", "\x00\x1b[31m", "x" * 10_000, ""])
+    async def test_whatever_an_error_says_it_is_recorded(self, bench: Bench, text: str) -> None:
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(Work(*[OSError(text)] * 3)), asked)
+        assert list(await bench.answers()) == [asked.event.id]
+
+    async def test_results_and_errors_are_redacted(self, bench: Bench) -> None:
+        def clean(value: Any) -> Any:
+            return "…" if isinstance(value, str) else {"token": "…"}
+
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(Work(OSError("secret"), {"token": "secret"}), clean=clean), asked)
+        for record in await records(bench.store, effects_stream(AGENT)):
+            assert b"secret" not in canonical(record.event.fields())
+
+    async def test_the_last_step_is_found_without_a_scan(self, bench: Bench) -> None:
+        for n in range(300):
+            await request(bench.store, bench.identity, n=1000 + n)
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(Work(OSError("down"), OSError("down"))), asked)
+        counted = Counted(bench.store)
+        step = await Ledger(counted, bench.identity).get_last_by_key("run", "key-1")
+        assert step is not None and step.attempt == 3
+        assert counted.finds <= 3 + 4
+
+    async def test_a_failed_write_waits_until_the_log_works_again(self, bench: Bench) -> None:
+        kind = Work()
+        asked = await request(bench.store, bench.identity)
+        failing = Counted(bench.store, fail=4)
+        runner = EffectRunner(failing, bench.identity, {"work": kind}, policy=Policy(), sleep=bench.clock.sleep)
+        await bench.run(runner, asked)
+        assert len(kind.keys) == 1
+        assert await bench.steps() == [("started", 1), ("completed", 1)]
+
+    async def test_a_write_that_was_durable_but_failed_is_this_runners_own(self, bench: Bench) -> None:
+        kind = Work()
+        asked = await request(bench.store, bench.identity)
+        failing = Counted(bench.store, fail=2, durable=True)
+        runner = EffectRunner(failing, bench.identity, {"work": kind}, policy=Policy(), sleep=bench.clock.sleep)
+        await bench.run(runner, asked)
+        assert len(kind.keys) == 1
+        assert await bench.steps() == [("started", 1), ("completed", 1)]
+
+
+class Counted:
+    """A store that counts lookups; only what the ledger may use exists. Every other append fails, ``fail`` times."""
+
+    def __init__(self, store: StreamStore, *, fail: int = 0, durable: bool = False) -> None:
+        self._store, self._fail, self._durable = store, fail, durable
+        self.finds = self._appends = 0
+
+    @property
+    def head(self) -> int:
+        return self._store.head
+
+    async def find(self, key: str) -> Record | None:
+        self.finds += 1
+        return await self._store.find(key)
+
+    async def append(self, events: Any, **more: Any) -> list[Record]:
+        self._appends += 1
+        if self._appends % 2 and self._fail:
+            self._fail -= 1
+            if self._durable:
+                await self._store.append(events, **more)
+            raise StoreFailed("as asked")
+        return await self._store.append(events, **more)

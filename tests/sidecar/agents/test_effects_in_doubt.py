@@ -1,0 +1,140 @@
+"""Effects whose attempt has no known end: repeated, asked about, or left to a person (seed 001)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sidecar.agents.effects.policy import Effect
+from sidecar.agents.effects.runner import Done, NotDone, Unknown
+from sidecar.agents.inputs import effects_stream
+from tests.sidecar.agents.bench import Bench
+from tests.sidecar.agents.kinds import AGENT, Policy, Work, never_ends, request
+from tests.sidecar.agents.support import records
+
+
+class TestInDoubt:
+    @pytest.mark.parametrize("effect_class", ["safe", "idempotent"])
+    async def test_what_can_be_repeated_is_repeated_with_the_same_key(self, bench: Bench, effect_class: Any) -> None:
+        kind = Work(effect_class=effect_class)
+        asked = await request(bench.store, bench.identity)
+        await bench.crash(kind, asked, at="effect-done")
+        await bench.run(bench.runner(kind), asked)
+        assert kind.keys == ["key-1", "key-1"]
+        assert (await bench.last()).attempt == 2
+
+    async def test_what_is_unsafe_and_cannot_be_asked_waits_for_a_person(self, bench: Bench) -> None:
+        kind = Work(effect_class="unsafe")
+        asked = await request(bench.store, bench.identity)
+        await bench.crash(kind, asked)
+        for _ in range(3):
+            await bench.run(bench.runner(kind), asked)
+        assert kind.keys == []
+        assert await bench.steps() == [("started", 1), ("in_doubt", 1)]
+        assert kind.asked == 3, "the kind is asked again at every start"
+
+    async def test_done_is_recorded_as_the_result(self, bench: Bench) -> None:
+        kind = Work(effect_class="unsafe", found=Done({"id": 9}))
+        asked = await request(bench.store, bench.identity)
+        await bench.crash(kind, asked)
+        await bench.run(bench.runner(kind), asked)
+        assert kind.keys == []
+        assert await bench.answers() == {asked.event.id: [("completed", {"id": 9})]}
+
+    async def test_not_done_is_tried_again(self, bench: Bench) -> None:
+        kind = Work(effect_class="unsafe", found=NotDone())
+        asked = await request(bench.store, bench.identity)
+        await bench.crash(kind, asked)
+        await bench.run(bench.runner(kind), asked)
+        assert await bench.steps() == [("started", 1), ("failed", 1), ("started", 2), ("completed", 2)]
+
+    @pytest.mark.parametrize("found", [Unknown("asked in vain"), ZeroDivisionError()])
+    async def test_without_an_answer_it_stays_in_doubt(self, bench: Bench, found: Any) -> None:
+        kind = Work(effect_class="unsafe", found=found)
+        asked = await request(bench.store, bench.identity)
+        await bench.crash(kind, asked)
+        await bench.run(bench.runner(kind), asked)
+        assert (await bench.last()).status == "in_doubt"
+        kind.found = Done("at last")
+        await bench.run(bench.runner(kind), asked)
+        assert await bench.answers() == {asked.event.id: [("completed", "at last")]}
+
+    async def test_asking_has_a_deadline(self, bench: Bench) -> None:
+        class Deaf(Work):
+            async def reconcile(self, effect: Effect, key: str) -> Any:
+                await never_ends()
+
+        kind = Deaf(effect_class="unsafe")
+        asked = await request(bench.store, bench.identity)
+        await bench.crash(kind, asked)
+        await bench.run(bench.runner(kind, Policy(deadline=0.01)), asked)
+        assert (await bench.last()).status == "in_doubt"
+
+    async def test_an_unsafe_effect_beyond_its_deadline_is_in_doubt(self, bench: Bench) -> None:
+        kind = Work(never_ends, effect_class="unsafe")
+        asked = await request(bench.store, bench.identity)
+        await bench.run(bench.runner(kind, Policy(deadline=0.01)), asked)
+        assert await bench.steps() == [("started", 1), ("in_doubt", 1)]
+
+    async def test_a_runner_that_closes_leaves_its_attempt_in_doubt(self, bench: Bench) -> None:
+        kind = Work(never_ends, effect_class="unsafe")
+        asked = await request(bench.store, bench.identity)
+        runner = bench.runner(kind)
+        runner.offer(asked)
+        while not kind.keys:
+            await asyncio.sleep(0.001)
+        await runner.close()
+        await bench.run(bench.runner(kind), asked)
+        assert await bench.steps() == [("started", 1), ("in_doubt", 1)]
+
+    async def test_a_kind_that_is_not_configured_any_more_leaves_it_in_doubt(self, bench: Bench) -> None:
+        kind = Work(effect_class="unsafe")
+        asked = await request(bench.store, bench.identity)
+        await bench.crash(kind, asked)
+        await bench.run(bench.runner(None), asked)
+        assert (await bench.last()).status == "in_doubt"
+        assert await bench.answers() == {}
+
+    @pytest.mark.parametrize(
+        ("how", "calls", "answer"),
+        [("done", 0, ("completed", "seen")), ("retry", 1, ("completed", {"n": 1})), ("fail", 0, ("failed", None))],
+    )
+    async def test_a_person_resolves_it(self, bench: Bench, how: Any, calls: int, answer: Any) -> None:
+        kind = Work(effect_class="unsafe")
+        asked = await request(bench.store, bench.identity)
+        runner = bench.runner(kind)
+        assert not await runner.resolve(asked, how), "it is not in doubt"
+        await bench.crash(kind, asked)
+        runner = bench.runner(kind)
+        await bench.run(runner, asked)
+        assert await runner.resolve(asked, how, result="seen")
+        await bench.run(runner)
+        assert len(kind.keys) == calls
+        assert await bench.answers() == {asked.event.id: [answer]}
+        assert not await runner.resolve(asked, how), "nor is it now"
+
+    async def test_a_person_who_retries_the_last_attempt_gets_an_answer(self, bench: Bench) -> None:
+        kind = Work(effect_class="unsafe")
+        asked = await request(bench.store, bench.identity)
+        await bench.crash(kind, asked)
+        runner = bench.runner(kind, Policy(attempts=1))
+        await bench.run(runner, asked)
+        assert await runner.resolve(asked, "retry")
+        await bench.run(runner)
+        assert list(await bench.answers()) == [asked.event.id]
+
+    @pytest.mark.parametrize("how", ["done", "retry", "fail"])
+    async def test_a_resolution_answers_every_request_with_the_key(self, bench: Bench, how: Any) -> None:
+        kind = Work(effect_class="unsafe")
+        asked = [await request(bench.store, bench.identity, n=n, key="same") for n in range(3)]
+        await bench.crash(kind, asked[0])
+        runner = bench.runner(kind)
+        await bench.run(runner, *asked)
+        doubts = [r.event.payload["request"] for r in await records(bench.store, effects_stream(AGENT))][1:]
+        assert doubts == [one.event.id for one in asked], "each of them shows that it waits"
+        assert await runner.resolve(asked[1], how)
+        await bench.run(runner)
+        assert len(kind.keys) == (how == "retry")
+        assert {id_: len(found) for id_, found in (await bench.answers()).items()} == {r.event.id: 1 for r in asked}

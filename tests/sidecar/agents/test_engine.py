@@ -1,0 +1,330 @@
+"""The engine of one agent, on every backend: exactly once, in order, and never half (seed 000; RELIABILITY 10, 11)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.opencode.capture.state import CaptureState
+from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.inputs import agent_stream, state_hash
+from sidecar.agents.loading import UserAgent
+from sidecar.agents.runtime import Runtime, UnknownAgent
+from sidecar.care.retaining import plan_prune
+from streams.errors import StreamError
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from streams.log.prune_plan import PruneRequest
+from streams.store import StreamStore
+from streams.stores.memory import MemoryStore
+from tests.sidecar.agents.agents import Counter, Other, Watcher
+from tests.sidecar.agents.support import command, records, running, settled, state, steps, types
+
+
+class BeginsAnywhere(UserAgent):
+    begins_anywhere = True
+
+
+class TestCommands:
+    async def test_a_command_its_outputs_and_the_state_are_one_batch(self, store: StreamStore) -> None:
+        async with running(store, Counter) as runtime:
+            handled = await runtime.command("counter", command("a", by=5))
+            assert handled.outcome == "done"
+            assert [record.event.type for record in handled.records] == ["add", "counter.added"]
+            assert handled.records[-1].event.metadata["state"] == state_hash({"total": 5, "results": []})
+            assert state(runtime) == {"total": 5, "results": []}
+        assert await types(store) == ["agent.installed", "add", "counter.added"]
+
+    async def test_the_same_command_again_is_not_received(self, store: StreamStore) -> None:
+        async with running(store, Counter) as runtime:
+            await runtime.command("counter", command("a"))
+            before = store.head
+            for _ in range(10):
+                assert (await runtime.command("counter", command("a"))).outcome == "duplicate"
+            assert store.head == before
+            assert state(runtime)["total"] == 1
+
+    async def test_the_same_key_with_another_body_is_refused(self, store: StreamStore) -> None:
+        async with running(store, Counter) as runtime:
+            await runtime.command("counter", command("a", by=1))
+            with pytest.raises(InputRefused) as refused:
+                await runtime.command("counter", command("a", by=2))
+            assert refused.value.code == "key-conflict"
+            assert state(runtime)["total"] == 1
+
+    async def test_commands_that_wait_together_share_a_commit_and_keep_their_order(self, store: StreamStore) -> None:
+        async with running(store, Counter) as runtime:
+            handled = await asyncio.gather(*(runtime.command("counter", command(f"k{n}", by=n)) for n in range(200)))
+            assert {one.outcome for one in handled} == {"done"}
+        added = [
+            r.event.payload for r in await records(store, agent_stream("counter")) if r.event.type == "counter.added"
+        ]
+        assert [one["by"] for one in added] == list(range(200))
+        assert [one["was"] for one in added] == [sum(range(n)) for n in range(200)]
+
+    async def test_duplicates_within_one_group_are_handled_once(self, store: StreamStore) -> None:
+        async with running(store, Counter) as runtime:
+            handled = await asyncio.gather(*(runtime.command("counter", command("same")) for _ in range(10)))
+            assert sorted(one.outcome for one in handled) == ["done"] + ["duplicate"] * 9
+            assert state(runtime)["total"] == 1
+
+    async def test_what_an_agent_handled_is_counted_over_its_lives(self, store: StreamStore) -> None:
+        for life in range(3):
+            async with running(store, Counter) as runtime:
+                assert runtime.status()[0]["handled"] == life * 2
+                await asyncio.gather(*(runtime.command("counter", command(f"k{life}{n}")) for n in range(2)))
+                assert runtime.status()[0]["handled"] == life * 2 + 2
+
+    async def test_an_agent_that_fails_leaves_no_trace_and_the_next_command_works(self, store: StreamStore) -> None:
+        async with running(store, Counter) as runtime:
+            answers = await asyncio.gather(
+                *(runtime.command("counter", command(f"k{n}", ("add", "fail")[n % 2])) for n in range(20)),
+                return_exceptions=True,
+            )
+            assert [type(answer).__name__ for answer in answers[:2]] == ["Handled", "AgentFailed"]
+            assert state(runtime)["total"] == 10
+            assert runtime.engines["counter"].health().status == "DEGRADED"
+
+    async def test_an_output_that_cannot_be_applied_is_not_recorded(self, store: StreamStore) -> None:
+        async with running(store, Counter) as runtime:
+            answers = await asyncio.gather(
+                runtime.command("counter", command("a", by=3)),
+                runtime.command("counter", command("b", "spoil")),
+                runtime.command("counter", command("c", by=4)),
+                return_exceptions=True,
+            )
+            assert isinstance(answers[1], AgentFailed)
+            assert state(runtime)["total"] == 7
+        assert "counter.spoiled" not in await types(store)
+
+    async def test_a_restart_restores_the_state(self, open_store: Any) -> None:
+        store = await open_store()
+        async with running(store, Counter) as runtime:
+            for n in range(30):
+                await runtime.command("counter", command(f"k{n}", by=n))
+            before = state(runtime)
+        await store.close() if type(store).__name__ == "Log" else None
+        store = await open_store()
+        async with running(store, Counter) as runtime:
+            assert state(runtime) == before
+            assert (await runtime.command("counter", command("k3", by=3))).outcome == "duplicate"
+        await store.close()
+
+    async def test_two_engines_of_one_agent_agree(self, store: StreamStore) -> None:
+        async with running(store, Counter) as one, running(store, Counter) as two:
+            await asyncio.gather(
+                *((one, two)[n % 2].command("counter", command(f"k{n // 2}", by=1)) for n in range(60)),
+            )
+        async with running(store, Counter) as again:
+            assert state(again)["total"] == 30
+        added = [
+            r.event.payload["was"] for r in await records(store, agent_stream("counter")) if "was" in r.event.payload
+        ]
+        assert added == list(range(30))
+
+    async def test_a_command_whose_record_was_pruned_is_still_a_duplicate(self) -> None:
+        store = MemoryStore()
+        async with running(store, Counter) as runtime:
+            for n in range(5):
+                await runtime.command("counter", command(f"k{n}", by=n + 1))
+            await store.prune({agent_stream("counter"): 3}, at_ms=0)
+            async with asyncio.timeout(5):
+                again = [runtime.command("counter", command(f"k{n}", by=n + 1)) for n in range(5)]
+                assert {(await one).outcome for one in again} == {"duplicate"}
+                assert (await runtime.command("counter", command("new"))).outcome == "done"
+
+    async def test_an_unknown_agent_is_an_error(self, store: StreamStore) -> None:
+        async with running(store, Counter) as runtime:
+            with pytest.raises(UnknownAgent):
+                await runtime.command("nobody", command("a"))
+
+    async def test_a_closed_log_is_told_to_whoever_waits(self, open_store: Any) -> None:
+        store = await open_store()
+        async with running(store, Counter) as runtime:
+            await store.close()
+            with pytest.raises(StreamError):
+                await runtime.command("counter", command("a"))
+
+
+class TestTheLog:
+    async def test_events_of_the_log_reach_the_agents_that_list_their_type(self, store: StreamStore) -> None:
+        async with running(store, Counter, Watcher) as runtime:
+            await store.append(steps("completed", "error", "completed", "error"))
+            await settled(runtime, store)
+            assert state(runtime, "watcher") == {"failed": 2}
+            assert state(runtime)["total"] == 2, "its commands reached the other agent over the log"
+
+    async def test_each_event_is_handled_once_across_restarts(self, store: StreamStore) -> None:
+        async with running(store, Counter, Watcher) as runtime:
+            await store.append(steps("error", "error"))
+            await settled(runtime, store)
+        for _ in range(3):
+            async with running(store, Counter, Watcher) as runtime:
+                await settled(runtime, store)
+                assert state(runtime, "watcher") == {"failed": 2}
+                assert state(runtime)["total"] == 2
+
+    async def test_events_while_no_runtime_ran_are_handled_by_the_next(self, store: StreamStore) -> None:
+        async with running(store, Counter, Watcher):
+            pass
+        await store.append(steps("error", "completed", "error"))
+        async with running(store, Counter, Watcher) as runtime:
+            await settled(runtime, store)
+            assert state(runtime, "watcher") == {"failed": 2}
+
+    async def test_a_new_agent_begins_at_the_end_of_the_log(self, store: StreamStore) -> None:
+        await store.append(steps("error", "error"))
+        async with running(store, Counter, Watcher) as runtime:
+            await settled(runtime, store)
+            assert state(runtime, "watcher") == {"failed": 0}
+
+    @pytest.mark.parametrize("before", [(), ("completed", "error")], ids=["empty log", "older records"])
+    async def test_an_agent_that_begins_anywhere_begins_once(self, open_store: Any, before: tuple[str, ...]) -> None:
+        store = await open_store()
+        if before:
+            await store.append(steps(*before))
+        runtime = Runtime(store, seeded_identity(7), [BeginsAnywhere("tests:Watcher", Watcher)])
+        await runtime.start()
+        # A kill: nothing of this runtime is kept from here on.
+        for task in (runtime._reading, runtime.engines["watcher"]._task):
+            assert task is not None
+            task.cancel()
+        await store.append(steps("error", "completed", "error", "error"))
+        await store.close() if type(store).__name__ == "Log" else None
+
+        store = await open_store()
+        runtime = Runtime(store, seeded_identity(8), [BeginsAnywhere("tests:Watcher", Watcher)])
+        await runtime.start()
+        await settled(runtime, store)
+        assert state(runtime, "watcher") == {"failed": 3}
+        await runtime.close()
+        await store.close()
+
+    async def test_an_event_that_an_agent_fails_on_is_a_dead_letter_and_others_go_on(self, store: StreamStore) -> None:
+        async with running(store, Counter, Watcher) as runtime:
+            await store.append(steps("error", "broken", "error"))
+            await settled(runtime, store)
+            assert state(runtime, "watcher") == {"failed": 2}
+            assert [letter.type for letter in runtime.view.dead.values()] == ["execution.step"]
+        async with running(store, Counter, Watcher) as runtime:
+            await settled(runtime, store)
+            assert len(runtime.view.dead) == 1, "it is not tried again by itself"
+
+    async def test_a_command_carries_depth_cause_and_trace(self, store: StreamStore) -> None:
+        async with running(store, Counter, Other) as runtime:
+            await runtime.command("counter", command("a", "tell", to="other"))
+            await settled(runtime, store)
+        sent = next(r.event for r in await records(store, "agent/counter") if r.event.metadata.get("to"))
+        taken = next(r.event for r in await records(store, "agent/other") if r.event.type == "agent.received")
+        assert (sent.metadata["depth"], sent.metadata["route"], sent.correlation_id) == (1, "log", sent.id)
+        assert taken.causation_id == sent.id
+        assert taken.traceparent == sent.traceparent
+
+    async def test_agents_that_answer_each_other_end_at_the_depth_limit(self, store: StreamStore) -> None:
+        class Ping(Counter):
+            name = "ping"
+
+            def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+                return [{"to": "pong", "type": "ball"}] if event["type"] == "ball" else []
+
+        class Pong(Ping):
+            name = "pong"
+
+            def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+                return [{"to": "ping", "type": "ball"}] if event["type"] == "ball" else []
+
+        async with running(store, Ping, Pong, max_depth=6) as runtime:
+            await runtime.command("ping", command("a", "ball"))
+            await settled(runtime, store)
+        both = await types(store, "ping") + await types(store, "pong")
+        assert both.count("ball") == 6
+        own = [*await records(store, "agent/ping"), *await records(store, "agent/pong")]
+        refused = [r.event.payload for r in own if r.event.type == "agent.refused"]
+        assert [one["error_code"] for one in refused] == ["recursion_depth_exceeded"]
+
+    async def test_an_event_is_ignored_only_by_a_state_that_is_in_the_log(
+        self, store: StreamStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Latch(Watcher):
+            def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+                if event["type"] == "shut" or not self.failed:
+                    return [{"type": "watcher.failed", "payload": {}}]
+                return []
+
+        append, asked, release = store.append, asyncio.Event(), asyncio.Event()
+
+        async def held(events: Any, **more: Any) -> Any:
+            asked.set()
+            await release.wait()
+            return await append(events, **more)
+
+        step = steps("completed")[0]
+        async with running(store, Latch) as runtime:
+            engine = runtime.engines["watcher"]
+            assert not engine.ignores(step)
+            monkeypatch.setattr(store, "append", held)
+            shutting = asyncio.ensure_future(runtime.command("watcher", command("a", "shut")))
+            await asked.wait()
+            try:
+                assert state(runtime, "watcher") == {"failed": 1}
+                assert not engine.ignores(step), "the log may still refuse what changed the state"
+            finally:
+                release.set()
+            await shutting
+            await settled(runtime, store)
+            assert engine.ignores(step)
+
+
+class TestDeadLetters:
+    async def test_a_redriven_letter_is_handled_and_no_letter_any_more(self, store: StreamStore) -> None:
+        async with running(store, Counter, Watcher) as runtime:
+            await store.append(steps("broken"))
+            await settled(runtime, store)
+            letter = next(iter(runtime.view.dead))
+            with pytest.raises(AgentFailed) as failed:
+                await runtime.redrive(letter)
+            # The place, so that its author finds it, and not the error's text, which may quote the user's.
+            assert re.fullmatch(r"receive raised RuntimeError at agents\.py:\d+", failed.value.reason)
+
+        class Mended(Watcher):
+            def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+                return [{"type": "watcher.failed", "payload": {}}] if event["type"] == "execution.step" else []
+
+        async with running(store, Counter, Mended) as runtime:
+            await settled(runtime, store)
+            assert await runtime.redrive(letter) == "done"
+            assert runtime.view.dead == {}
+            assert state(runtime, "watcher") == {"failed": 1}
+            with pytest.raises(LookupError):
+                await runtime.redrive(letter)
+        async with running(store, Counter, Mended) as runtime:
+            await settled(runtime, store)
+            assert runtime.view.dead == {}
+
+    async def test_a_dropped_letter_stays_dropped(self, store: StreamStore) -> None:
+        async with running(store, Counter, Watcher) as runtime:
+            await store.append(steps("broken"))
+            await settled(runtime, store)
+            await runtime.drop(next(iter(runtime.view.dead)))
+            assert runtime.view.dead == {}
+        async with running(store, Counter, Watcher) as runtime:
+            await settled(runtime, store)
+            assert runtime.view.dead == {}
+
+
+async def test_no_limit_removes_the_memory_of_an_agent(tmp_path: Path) -> None:
+    log = await Log.open(tmp_path / "store", seeded_identity(1), backend="sqlite")
+    try:
+        async with running(log, Counter) as runtime:
+            await log.append(steps("completed"))
+            await runtime.command("counter", command("a"))
+            year_ms = 365 * 24 * 3_600_000
+            request = PruneRequest(older_than_ms=1)
+            plan = await plan_prune(log, CaptureState(), request, now_ms=1_700_000_000_000 + year_ms)
+            assert set(plan.offsets) == {"ses_1"}
+    finally:
+        await log.close()

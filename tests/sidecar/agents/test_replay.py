@@ -1,0 +1,192 @@
+"""Replaying an agent: equal to the log at every offset, or the first difference (seed 003; RELIABILITY 17)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.agents import engine
+from sidecar.agents.inputs import agent_stream, state_hash
+from sidecar.agents.replay import replay
+from streams.hashing import canonical
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from streams.log.reader import LogReader
+from streams.store import Snapshot, StreamStore
+from streams.stores.memory import MemoryStore
+from tests.sidecar.agents.agents import Counter, Other, Watcher
+from tests.sidecar.agents.kinds import Policy, Work
+from tests.sidecar.agents.support import agents, command, records, running, settled, state, steps
+
+
+class Mended(Watcher):
+    """Handles what the watcher fails on."""
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        if event["payload"].get("status") == "broken":
+            return [{"type": "watcher.failed", "payload": {"step": event["id"]}}]
+        return super().receive(event)
+
+
+async def a_life(store: StreamStore, seed: int = 7) -> dict[str, Any]:
+    """Everything that an agent may meet; returns the states."""
+    work = Work(OSError("down"))
+    more: dict[str, Any] = {"kinds": {"work": work}, "policy": Policy(), "max_depth": 4}
+    async with running(store, Counter, Other, Watcher, identity=seeded_identity(seed), **more) as runtime:
+        for n in range(5):
+            await runtime.command("counter", command(f"k{n}", by=n))
+        await runtime.command("counter", command("k1", by=1))
+        await runtime.command("counter", command("quiet", "quiet"))
+        await runtime.command("counter", command("call", "call", kind="work"))
+        await settled(runtime, store)
+        await runtime.command("counter", command("tell", "tell", to="other"))
+        await store.append(steps("error", "broken", "error"))
+        await settled(runtime, store)
+        deep = command("deep", "tell", to="other")
+        for key, depth in (("output refused", 3), ("input refused", 9)):
+            object.__setattr__(deep, "key", key)
+            object.__setattr__(deep, "depth", depth)
+            await runtime.command("counter", deep)
+        await settled(runtime, store)
+    async with running(store, Counter, Other, Mended, identity=seeded_identity(seed + 1), **more) as runtime:
+        await settled(runtime, store)
+        for letter in list(runtime.view.dead):
+            assert await runtime.redrive(letter) == "done"
+        await runtime.command("counter", command("late", by=1))
+        await settled(runtime, store)
+        return {name: state(runtime, name) for name in runtime.engines}
+
+
+async def test_a_replay_gives_the_recorded_outputs_and_states(store: StreamStore, monkeypatch: Any) -> None:
+    monkeypatch.setattr(engine, "SNAPSHOT_RECORDS", 5)
+    states = await a_life(store)
+    for agent in agents(Counter, Other, Mended):
+        result = await replay(store, agent)
+        assert result.difference is None
+        assert result.snapshot == "equal"
+        assert result.inputs > 0
+        assert result.state == state_hash(states[agent.name])
+        assert result.offset == (await records(store, agent_stream(agent.name)))[-1].offset
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_it_works_on_a_stopped_home_and_changes_nothing(tmp_path: Path, backend: Any) -> None:
+    store = await Log.open(tmp_path / "store", seeded_identity(1), backend=backend)
+    await a_life(store)
+    await store.close()
+    before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    reader = LogReader(tmp_path / "store")
+    for agent in agents(Counter, Other, Mended):
+        assert (await replay(reader, agent)).difference is None
+    await reader.close()
+    assert {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()} == before
+
+
+async def test_another_output_is_found_at_its_offset(store: StreamStore) -> None:
+    await a_life(store)
+
+    class Changed(Counter):
+        def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+            found = super().receive(event)
+            if event["type"] == "add" and event["payload"]["by"] == 3:
+                found[0]["payload"]["was"] += 1
+            return found
+
+    (agent,) = agents(Changed)
+    difference = (await replay(store, agent)).difference
+    assert difference is not None and difference.what == "outputs"
+    (wanted,) = [
+        r.offset for r in await records(store, agent_stream("counter")) if r.event.payload == {"by": 3, "was": 3}
+    ]
+    assert difference.offset == wanted
+
+
+@pytest.mark.parametrize("returned", [[], [{"type": "counter.added", "payload": {"by": 0, "was": 0}}] * 2])
+async def test_an_output_less_or_more_is_found(store: StreamStore, returned: list[dict[str, Any]]) -> None:
+    await a_life(store)
+
+    class Changed(Counter):
+        def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+            return returned
+
+    (agent,) = agents(Changed)
+    difference = (await replay(store, agent)).difference
+    assert difference is not None and difference.what == "outputs"
+    assert difference.offset == 2 + (len(returned) > 0)
+
+
+async def test_another_state_is_found_at_its_offset(store: StreamStore) -> None:
+    await a_life(store)
+
+    class Changed(Counter):
+        def apply(self, event: dict[str, Any]) -> None:
+            super().apply(event)
+            if event["type"] == "counter.result":
+                self.results.append("more")
+
+    (agent,) = agents(Changed)
+    difference = (await replay(store, agent)).difference
+    assert difference is not None and difference.what == "state"
+    (wanted,) = [r.offset for r in await records(store, agent_stream("counter")) if r.event.type == "counter.result"]
+    assert difference.offset == wanted
+
+
+async def test_an_agent_that_raises_is_a_difference(store: StreamStore) -> None:
+    await a_life(store)
+
+    class Changed(Counter):
+        def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+            raise RuntimeError
+
+    (agent,) = agents(Changed)
+    difference = (await replay(store, agent)).difference
+    assert difference is not None and (difference.what, difference.offset) == ("raised", 1)
+
+
+async def test_a_snapshot_that_differs_is_found(store: StreamStore, monkeypatch: Any) -> None:
+    monkeypatch.setattr(engine, "SNAPSHOT_RECORDS", 5)
+    await a_life(store)
+    kept = await store.snapshot("agent-counter", engine.SNAPSHOT_VERSION)
+    assert kept is not None
+    spoiled = json.loads(kept.state)
+    spoiled["state"]["total"] += 1
+    await store.put_snapshot("agent-counter", Snapshot(kept.version, kept.position, canonical(spoiled)))
+    (agent,) = agents(Counter)
+    result = await replay(store, agent)
+    assert result.snapshot == "differs"
+    assert result.difference is not None and result.difference.what == "snapshot"
+
+
+async def test_what_was_removed_cannot_be_replayed() -> None:
+    for streams, kept in (({"agent/counter": 2}, None), (None, ["ses_1"])):
+        store = MemoryStore()
+        await a_life(store)
+        if streams is not None:
+            await store.prune(streams, at_ms=0)
+        else:
+            await store.forget(kept or [], at_ms=0)
+        agent = agents(Counter if streams else Mended)[0]
+        difference = (await replay(store, agent)).difference
+        assert difference is not None and difference.what == "removed"
+
+
+async def test_an_agent_without_history_is_replayed_at_once() -> None:
+    (agent,) = agents(Counter)
+    result = await replay(MemoryStore(), agent)
+    assert (result.inputs, result.offset, result.difference) == (0, -1, None)
+
+
+def test_two_runs_of_one_seed_write_the_same_log_to_the_byte() -> None:
+    async def run() -> list[bytes]:
+        store = MemoryStore()
+        async with running(store, Counter, identity=seeded_identity(7)) as runtime:
+            for n in range(30):
+                await runtime.command("counter", command(f"k{n}", ("add", "quiet")[n % 2], by=n))
+            await settled(runtime, store)
+        return [canonical(record.as_json()) async for record in store.read_all()]
+
+    assert asyncio.run(run()) == asyncio.run(run())

@@ -1,0 +1,115 @@
+"""Built-in agents over a store, and events as capture and other agents record them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sidecar.agents.agent import Agent
+from sidecar.agents.effects.policy import Effect, EffectClass
+from sidecar.agents.effects.runner import EffectKind, Reconciled, Unknown
+from sidecar.agents.inputs import Command, agent_stream, effects_stream
+from sidecar.agents.runtime import Runtime
+from sidecar.background.said import Said
+from streams.store import Record, StreamStore
+from tests.sidecar.agents.kinds import Clock, Policy
+from tests.sidecar.agents.support import records, settled
+
+PLAIN = Said(lambda value: value, str)
+"""Nothing is redacted."""
+
+
+class Script:
+    """A kind that returns what it is given for an effect's arguments, and keeps them."""
+
+    effect_class: EffectClass = "idempotent"
+
+    def __init__(self, result: Any = None) -> None:
+        self.result, self.runs = result, list[dict[str, Any]]()
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        self.runs.append(effect.args)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        return Unknown()
+
+
+class Bench:
+    """A runtime with these agents, a clock that the test moves, and a log that it writes."""
+
+    def __init__(self, runtime: Runtime, store: StreamStore, clock: Clock, agents: Sequence[Agent]) -> None:
+        self.runtime, self.store, self.clock, self._agents = runtime, store, clock, agents
+        self._count = 0
+        self.facts: dict[str, Any] = {}
+        """What the sidecar adds to each tick."""
+
+    async def command(self, agent: str, type_: str, **payload: Any) -> list[str]:
+        """Send a command; the types of what it led to."""
+        self._count += 1
+        handled = await self.runtime.command(agent, Command(f"c{self._count}", type_, payload))
+        await self.settled()
+        return [record.event.type for record in handled.records[1:]]
+
+    async def tick(self, agent: str, later_s: float = 0.0) -> list[str]:
+        """Move the clock and let the agent see it."""
+        self.clock.now_ms += round(later_s * 1000)
+        return await self.command(agent, "tick", now=self.clock.now_ms, **self.facts)
+
+    async def happened(
+        self, type_: str, stream: str = "ses_1", metadata: dict[str, Any] | None = None, **payload: Any
+    ) -> Record:
+        """Something that capture, or another agent, recorded."""
+        self._count += 1
+        event = self.clock.identity(self._count).stamp(
+            {
+                "type": type_,
+                "stream_id": stream,
+                "idempotency_key": f"happened:{self._count}",
+                "actor": "build",
+                "source": {"agent": "build", "adapter": "opencode"},
+                "payload": payload,
+                "metadata": metadata or {},
+            }
+        )
+        (record,) = await self.store.append([event])
+        await self.settled()
+        return record
+
+    async def settled(self) -> None:
+        """Wait until all is handled, and send a tick to each agent whose deadline has come, as the sidecar does."""
+        await settled(self.runtime, self.store)
+        for agent in self._agents:
+            deadline = getattr(agent, "deadline", lambda: None)()
+            if deadline is not None and 0 < deadline <= self.clock.now_ms:
+                await self.command(agent.name, "tick", now=self.clock.now_ms, **self.facts)
+
+    async def types(self, agent: str) -> list[str]:
+        return [record.event.type for record in await records(self.store, agent_stream(agent))]
+
+    async def steps(self, agent: str, kind: str) -> list[str]:
+        """The ledger of an agent's effects of one kind."""
+        found = await records(self.store, effects_stream(agent))
+        return [record.event.type for record in found if record.event.payload["kind"] == kind]
+
+
+@asynccontextmanager
+async def bench(
+    store: StreamStore,
+    agents: Sequence[Agent],
+    kinds: Mapping[str, EffectKind],
+    clock: Clock | None = None,
+    *,
+    seed: int = 3,
+    **more: Any,
+) -> AsyncIterator[Bench]:
+    clock = clock or Clock()
+    runtime = Runtime(store, clock.identity(seed), agents, kinds=kinds, policy=Policy(attempts=5), **more)
+    await runtime.start()
+    try:
+        yield Bench(runtime, store, clock, agents)
+    finally:
+        await runtime.close()

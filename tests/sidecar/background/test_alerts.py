@@ -1,0 +1,455 @@
+"""Telling a person: stages, retries, quiet hours, and what counts as seen."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sidecar.agents.inputs import Command
+from sidecar.background.people import alerts
+from sidecar.background.people.alerts import ALERT, LOOK, NAME, SEND, TOAST, AlertAgent
+from sidecar.background.people.channels import ChannelError, Channels, channel_name, quiet_until
+from sidecar.background.people.notify_effects import Send
+from sidecar.background.people.rings import Rules
+from sidecar.notify_config import NotifyConfig
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from streams.stores.memory import MemoryStore
+from tests.sidecar.background.receiver import SECRET, Receiver
+from tests.sidecar.background.support import Bench, Script, bench
+from tests.sidecar.agents.kinds import Clock, Crash
+from tests.sidecar.agents.support import until
+
+# apprise imports `imghdr`, which Python 3.11 says will go.
+pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")
+
+PHONE = [["json:1"]]
+HOUR = 3600.0
+
+
+def at(hour: int, minute: int = 0) -> int:
+    return round(datetime(2026, 11, 23, hour, minute, tzinfo=UTC).timestamp() * 1000)
+
+
+def ended(clock: Clock, *, after_s: float = 600.0, **about: Any) -> dict[str, Any]:
+    """The payload of the end of background work."""
+    created = clock.now_ms - round(after_s * 1000)
+    known = {"intent": "int_1", "title": "tests", "parent": "ses_1", "created": created, "child": False}
+    return {**known, "ts": clock.now_ms, **about}
+
+
+async def test_a_phone_that_fails_twice_gets_the_message_once(tmp_path: Path) -> None:
+    store = await Log.open(tmp_path / "store", seeded_identity(1))
+    with Receiver(failing=2) as phone:
+        channels = Channels(NotifyConfig(urls=(phone.url,)))
+        agent = AlertAgent(channels.stages)
+        async with bench(store, [agent], {SEND: Send(channels)}) as run:
+            await run.happened("intent.completed", **ended(run.clock, parent=None))
+            (alert,) = agent.data.alerts.values()
+            assert alert.channels == {channel_name(phone.url): "sent"}
+            assert [taken["message"] for taken in phone.taken] == [alert.text]
+            steps = await run.steps(NAME, SEND)
+            assert steps.count("effect.started") == 3
+            assert steps[-1] == "effect.completed"
+    await store.close()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+async def test_one_stage_after_another_until_somebody_saw_it() -> None:
+    toast, send = Script({"shown": True}), Script({})
+    agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
+        assert (len(toast.runs), send.runs) == (1, [])
+        await run.tick(NAME, 59)
+        assert send.runs == []
+        await run.tick(NAME, 1)
+        assert [args["channel"] for args in send.runs] == ["desktop"]
+        await run.happened("human.input", session="ses_2")
+        await run.tick(NAME, 60)
+        assert [args["channel"] for args in send.runs[1:]] == ["json:1", "ntfy:2"]
+        assert agent.data.alerts["alr_1"].state == "sent"
+        assert agent.deadline() is None
+        await run.happened("human.input", session="ses_1")
+        assert agent.data.alerts["alr_1"].state == "seen"
+
+
+@pytest.mark.parametrize("looks", [True, False])
+async def test_a_result_in_a_history_is_seen_only_if_a_terminal_shows_it(looks: bool) -> None:
+    toast, send = Script({"shown": True}), Script({})
+    agent = AlertAgent(PHONE, escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send, LOOK: Script({"looks": looks})}) as run:
+        await run.happened("intent.failed", **ended(run.clock, reason="timeout"))
+        (glance,) = toast.runs
+        assert glance["text"] == "tests failed: timeout"
+        await run.happened("notice.observed", stream="agent/intents", notice="ntc_1")
+        assert (agent.data.alerts["alr_1"].state == "seen") == looks
+        await run.tick(NAME, 60)
+        await run.tick(NAME, 60)
+        assert len(send.runs) == (not looks)
+        assert not looks or toast.runs == [glance], "the result itself came first"
+
+
+async def test_a_toast_says_that_work_started_and_ended_but_not_that_of_other_background_work() -> None:
+    toast = Script({"shown": False})
+    agent = AlertAgent(PHONE)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: Script({})}) as run:
+        about = {"intent": "int_1", "parent": "ses_1", "title": "tests"}
+        for type_ in ("intent.started", "intent.completed"):
+            await run.happened(type_, **about)
+            await run.happened(type_, **about | {"intent": "int_2", "child": True})
+        assert [args["text"] for args in toast.runs] == ["tests started", "tests finished"]
+        assert agent.data.alerts == {}
+
+
+@pytest.mark.parametrize(("root", "toasts"), [("ses_1", 1), ("int_1", 0)])
+async def test_a_budget_that_is_nearly_used_up_is_told_once(root: str, toasts: int) -> None:
+    toast, send = Script({"shown": False}), Script({})
+    agent = AlertAgent(PHONE)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        for _ in range(2):
+            await run.happened("budget.warning", stream="agent/intents", root=root, what="tokens", share=0.81)
+        assert (len(toast.runs), len(send.runs)) == (toasts, 1)
+        assert send.runs[0]["text"] == f"81% of max_tokens is used ({root})"
+
+
+async def test_a_stage_that_reached_nobody_is_followed_at_once() -> None:
+    toast, send = Script({"shown": False}), Script(ChannelError("no"))
+    agent = AlertAgent([["desktop"], ["json:1"]])
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
+        (alert,) = agent.data.alerts.values()
+        assert alert.channels == {"toast": "absent", "desktop": "failed", "json:1": "failed"}
+        assert (alert.state, alert.due) == ("failed", None)
+
+
+async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_waits_for_nothing() -> None:
+    send = Script({})
+    agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {SEND: send, LOOK: Script({"looks": True})}) as run:
+        for number in range(4):
+            await run.happened("intent.completed", **ended(run.clock, intent=f"int_{number}", parent=None))
+        assert [args["text"] for args in send.runs] == ["tests finished (int_0)"]
+        question = {"checkpoint": "chk_q", "kind": "ask", "text": "May I?", "intent": None}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **question)
+        assert send.runs[-1]["text"] == "OpenCode asks: May I? (chk_q)" and len(send.runs) == 2
+        await run.tick(NAME, 29)
+        assert len(send.runs) == 2
+        await run.tick(NAME, 1)
+        assert (send.runs[2]["title"], send.runs[2]["text"].count("\n")) == ("OpenCode: 3 messages", 2)
+        await run.happened("notice.observed", stream="agent/intents", notice="ntc_2")
+        await run.tick(NAME, 60)
+        urls = [(args["channel"], args["title"]) for args in send.runs[3:] if "chk_q" not in args["text"]]
+        assert urls == [(channel, "OpenCode: 3 messages") for channel in ("json:1", "ntfy:2")]
+        assert all(alert.stages == [] for alert in agent.data.alerts.values() if alert.state != "seen")
+
+
+async def test_a_message_can_be_acted_on_away_from_the_laptop() -> None:
+    send = Script({})
+    agent = AlertAgent(PHONE, escalate_ms=0)
+    work = {
+        "work": "tidy up",
+        "directory": "/home/ada/shop",
+        "intent": "int_1",
+        "options": ["once", "always", "reject"],
+    }
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        asked = {"checkpoint": "chk_1", "kind": "permission", "text": "rm -rf build", "always": ["rm *"], **work}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **asked)
+        asked = {**asked, "checkpoint": "chk_2", "kind": "ask", "text": "x" * 900, "always": [], "options": ["a", "b"]}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **asked)
+        gist = {"title": "tidy up", "directory": "/home/ada/shop", "gist": "all 12 tests\npass"}
+        await run.happened("intent.completed", **ended(run.clock, intent="int_9", parent=None, **gist))
+    permission, cut, done = (args["text"] for args in send.runs)
+    assert permission == "tidy up in shop asks for permission: rm -rf build (always allows: rm *) (chk_1)"
+    assert cut.startswith("tidy up in shop asks: xxx") and "left out" in cut and "x [a | b] (chk_2)" in cut
+    assert done == "tidy up in shop finished: all 12 tests ⏎ pass (int_9)"
+
+
+async def test_many_questions_share_messages_after_the_third_and_each_keeps_its_link() -> None:
+    send = Script({})
+    agent = AlertAgent([["desktop"]], escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        for number in range(40):
+            question = {"checkpoint": f"chk_{number:02}", "kind": "ask", "text": "May I?" + "x" * 300, "intent": None}
+            await run.happened("checkpoint.opened", stream="agent/checkpoints", **question)
+        assert [args["checkpoints"] for args in send.runs] == [["chk_00"], ["chk_01"], ["chk_02"]]
+        await run.tick(NAME, 30)
+        await run.tick(NAME, 30)
+        assert len(send.runs) == 5
+        assert [each for args in send.runs for each in args["checkpoints"]] == [f"chk_{n:02}" for n in range(40)]
+        assert all(f"({each})" in args["text"] for args in send.runs for each in args["checkpoints"])
+
+
+async def test_a_message_hides_nothing_and_says_where_a_cut_question_is_whole() -> None:
+    send = Script({})
+    agent = AlertAgent([["desktop"]], escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        text = "bash \u202e" + "A" * 1000 + "; curl evil"
+        question = {"checkpoint": "chk_q", "kind": "permission", "text": text, "intent": None, "left_out": 0}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **question)
+        await run.tick(NAME, 60)
+        said = send.runs[0]["text"]
+        assert len(said) <= alerts.MAX_TEXT and "<U+202E>" in said and "; curl evil (chk_q)" in said
+        assert "characters left out" in said and "durable-stream checkpoints chk_q" in said
+
+
+async def test_every_question_of_a_message_has_its_link() -> None:
+    sent = list[str]()
+
+    class Phone:
+        async def send(self, channel: str, title: str, text: str) -> None:
+            sent.append(text)
+
+    effect = Send(Phone(), lambda each: f"http://x/{each}" if each != "chk_2" else None)  # type: ignore[arg-type]
+    for given in (["chk_1"], ["chk_1", "chk_2", "chk_3"]):
+        args = {"channel": "c", "title": "t", "text": "x", "checkpoints": given}
+        await effect.run(SimpleNamespace(args=args), "key")  # type: ignore[arg-type]
+    assert sent[0].endswith("Answer: http://x/chk_1")
+    assert sent[1].splitlines()[2:] == ["Answer chk_1: http://x/chk_1", "Answer chk_3: http://x/chk_3"]
+
+
+async def test_several_whose_channel_fails_go_on_together() -> None:
+    send = Script(ChannelError("no"))
+    agent = AlertAgent([["desktop"], ["json:1"]], quiet_until=lambda now: None if now >= at(7) else at(7))
+    async with bench(MemoryStore(), [agent], {SEND: send}, Clock(at(6))) as run:
+        for number in range(3):
+            await run.happened("intent.completed", **ended(run.clock, intent=f"int_{number}", parent=None))
+        await run.tick(NAME, HOUR)
+        assert [args["channel"] for args in send.runs] == ["desktop"] * 5 + ["json:1"] * 5, "five attempts each"
+        assert {(alert.state, alert.due) for alert in agent.data.alerts.values()} == {("failed", None)}
+
+
+async def test_quiet_hours_hold_everything_but_the_toast() -> None:
+    toast, send, clock = Script({"shown": False}), Script({}), Clock(at(23))
+    agent = AlertAgent(PHONE, quiet_until=lambda now: quiet_until("22:00-07:00", now, UTC))
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}, clock) as run:
+        await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
+        assert (len(toast.runs), send.runs) == (1, [])
+        assert agent.deadline() == at(23) + 8 * 3_600_000
+        await run.tick(NAME, 8 * HOUR)
+        assert len(send.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("about", "told"),
+    [
+        ({"after_s": 59}, False),
+        ({"after_s": 60}, True),
+        ({"after_s": 0, "reason": "HTTP 401: invalid key"}, True),
+        ({"child": True}, False),
+    ],
+)
+async def test_short_work_that_succeeds_and_work_of_work_bother_nobody(about: dict[str, Any], told: bool) -> None:
+    agent = AlertAgent(PHONE, min_ms=60_000)
+    async with bench(MemoryStore(), [agent], {SEND: Script({})}) as run:
+        await run.happened("intent.failed" if "reason" in about else "intent.completed", **ended(run.clock, **about))
+        assert bool(agent.data.alerts) == told
+
+
+@pytest.mark.parametrize(
+    ("about", "toasts"),
+    [
+        ({"kind": "permission", "intent": "int_1"}, 1),
+        ({"kind": "ask", "intent": None}, 1),
+        ({"kind": "permission", "intent": None}, 0),
+    ],
+)
+async def test_what_opencode_shows_by_itself_gets_no_toast(about: dict[str, Any], toasts: int) -> None:
+    toast, send = Script({"shown": True}), Script({})
+    agent = AlertAgent(PHONE, escalate_ms=60_000)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        opened = {"checkpoint": "chk_1", "text": "bash make", "tell": "ses_1", **about}
+        await run.happened("checkpoint.opened", stream="agent/checkpoints", **opened)
+        assert (len(toast.runs), len(send.runs)) == (toasts, 0)
+        await run.tick(NAME, 60)
+        assert len(send.runs) == 1
+        await run.happened("checkpoint.answered", stream="agent/checkpoints", checkpoint="chk_1")
+        assert agent.data.alerts["alr_1"].state == "seen"
+
+
+async def test_the_same_alert_is_raised_once() -> None:
+    toast = Script({"shown": True})
+    agent = AlertAgent()
+    async with bench(MemoryStore(), [agent], {TOAST: toast}) as run:
+        for _ in range(2):
+            await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
+        assert len(toast.runs) == 1
+
+
+@pytest.mark.parametrize(("point", "sent"), [("effect-started", 1), ("effect-done", 2)])
+async def test_a_message_whose_attempt_was_cut_off_is_sent_again(point: str, sent: int) -> None:
+    """So a phone gets it at least once: twice if the process ended after it was sent and before that was recorded."""
+
+    def stop(reached: str) -> None:
+        if reached == point:
+            raise Crash
+
+    store, send = MemoryStore(), Script({})
+    async with bench(store, [AlertAgent(PHONE)], {SEND: send}, stop=stop) as run:
+        raised = {"alert": "alr_1", "session": None, "title": "t", "text": "x"}
+        await run.runtime.command(NAME, Command("c1", "alert.raise", raised))
+        await run.runtime.command(NAME, Command("c2", "tick", {"now": run.clock.now_ms}))
+        await until(lambda: bool(run.runtime.view.effects))
+        await run.settled()
+    agent = AlertAgent(PHONE)
+    async with bench(store, [agent], {SEND: send}, seed=4) as run:
+        await run.settled()
+        assert len(send.runs) == sent
+        assert agent.data.alerts["alr_1"].channels == {"json:1": "sent"}
+
+
+async def turn(run: Bench, seconds: float, outcome: str = "completed", message: str = "msg_1", **about: Any) -> None:
+    """A person begins a turn, which ends after that many seconds."""
+    await run.happened("human.input", session="ses_1", message=message)
+    run.clock.now_ms += round(seconds * 1000)
+    ended = {"session": "ses_1", "message": message, "outcome": outcome, "title": "fix it", **about}
+    await run.happened("turn.ended", **ended)
+
+
+RINGS = Rules("unless-in-front", 60_000)
+
+
+async def test_an_ordinary_turn_rings_once_if_it_was_long_and_nobody_is_looking() -> None:
+    toast, send = Script({"shown": True}), Script({})
+    agent = AlertAgent(PHONE, rings=RINGS, quiet_until=lambda now: None)
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+        await turn(run, 59, message="msg_short")
+        await turn(run, 61, "aborted", message="msg_aborted")
+        run.facts = {"focus": {"ses_1": "front"}}
+        await turn(run, 61, message="msg_front")
+        assert (agent.data.alerts["alr_msg_front"].state, send.runs) == ("seen", [])
+        run.facts = {"focus": {"ses_1": "away"}}
+        await turn(run, 61)
+        assert [args["text"] for args in send.runs] == ["fix it finished (ses_1)"]
+        await run.happened("turn.ended", session="ses_1", message="msg_1", outcome="completed")
+        run.clock.now_ms += 60_000
+        await turn(run, 61, "failed", message="msg_2", error={"name": "APIError"})
+        assert [args["text"] for args in send.runs[1:]] == ["fix it failed: APIError (ses_1)"]
+        assert agent.data.alerts["alr_msg_1"].state == "seen", "a person wrote there since"
+        assert (agent.data.turns, toast.runs) == ({}, [])
+
+
+async def test_a_turn_that_nobody_began_or_that_is_told_as_history_does_not_ring() -> None:
+    send = Script({})
+    agent = AlertAgent(PHONE, rings=Rules("always"))
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        await run.happened("agent.input", session="ses_1", message="msg_1")
+        await run.happened("turn.ended", session="ses_1", message="msg_1", outcome="completed")
+        await run.happened("human.input", metadata={"history": True}, session="ses_1", message="msg_2")
+        await run.happened("turn.ended", session="ses_1", message="msg_2", outcome="completed")
+        assert (send.runs, agent.data.alerts) == ([], {})
+
+
+async def test_a_turn_that_is_compacted_rings_at_its_end() -> None:
+    send = Script({})
+    agent = AlertAgent(PHONE, rings=RINGS)
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        await turn(run, 50, "continued")
+        run.clock.now_ms += 20_000
+        await run.happened("turn.ended", session="ses_1", message="msg_compacted", outcome="completed")
+        assert len(send.runs) == 1
+
+
+async def test_a_turn_that_ends_in_quiet_hours_rings_after_them_unless_its_terminal_is_then_in_front() -> None:
+    send, clock = Script({}), Clock()
+    until_ms = clock.now_ms + 3_600_000
+    agent = AlertAgent(PHONE, rings=RINGS, quiet_until=lambda now: until_ms if now < until_ms else None)
+    async with bench(MemoryStore(), [agent], {SEND: send}, clock) as run:
+        await turn(run, 61)
+        assert (send.runs, agent.deadline()) == ([], until_ms)
+        await run.tick(NAME, HOUR)
+        assert len(send.runs) == 1
+
+
+async def test_turns_are_not_even_remembered_unless_they_are_to_ring() -> None:
+    for agent in (AlertAgent(PHONE), AlertAgent(rings=Rules("always"))):
+        async with bench(MemoryStore(), [agent], {}) as run:
+            await turn(run, 600)
+            assert await run.types(NAME) == []
+
+
+async def test_the_ring_of_a_turn_survives_a_crash() -> None:
+    """The process ends after the end of the turn is recorded as an alert, before anything is sent."""
+
+    def stop(reached: str) -> None:
+        if reached == "effect-started":
+            raise Crash
+
+    store, send = MemoryStore(), Script({})
+    async with bench(store, [AlertAgent(PHONE, rings=RINGS)], {SEND: send}, stop=stop) as run:
+        await run.happened("human.input", session="ses_1", message="msg_1")
+        run.clock.now_ms += 61_000
+        await run.happened("turn.ended", session="ses_1", message="msg_1", outcome="completed")
+        await until(lambda: bool(run.runtime.view.effects))
+    async with bench(store, [AlertAgent(PHONE, rings=RINGS)], {SEND: send}, seed=4) as run:
+        await run.settled()
+        assert len(send.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("hours", "now", "ends"),
+    [
+        ("", at(3), None),
+        ("22:00-07:00", at(21, 59), None),
+        ("22:00-07:00", at(22), at(7) + 86_400_000),
+        ("22:00-07:00", at(6, 59), at(7)),
+        ("22:00-07:00", at(7), None),
+        ("12:30-13:30", at(13), at(13, 30)),
+        ("00:00-00:00", at(5), None),
+    ],
+)
+def test_the_end_of_the_quiet_hours(hours: str, now: int, ends: int | None) -> None:
+    assert quiet_until(hours, now, UTC) == ends
+
+
+def test_quiet_hours_are_local() -> None:
+    assert quiet_until("22:00-07:00", at(20, 30), timezone(timedelta(hours=2))) == at(5) + 86_400_000
+
+
+async def test_the_desktop_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = tmp_path / "heard"
+    tool = tmp_path / "notify-send"
+    tool.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {heard}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    channels = Channels(NotifyConfig(desktop=True))
+    await channels.send("desktop", "a title", "--help $(x) <a href='http://evil'>")
+    body = "--help $(x) &lt;a href='http://evil'&gt;"
+    assert heard.read_text().split("|")[-3:] == ["a title", body, ""], "a desktop would make a link of it"
+    tool.unlink()
+    with pytest.raises(ChannelError):
+        await channels.send("desktop", "a title", "a text")
+
+
+async def test_a_url_that_apprise_does_not_know_is_not_shown() -> None:
+    url = f"nonsense://{SECRET}"
+    with pytest.raises(ChannelError) as failed:
+        await Channels(NotifyConfig(urls=(url,))).send(channel_name(url), "t", "x")
+    assert SECRET not in str(failed.value)
+    assert SECRET not in channel_name(url)
+
+
+def test_the_table_reaches_every_state() -> None:
+    reached = {"raised"} | {state for row in ALERT.values() for state in row.values()}
+    assert reached == set(ALERT)
+
+
+async def test_a_program_of_the_users_takes_a_message(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    command = ["/bin/sh", "-c", f'{{ echo "$TITLE"; cat; }} > {taken}']
+    channels = Channels(NotifyConfig(command=tuple(command), urls=("json://127.0.0.1:1",)))
+    assert channels.stages[1][0] == "command" == channels.names[0]
+    await channels.send("command", "the title", "the text")
+    assert taken.read_text() == "the title\nthe text"
+    with pytest.raises(ChannelError, match="code 3"):
+        await Channels(NotifyConfig(command=("/bin/sh", "-c", "exit 3"))).send("command", "t", "x")
+    with pytest.raises(ChannelError, match=r"`command` in \[notify\]"):
+        await Channels(NotifyConfig(command=("/nowhere/it",))).send("command", "t", "x")

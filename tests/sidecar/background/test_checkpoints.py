@@ -1,0 +1,306 @@
+"""The life of a checkpoint: the first answer wins, wherever it comes from, and it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from sidecar.agents.effects.policy import Effect
+from sidecar.background.intents.intents import IntentAgent
+from sidecar.background.people.checkpoints import ANSWER, CHECKPOINT, NAME, CheckpointAgent, checkpoint_id
+from streams.stores.memory import MemoryStore
+from tests.sidecar.background.support import Bench, Script, bench
+from tests.sidecar.agents.support import until
+
+PHANTOM, CHILD, PARENT = "ses_phantom", "ses_child", "ses_parent"
+ASKED = checkpoint_id(CHILD, "per_1")
+
+
+@asynccontextmanager
+async def asking(kind: Script | None = None) -> AsyncIterator[tuple[Bench, CheckpointAgent, IntentAgent]]:
+    """Background work with a child session; notices of the agent ``intents`` find no host."""
+    agent, intents = CheckpointAgent(), IntentAgent()
+    kinds = {ANSWER: kind or Script({"status": "answered"}), "opencode.wake": Script({"status": "absent"})}
+    async with bench(MemoryStore(), [agent, intents], kinds) as run:
+        await run.happened("intent.started", intent="int_1", session=PHANTOM, parent=PARENT)
+        await run.happened("lifecycle.session.created", session=CHILD, parent=PHANTOM)
+        yield run, agent, intents
+
+
+async def permission(run: Bench, session: str = CHILD, state: str = "asked", **about: Any) -> None:
+    given = {"kind": "permission", "state": state, "request": "per_1", "permission": "bash", "patterns": ["make *"]}
+    await run.happened("workflow.checkpoint", session=session, **{**given, **about})
+
+
+async def answer(run: Bench, checkpoint: str, *given: str) -> list[str]:
+    return await run.command(
+        NAME, "checkpoint.answer", checkpoint=checkpoint, answer=list(given), by="user", key=f"key-{given}", ask={}
+    )
+
+
+async def ask(run: Bench, session: str, checkpoint: str = "chk_1", **about: Any) -> list[str]:
+    given = {"checkpoint": checkpoint, "session": session, "text": "Ship?", "options": [], "default": "", "expires": 0}
+    return await run.command(NAME, "checkpoint.ask", **{**given, **about})
+
+
+async def test_an_ask_below_background_work_is_opened_and_answered_once() -> None:
+    kind = Script({"status": "answered"})
+    async with asking(kind) as (run, agent, _):
+        await permission(run)
+        known = agent.data.checkpoints[ASKED]
+        assert (known.state, known.intent, known.tell) == ("open", "int_1", PARENT)
+        assert await answer(run, ASKED, "once") == ["checkpoint.answering", "effect.requested"]
+        assert known.state == "answered"
+        assert await answer(run, ASKED, "reject") == ["checkpoint.late"]
+        await permission(run, state="replied", reply="once")
+        assert (known.answer, known.key) == (["once"], "key-('once',)")
+        assert len(kind.runs) == 1
+
+
+async def test_an_ask_of_the_user_is_not_opened_by_itself() -> None:
+    async with asking() as (run, agent, _):
+        await permission(run, PARENT)
+        assert agent.data.checkpoints == {}
+    everywhere = CheckpointAgent(everywhere=True)
+    async with bench(MemoryStore(), [everywhere], {}) as run:
+        await permission(run, PARENT)
+        assert [c.tell for c in everywhere.data.checkpoints.values()] == [PARENT]
+
+
+async def typed(run: Bench, session: str, text: str, **about: Any) -> None:
+    await run.happened("human.input", session=session, parts=[{"type": "text", "text": text}], **about)
+
+
+async def test_what_a_person_types_answers_the_ask_that_their_session_waits_for() -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT)
+        await typed(run, "ses_other", "no")
+        await typed(run, PARENT, "", shell="ls")
+        known = agent.data.checkpoints["chk_1"]
+        assert known.state == "open"
+        await typed(run, PARENT, "yes, do")
+        assert (known.state, known.answer, known.by, known.via) == (
+            "answered",
+            ["yes, do"],
+            "user",
+            {"channel": "opencode"},
+        )
+        assert intents.data.notices == {}, "the call that waits returns it"
+
+
+async def test_a_message_answers_nothing_if_it_is_not_clear_what_it_answers() -> None:
+    async with asking() as (run, agent, _):
+        await ask(run, PARENT)
+        await ask(run, PARENT, "chk_2")
+        await ask(run, "ses_cut", "chk_3", left_out=7)
+        await ask(run, "ses_left", "chk_4")
+        await run.command(NAME, "checkpoint.later", checkpoints=["chk_4"])
+        for session in (PARENT, "ses_cut", "ses_left"):
+            await typed(run, session, "yes")
+        assert {each.state for each in agent.data.checkpoints.values()} == {"open"}
+
+
+class Held(Script):
+    """A host that takes the answer only after ``free``."""
+
+    def __init__(self) -> None:
+        super().__init__({"status": "gone"})
+        self.begun, self.free = asyncio.Event(), asyncio.Event()
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        self.begun.set()
+        await self.free.wait()
+        return await super().run(effect, key)
+
+
+async def test_an_answer_in_opencode_wins_over_one_that_is_on_its_way() -> None:
+    kind = Held()
+    async with asking(kind) as (run, agent, _):
+        await permission(run)
+        ours = asyncio.create_task(answer(run, ASKED, "once"))
+        await kind.begun.wait()
+        assert agent.data.checkpoints[ASKED].state == "answering"
+        theirs = asyncio.create_task(permission(run, state="replied", reply="reject"))
+        await until(lambda: agent.data.checkpoints[ASKED].state != "answering")
+        kind.free.set()
+        await asyncio.gather(ours, theirs)
+        known = agent.data.checkpoints[ASKED]
+        assert (known.state, known.answer, known.key) == ("answered", ["reject"], "")
+        assert await answer(run, ASKED, "once") == ["checkpoint.late"]
+
+
+async def test_an_answer_that_did_not_arrive_leaves_it_open() -> None:
+    kind = Script(ConnectionError("away"))
+    async with asking(kind) as (run, agent, _):
+        await permission(run)
+        await answer(run, ASKED, "once")
+        assert agent.data.checkpoints[ASKED].state == "open"
+        assert len(kind.runs) == 5
+        kind.result = {"status": "gone"}
+        await answer(run, ASKED, "always")
+        assert agent.data.checkpoints[ASKED].state == "withdrawn"
+
+
+async def test_an_answer_that_arrived_before_its_sidecar_died_is_the_answer() -> None:
+    async with asking(Script({"status": "gone"})) as (run, agent, _):
+        await permission(run)
+        await answer(run, ASKED, "once")
+        assert agent.data.checkpoints[ASKED].state == "withdrawn"
+        await permission(run, state="replied", reply="once")
+        known = agent.data.checkpoints[ASKED]
+        assert (known.state, known.key) == ("answered", "key-('once',)")
+
+
+@pytest.mark.parametrize(
+    ("type_", "about", "state"),
+    [
+        ("turn.ended", {"session": CHILD, "outcome": "aborted"}, "withdrawn"),
+        ("turn.ended", {"session": CHILD, "outcome": "continued"}, "open"),
+        ("turn.ended", {"session": PHANTOM, "outcome": "completed"}, "open"),
+        ("lifecycle.session.ended", {"session": CHILD}, "withdrawn"),
+        ("intent.cancelled", {"intent": "int_1"}, "withdrawn"),
+        ("intent.cancelled", {"intent": "int_2"}, "open"),
+    ],
+)
+async def test_it_ends_with_what_asked(type_: str, about: dict[str, Any], state: str) -> None:
+    async with asking() as (run, agent, _):
+        await permission(run)
+        await run.happened(type_, **about)
+        assert agent.data.checkpoints[ASKED].state == state
+
+
+async def test_nobody_answers_in_time() -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT, expires=run.clock.now_ms + 60_000, default="no")
+        assert agent.deadline() == run.clock.now_ms + 60_000
+        await run.command(NAME, "checkpoint.later", checkpoints=["chk_1"])
+        await run.tick(NAME, 59)
+        assert agent.data.checkpoints["chk_1"].state == "open"
+        await run.tick(NAME, 1)
+        known = agent.data.checkpoints["chk_1"]
+        assert (known.state, known.answer) == ("expired", ["no"])
+        assert [(n.session, "default" in n.text) for n in intents.data.notices.values()] == [(PARENT, True)]
+        assert await answer(run, "chk_1", "yes") == ["checkpoint.late"]
+
+
+async def test_an_answer_goes_to_the_call_that_waits_and_else_to_the_session_once() -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT)
+        await answer(run, "chk_1", "yes")
+        assert intents.data.notices == {}
+        await run.command(NAME, "checkpoint.told", checkpoints=["chk_1"])
+        assert intents.data.notices == {}
+
+        await ask(run, PARENT, "chk_2")
+        await answer(run, "chk_2", "yes")
+        # The call gave up, or its process died, before it could return the answer.
+        await run.command(NAME, "checkpoint.later", checkpoints=["chk_2"])
+        await run.command(NAME, "checkpoint.later", checkpoints=["chk_2"])
+        assert [n.session for n in intents.data.notices.values()] == [PARENT]
+        assert agent.data.checkpoints["chk_2"].waiting is False
+
+
+async def test_a_call_whose_turn_was_stopped_waits_no_more() -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT)
+        await run.happened("turn.ended", session=PARENT, outcome="aborted")
+        assert (agent.data.checkpoints["chk_1"].state, agent.data.checkpoints["chk_1"].waiting) == ("open", False)
+        await answer(run, "chk_1", "yes")
+        assert [n.session for n in intents.data.notices.values()] == [PARENT]
+
+
+@pytest.mark.parametrize(
+    ("hook", "outcome", "kept"),
+    [
+        ("event", "interrupted", True),
+        (None, "interrupted", False),
+        # OpenCode died between the hook and what it keeps: the hook is all that capture has.
+        ("tool.execute.after", "interrupted", False),
+        # It was only slow to report the part's end.
+        ("tool.execute.after", "completed", True),
+    ],
+)
+async def test_an_answer_that_opencode_did_not_keep_goes_to_the_session(
+    hook: str | None, outcome: str, kept: bool
+) -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT)
+        (known,) = agent.data.checkpoints.values()
+        await answer(run, known.id, "yes")
+        await run.command(NAME, "checkpoint.told", checkpoints=[known.id], call="call_1")
+        if hook is not None:
+            step = {"session": PARENT, "call": "call_1", "kind": "tool", "status": "completed"}
+            await run.happened("execution.step", metadata={"hook": hook}, **step)
+        await run.happened("turn.ended", session=PARENT, outcome=outcome)
+        await run.happened("turn.ended", session=PARENT, outcome="completed")
+        assert known.told is kept
+        assert len(intents.data.notices) == (0 if kept else 1)
+
+
+async def test_an_answer_whose_call_failed_goes_to_the_session_although_the_turn_completed() -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PARENT)
+        (known,) = agent.data.checkpoints.values()
+        await answer(run, known.id, "yes")
+        await run.command(NAME, "checkpoint.told", checkpoints=[known.id], call="call_1")
+        await run.happened("execution.step", session=PARENT, call="call_1", kind="tool", status="error")
+        await run.happened("turn.ended", session=PARENT, outcome="completed")
+        assert [n.session for n in intents.data.notices.values()] == [PARENT]
+
+
+@pytest.mark.parametrize("ends", ["while it waits", "after it returned"])
+async def test_the_end_of_an_earlier_turn_that_is_handled_late_proves_nothing_about_a_call(ends: str) -> None:
+    async with asking() as (run, agent, intents):
+        about = {"session": PARENT, "text": "Ship?", "expires": None, "turn": "msg_2"}
+        await run.command(NAME, "checkpoint.ask", checkpoint="chk_1", **about)
+        earlier = {"session": PARENT, "outcome": "completed", "message": "msg_1"}
+        if ends == "while it waits":
+            await run.happened("turn.ended", **earlier)
+            assert agent.data.checkpoints["chk_1"].waiting
+        await answer(run, "chk_1", "yes")
+        await run.command(NAME, "checkpoint.told", checkpoints=["chk_1"], session=PARENT, call="call_1")
+        await run.happened("turn.ended", **earlier)
+        assert not agent.data.checkpoints["chk_1"].told
+        run.clock.now_ms += 1
+        await run.happened("turn.ended", session=PARENT, outcome="interrupted", message="msg_2")
+        assert not agent.data.checkpoints["chk_1"].told
+        assert [n.session for n in intents.data.notices.values()] == [PARENT], "it comes as a message"
+
+
+async def test_the_answer_for_background_work_that_ended_goes_to_the_session_above() -> None:
+    async with asking() as (run, agent, intents):
+        await ask(run, PHANTOM)
+        await run.command(NAME, "checkpoint.later", checkpoints=["chk_1"])
+        await run.happened("intent.completed", intent="int_1")
+        assert agent.data.checkpoints["chk_1"].state == "open"
+        await answer(run, "chk_1", "yes")
+        assert [n.session for n in intents.data.notices.values()] == [PARENT]
+
+
+async def test_an_answer_that_background_work_never_fetched_goes_to_the_session_above() -> None:
+    async with asking() as (run, _, intents):
+        await ask(run, PHANTOM)
+        await run.command(NAME, "checkpoint.later", checkpoints=["chk_1"])
+        await answer(run, "chk_1", "yes")
+        assert intents.data.notices == {}, "it can still fetch it with wait_for"
+        await run.happened("intent.completed", intent="int_1")
+        assert [n.session for n in intents.data.notices.values()] == [PARENT]
+
+
+async def test_the_state_survives_a_restart() -> None:
+    async with asking() as (run, agent, _):
+        await permission(run)
+        await ask(run, PHANTOM)
+        kept = agent.state()
+        again = CheckpointAgent()
+        again.load(kept)
+        assert again.state() == kept
+
+
+def test_the_table_reaches_every_state() -> None:
+    reached = {"open"} | {state for row in CHECKPOINT.values() for state in row.values()}
+    assert reached == set(CHECKPOINT)

@@ -1,0 +1,189 @@
+"""The gardener: one agent for each time that a session's steps fail too often, and none for what its own agents do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.agents.agent import Output
+from sidecar.background.gardener import NAME, ROOT, GardenerAgent
+from sidecar.background.intents.intent_effects import CREATE, PROMPT
+from sidecar.background.intents.intents import IntentAgent
+from sidecar.config import ConfigError, load_config
+from sidecar.gardener_config import GardenerConfig
+from streams.event import StreamEvent
+from streams.stores.memory import MemoryStore
+from tests.sidecar.background.support import Script, bench
+from tests.sidecar.agents.kinds import Clock
+
+DAY = 24 * 3_600_000
+
+
+class Garden:
+    """A gardener alone, with what it returned."""
+
+    def __init__(self, **config: Any) -> None:
+        self.agent = GardenerAgent(GardenerConfig(enabled=True, **config))
+        self.returned = list[Output]()
+        self._events = Clock().identity(1)
+        self.now = 1_700_000_000_000
+
+    def happened(self, type_: str, **payload: Any) -> list[Output]:
+        outputs = self.agent.receive(self._event(type_, payload))
+        for output in outputs:
+            if output.to is None:
+                self.agent.apply(self._event(output.type, output.payload))
+        self.returned += outputs
+        return outputs
+
+    def _event(self, type_: str, payload: dict[str, Any]) -> StreamEvent:
+        self.now += 1
+        return self._events.stamp(
+            {
+                "type": type_,
+                "ts": self.now,
+                "stream_id": "s",
+                "actor": "a",
+                "source": {"agent": "a", "adapter": "t"},
+                "payload": payload,
+            }
+        )
+
+    def turn(self, session: str, good: int, bad: int) -> list[Output]:
+        for _ in range(bad):
+            self.happened("execution.step", session=session, kind="tool", status="error")
+        return self.happened("turn.ended", session=session, steps=good + bad, outcome="completed")
+
+    def created(self, session: str, parent: str | None = None) -> None:
+        self.happened("lifecycle.session.created", session=session, parent=parent, directory="/d")
+
+    @property
+    def started(self) -> list[dict[str, Any]]:
+        return [output.payload for output in self.returned if output.type == "intent.register"]
+
+
+def test_an_excursion_gets_one_agent_until_the_session_was_well_again() -> None:
+    garden = Garden()
+    garden.created("ses_1")
+    garden.turn("ses_1", good=8, bad=1)
+    assert not garden.started
+    outputs = garden.turn("ses_1", good=0, bad=20)
+    assert [(output.type, output.to) for output in outputs] == [
+        ("gardener.turn", None),
+        ("agent.correction", None),
+        ("intent.register", "intents"),
+    ]
+    (given,) = garden.started
+    assert (given["parent"], given["directory"], given["root"], given["wake"]) == ("ses_1", "/d", ROOT, False)
+    garden.turn("ses_1", good=0, bad=5)
+    for _ in range(2):  # It is no better than 0.2 yet.
+        garden.turn("ses_1", good=10, bad=0)
+    garden.turn("ses_1", good=0, bad=30)
+    assert len(garden.started) == 1
+    for _ in range(5):
+        garden.turn("ses_1", good=10, bad=0)
+    garden.turn("ses_1", good=0, bad=60)
+    assert len(garden.started) == 2
+
+
+def test_an_error_of_the_provider_counts_although_it_is_no_step() -> None:
+    garden = Garden(min_steps=3)
+    garden.created("ses_1")
+    for _ in range(3):
+        garden.happened("agent.error", session="ses_1", name="APIError")
+        garden.happened("turn.ended", session="ses_1", steps=0, outcome="failed")
+    assert garden.started[0]["title"] == "Why 3 of 3 steps failed"
+
+
+def test_a_day_has_its_limit() -> None:
+    garden = Garden(per_day=2)
+    for number in range(4):
+        garden.created(f"ses_{number}")
+        garden.turn(f"ses_{number}", good=0, bad=20)
+    assert len(garden.started) == 2
+    garden.now += DAY
+    garden.created("ses_9")
+    garden.turn("ses_9", good=0, bad=20)
+    assert len(garden.started) == 3
+
+
+def test_few_steps_and_unknown_sessions_say_nothing() -> None:
+    garden = Garden()
+    garden.created("ses_1")
+    garden.turn("ses_1", good=0, bad=9)
+    garden.turn("ses_2", good=0, bad=90)
+    assert not garden.started
+
+
+@given(st.lists(st.tuples(st.sampled_from(["turn", "child", "spawn", "boot"]), st.integers(0, 9), st.integers(0, 30))))
+def test_it_never_counts_its_own(moves: list[tuple[str, int, int]]) -> None:
+    garden = Garden(per_day=1000, min_steps=1)
+    garden.created("ses_user")
+    garden.turn("ses_user", good=0, bad=20)
+    (first,) = garden.started
+    garden.happened("intent.started", intent=first["intent"], session="own_0")
+    own = ["own_0"]
+    for what, which, bad in moves:
+        session, new = own[which % len(own)], f"own_{len(own)}"
+        if what == "turn":
+            garden.turn(session, good=0, bad=bad)
+        elif what == "boot":
+            garden.happened("lifecycle.session.resumed", session=session, directory="/d")
+        elif what == "child":
+            garden.created(new, parent=session)
+            own.append(new)
+        else:
+            garden.happened("intent.created", intent=f"int_{new}", parent=session)
+            garden.happened("intent.started", intent=f"int_{new}", session=new)
+            own.append(new)
+    assert len(garden.started) == 1
+    assert set(garden.agent.data.sessions) == {"ses_user"}
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=40))
+def test_between_two_agents_for_a_session_its_rate_was_calm(turns: list[tuple[int, int]]) -> None:
+    garden = Garden(per_day=1000)
+    garden.created("ses_1")
+    was_calm = True
+    for good, bad in turns:
+        outputs = garden.turn("ses_1", good, bad)
+        if any(output.type == "agent.correction" for output in outputs):
+            assert was_calm
+            was_calm = False
+        was_calm = was_calm or any(output.payload.get("calm") for output in outputs)
+
+
+async def test_its_agent_runs_like_any_other_and_its_state_is_loaded_again() -> None:
+    create, prompt = Script({"session": "ses_bg"}), Script({})
+    config = GardenerConfig(enabled=True)
+    gardener = GardenerAgent(config)
+    async with bench(MemoryStore(), [gardener, IntentAgent()], {CREATE: create, PROMPT: prompt}) as run:
+        await run.happened("lifecycle.session.created", session="ses_1", directory="/d")
+        for _ in range(12):
+            await run.happened("execution.step", session="ses_1", kind="tool", status="error")
+        await run.happened("turn.ended", session="ses_1", steps=12, outcome="completed")
+        (args,) = create.runs
+        assert (args["parent"], args["directory"], args["agent"]) == ("ses_1", "/d", "plan")
+        assert "agent.correction" in await run.types(NAME)
+        await run.settled()
+        assert "ses_bg" in gardener.data.own
+    again = GardenerAgent(config)
+    again.load(gardener.state())
+    assert again.state() == gardener.state()
+
+
+def test_calm_must_be_lower_than_threshold() -> None:
+    with pytest.raises(ConfigError):
+        load_config(None, gardener={"threshold": 0.3, "calm": 0.3})
+
+
+@pytest.mark.parametrize(("threshold", "bad"), [(0.3, 3), (0.5, 5), (1.0, 10)])
+def test_an_agent_starts_at_the_threshold_and_not_below_it(threshold: float, bad: int) -> None:
+    for failed in (bad - 1, bad):
+        garden = Garden(threshold=threshold)
+        garden.created("ses_1")
+        garden.turn("ses_1", good=10 - failed, bad=failed)
+        assert len(garden.started) == (failed == bad)

@@ -1,0 +1,467 @@
+"""The agent ``intents`` against a host of a few lines: places, trees, worktrees, models, and random histories."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.background.intents import state as intent_state
+from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT, TOAST
+from sidecar.background.intents.intents import MAX_STOPS
+from sidecar.background.intents.lifecycle import ACTIVE, ENDED
+from sidecar.background.intents.notices import WAKE
+from tests.sidecar.background.world import World, later
+
+
+def test_a_hundred_wait_for_four_places_and_run_in_their_order() -> None:
+    world = World(running=4, children=0)
+    for n in range(100):
+        world.register(f"{n:03}")
+    world.settle()
+    ran: list[str] = []
+    while running := [i for i in world.agent.data.intents.values() if i.state == "running"]:
+        assert sum(i.state in ACTIVE for i in world.agent.data.intents.values()) <= 4
+        ran.append(running[0].id)
+        world.ends(running[0])
+        world.settle()
+    assert ran == sorted(ran) and len(ran) == 100
+    assert world.states() == {"completed": 100}
+    assert all(count == 1 for (kind, _), count in world.done.items() if kind in (CREATE, PROMPT))
+    assert {notice.state for notice in world.agent.data.notices.values()} == {"observed"}
+
+
+def test_cancelling_reaches_the_whole_tree() -> None:
+    world = World(running=3, children=0)
+    top = world.register("top")
+    world.settle()
+    world.register("middle", parent=f"ses_{top.id}")
+    world.settle()
+    for n in range(60):
+        world.register(f"leaf{n}", parent="ses_int_middle")
+    other = world.register("other")
+    world.settle()
+    aborted = len([kind for kind in world.done if kind[0] == ABORT])
+    world.happens("intent.cancel", intent=top.id)
+    world.settle()
+    assert aborted == 0 and sum(count for (kind, _), count in world.done.items() if kind == ABORT) == 3
+    assert world.states() == {"cancelled": 62, "running": 1} and world.intent("other").state == "running"
+    assert other.depth == 1 and world.intent("leaf7").depth == 3 and world.intent("leaf7").root == "ses_user"
+    assert max(Counter(world.types).values()) > MAX_STOPS, "more than one input has to stop them"
+
+
+def test_what_a_finished_one_started_goes_on() -> None:
+    world = World()
+    top = world.register("top")
+    world.settle()
+    world.register("child", parent=f"ses_{top.id}")
+    world.settle()
+    world.ends(top)
+    world.settle()
+    assert world.intent("child").state == "running"
+
+
+def test_an_agent_that_may_write_gets_a_worktree_and_its_changes_are_told() -> None:
+    world = World(readers=frozenset({"plan"}))
+    world.register("reader", isolation="auto", agent="plan")
+    world.register("writer", isolation="auto")
+    assert [kind for kind, _, _ in world.effects] == [CREATE, ISOLATE]
+    world.settle()
+    assert (CREATE, "int_writer") in world.done and world.intent("writer").place == "/w/sub"
+    assert world.ends(world.intent("writer")) == ["intent.finishing"]
+    assert world.ends(world.intent("writer"), "aborted") == [] == world.happens("intent.cancel", intent="int_writer")
+    world.settle()
+    assert world.intent("writer").state == "completed"
+    assert "+one" in world.agent.data.notices["ntc_writer"].text
+    world.happens("intent.apply", intent="int_writer")
+    assert world.intent("writer").applied
+
+
+def test_what_a_stopped_one_changed_is_kept() -> None:
+    world = World()
+    for name in "ab":
+        world.register(name, isolation="worktree", wall_ms=1000 if name == "a" else 0)
+    world.settle()
+    world.happens("intent.cancel", intent="int_b")
+    world.happens("tick", now=world.clock.now_ms + 2_000_000)
+    world.settle()
+    assert {i.id: (i.state, i.changes["ref"] != "") for i in world.agent.data.intents.values()} == {
+        "int_a": ("failed", True),
+        "int_b": ("cancelled", True),
+    }
+
+
+def test_a_worktree_that_is_made_after_the_end_is_removed() -> None:
+    world = World()
+    world.register("a", isolation="worktree")
+    assert world.happens("intent.cancel", intent="int_a") == ["intent.cancelled"]
+    world.act()
+    (kind, node, args) = world.effects[0]
+    assert (kind, node, args["repository"], args["session"]) == (COLLECT, "int_a", "/r", None)
+    world.settle()
+    assert not world.worktrees and world.intent("a").state == "cancelled"
+    late = {"kind": ISOLATE, "node": "int_forgotten", "result": {}}
+    assert world.happens("effect.completed", **late) == [] and not world.effects, "there was no repository"
+
+
+def test_without_a_repository_only_one_that_insists_fails() -> None:
+    world = World()
+    for name, isolation in (("a", "auto"), ("b", "worktree")):
+        world.register(name, isolation=isolation)
+        _, node, _ = world.effects.pop()
+        world.happens("effect.completed", kind=ISOLATE, node=node, result={})
+    assert world.intent("b").code == "no-worktree"
+    world.settle()
+    assert (world.intent("a").state, world.intent("a").isolation) == ("running", "shared")
+
+
+def test_a_worktree_that_does_not_get_ready_fails_the_work_and_tells_why() -> None:
+    world = World()
+    runs = [{"command": "npm ci", "code": 1, "seconds": 2.0, "output": "no network"}]
+    for name in ("a", "cancelled"):
+        world.register(name, isolation="auto")
+        _, node, _ = world.effects.pop()
+        if name == "cancelled":
+            world.happens("intent.cancel", intent=node)
+        world.happens("effect.completed", kind=ISOLATE, node=node, result={"failed": "setup: npm ci", "setup": runs})
+    intent = world.intent("a")
+    assert (intent.state, intent.code, intent.setup) == ("failed", "setup-failed", runs) and not intent.worktree
+    assert "npm ci" in next(iter(world.agent.data.notices.values())).text
+    assert {kind for kind, _, _ in world.effects} == {WAKE}, "there is no worktree to collect"
+    world.register("b", isolation="auto")
+    _, node, _ = world.effects.pop()
+    result = {"directory": "/w", "root": "/w", "base": "b", "repository": "/r", "setup": runs}
+    world.happens("effect.completed", kind=ISOLATE, node=node, result=result)
+    assert world.intent("b").setup == runs and "setup" not in world.intent("b").worktree
+
+
+def test_a_worktree_that_waits_for_the_environment_of_its_commands_is_made_once_it_is_there() -> None:
+    world = World()
+    intent = world.register("a", isolation="auto", environment="env_1")
+    world.effects.pop()
+    world.happens("effect.completed", kind=ISOLATE, node=intent.id, result={"absent": True})
+    assert (world.intent("a").state, world.intent("a").waits) == ("queued", "environment")
+    assert world.happens("host.ready", sessions=[], environments=["env_1"]) == ["intent.hosted", "intent.starting"]
+    world.settle()
+    assert world.intent("a").state == "running" and world.done[ISOLATE, intent.id] == 1
+
+
+def test_ended_work_goes_on_in_its_session_and_worktree_as_new_work() -> None:
+    world = World()
+    old = world.register("old", isolation="worktree")
+    world.settle()
+    world.ends(old)
+    world.settle()
+    world.spends(f"ses_{old.id}", 7)
+    old = world.intent("old")
+    before = {"intent": old.id, "session": old.session, "worktree": old.worktree, "commit": "c", "kept": False}
+    world.register("new", isolation="worktree", continues=before)
+    ((kind, _, args),) = world.effects
+    assert (kind, args["continues"]) == (ISOLATE, before)
+    world.register("other", continues=before)
+    assert (world.intent("other").state, world.intent("other").code) == ("refused", "still-running")
+    world.settle()
+    new = world.intent("new")
+    assert (new.session, new.state, world.done[PROMPT, new.id]) == (old.session, "running", 1)
+    world.spends(f"ses_{old.id}", 5)
+    assert (world.intent("new").tokens, world.intent("old").tokens) == (5, 7), "each pays for its own"
+    world.happens("execution.output", session=old.session, kind="text", text="the second answer")
+    world.happens("turn.ended", session=old.session, outcome="completed")
+    (collect,) = [args for kind, node, args in world.effects if (kind, node) == (COLLECT, new.id)]
+    assert (collect["intent"], collect["name"]) == (new.id, "w"), "the worktree has the old place"
+    world.settle()
+    assert (world.intent("new").result, world.intent("old").result) == ("the second answer", "")
+    assert world.intent("new").state == "completed" and len(world.messages["ses_user"]) == 2
+
+
+def test_a_person_who_prompts_ended_work_is_told_how_it_can_go_on() -> None:
+    world = World()
+    for name, isolation in (("a", "worktree"), ("b", "shared")):
+        world.register(name, isolation=isolation)
+        world.settle()
+        world.ends(world.intent(name))
+        world.settle()
+    for name in ("a", "b"):
+        world.happens("turn.ended", session=f"ses_int_{name}", outcome="aborted", steps=0)
+        world.happens("turn.ended", session=f"ses_int_{name}", outcome="aborted", steps=2)
+    ((kind, node, args),) = world.effects
+    assert (kind, node, args["session"]) == (TOAST, "int_a", "ses_int_a") and "--continue int_a" in args["text"]
+
+
+def test_a_session_that_goes_on_outlives_the_memory_of_its_first_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intent_state, "KEPT_ENDED", 2)
+    world = World()
+    old = world.register("old")
+    world.settle()
+    world.ends(old)
+    world.settle()
+    before = {"intent": old.id, "session": world.intent("old").session, "worktree": {}, "commit": "", "kept": False}
+    world.register("new", continues=before)
+    world.settle()
+    for n in range(3):
+        world.register(f"x{n}", parent=None)
+        world.happens("intent.cancel", intent=f"int_x{n}")
+        world.settle()
+    assert old.id not in world.agent.data.intents
+    world.happens("turn.ended", session="ses_int_old", outcome="completed")
+    assert world.intent("new").state == "completed"
+
+
+def test_a_session_is_not_looked_at_before_its_prompt_is_there() -> None:
+    world = World()
+    world.register("a")
+    while not any(kind == PROMPT for kind, _, _ in world.effects):
+        world.act()
+    assert world.happens("sidecar.started") == ["resume"], "the prompt is on its way: what rests there is no answer"
+    kind, node, _ = world.effects.pop()
+    assert world.happens("effect.completed", kind=kind, node=node, result={"held": True})[0] == "intent.prompted"
+    assert [kind for kind, _, _ in world.effects] == [CHECK], "an earlier sidecar sent it: how far did it come?"
+
+
+def test_a_session_that_lost_its_prompt_gets_it_again_and_else_it_is_told_to_go_on() -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    for resumes, (state, text) in enumerate((("unprompted", "do it"), ("unanswered", CONTINUE))):
+        result = {"state": state, "resumes": resumes}
+        assert world.happens("effect.completed", kind=CHECK, node="int_a", result=result) == ["intent.interrupted"]
+        assert world.effects[0][2]["text"] == text
+        world.settle()
+
+
+def test_work_waits_for_an_opencode_without_counting_that_as_a_death() -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    world.loses_its_opencode("a")
+    assert (world.intent("a").state, world.intent("a").resumes) == ("resuming", 0)
+    assert world.happens("host.ready", sessions=["ses_int_a"]) == ["intent.checked"]
+    result = {"state": "unanswered", "resumes": 0}
+    assert world.happens("effect.completed", kind=CHECK, node="int_a", result=result) == ["intent.interrupted"]
+    world.settle()
+    assert (world.intent("a").state, world.intent("a").resumes) == ("running", 1)
+
+
+def test_work_that_its_opencode_continues_by_itself_is_not_prompted_and_its_time_counts_again() -> None:
+    world = World()
+    world.register("a", wall_ms=600_000)
+    world.settle()
+    world.loses_its_opencode("a")
+    world.happens("host.ready", sessions=["ses_int_a"])
+    world.effects.clear()
+    result = {"state": "busy", "resumes": 0}
+    assert world.happens("effect.completed", kind=CHECK, node="int_a", result=result) == ["intent.resumed"]
+    assert (world.intent("a").state, world.intent("a").resumes, world.effects) == ("running", 0, [])
+    assert world.happens("effect.completed", kind=CHECK, node="int_a", result=result) == []
+    later(world, 600)
+    assert world.intent("a").code == "timeout"
+
+
+def test_what_is_said_after_the_end_changes_no_result() -> None:
+    world = World()
+    world.register("a", isolation="worktree")
+    world.settle()
+    said = {"session": "ses_int_a", "kind": "text"}
+    world.happens("execution.output", **said, text="the result")
+    for _ in range(2):
+        world.ends(world.intent("a"))
+        assert world.happens("execution.output", **said, text="too late") == []
+        world.settle()
+    assert (world.intent("a").state, world.intent("a").result) == ("completed", "the result")
+
+
+def test_work_that_failed_names_the_cause_and_not_only_its_kind() -> None:
+    world = World()
+    world.register("a", models=["one/x", "two/y"])
+    world.settle()
+    for model, reason in (("one/x", "overloaded"), ("two/y", "invalid key\nat line 1")):
+        intent = world.intent("a")
+        assert intent.runs_on == model
+        error = {"name": "APIError", "status": 401, "reason": reason, "turn": "msg_1", "message": "msg_2"}
+        assert world.happens("agent.error", session="ses_int_a", **error) == ["intent.erred"]
+        world.ends(intent, "failed", error="APIError")
+        world.settle()
+    assert (world.intent("a").state, world.intent("a").reason) == ("failed", "HTTP 401: invalid key")
+
+
+def test_the_next_model_is_tried_after_an_error() -> None:
+    world = World()
+    world.register("a", models=["one/x", "two/y"])
+    world.settle()
+    world.ends(world.intent("a"), "failed", error="overloaded")
+    assert [(kind, args["model"]) for kind, _, args in world.effects] == [(PROMPT, "two/y")]
+    world.settle()
+    assert world.ends(world.intent("a"), "failed", error="overloaded")[0] == "intent.failed"
+    assert world.intent("a").code == "error"
+
+
+def test_a_prompt_that_arrives_after_the_abort_is_aborted_too() -> None:
+    world = World()
+    world.register("late", isolation="shared")
+    world.act()  # the session exists
+    world.happens("intent.cancel", intent="int_late")
+    world.act(1)  # the abort, before OpenCode accepts the prompt
+    assert world.intent("late").state == "cancelled"
+    world.act()
+    assert world.busy == {"ses_int_late"}
+    ((kind, _, args),) = world.effects
+    assert kind == ABORT and args["late"]
+    world.settle()
+    assert not world.busy
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "register",
+                "child",
+                "act",
+                "fail",
+                "end",
+                "die",
+                "cancel",
+                "lose",
+                "tick",
+                "ask",
+                "answer",
+                "tell",
+                "turn",
+            ]
+        ),
+        st.integers(0, 7),
+    ),
+    min_size=30,
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=75)
+@given(STEPS)
+def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: list[tuple[str, int]]) -> None:
+    world = World(running=2, children=4)
+    asked: list[str] = []
+    for count, (step, n) in enumerate(steps):
+        world.clock.now_ms += 10_000
+        known = list(world.agent.data.intents.values())
+        one = known[n % len(known)] if known else None
+        if step == "register":
+            world.register(f"{count}", isolation="auto" if n % 2 else "shared")
+        elif step == "act" and world.effects:
+            world.act(n % len(world.effects))
+        elif step == "lose":
+            world.keeps = False
+        elif step == "tick":
+            world.happens("tick", now=world.clock.now_ms)
+        elif step == "turn":
+            world.happens("turn.ended", session="ses_user", outcome="interrupted" if n % 2 else "completed")
+        elif step == "answer" and asked:
+            world.happens("checkpoint.answered", checkpoint=asked.pop(n % len(asked)))
+        elif step == "fail" and (wakes := [each for each in world.effects if each[0] == WAKE]):
+            world.effects.remove(wakes[0])
+            world.happens("effect.failed", kind=WAKE, node=wakes[0][1], error="OpenCode answers with 500")
+        elif one is None:
+            continue
+        elif step == "ask":
+            asked.append(f"chk_{count}")
+            world.happens("checkpoint.opened", checkpoint=asked[-1], intent=one.id, kind="ask")
+        elif step == "tell":
+            world.happens("notice.told", notice=f"ntc_{one.id[4:]}", session="ses_user", call=f"call_{count}")
+        elif step == "cancel":
+            world.happens("intent.cancel", intent=one.id)
+        elif one.session is not None and step == "child":
+            world.register(f"{count}", parent=one.session)
+        elif one.session is not None and step in ("end", "die"):
+            world.ends(one, "completed" if step == "end" else "interrupted")
+        assert sum(each.state in ACTIVE for each in world.agent.data.intents.values()) <= 2
+        assert all((each.since is not None) == each.works for each in world.agent.data.intents.values())
+        assert all(each.ran_ms <= 10_000 * (count + 1) for each in world.agent.data.intents.values())
+    for checkpoint in asked:
+        world.happens("checkpoint.expired", checkpoint=checkpoint)
+    assert not any(each.asks for each in world.agent.data.unfinished())
+    for _ in range(3 * len(steps) + 3):
+        world.settle()
+        for each in list(world.agent.data.intents.values()):
+            if each.state == "running":
+                world.ends(each)
+        world.happens("turn.ended", session="ses_user", outcome="completed")
+        if (deadline := world.agent.deadline()) is not None:
+            world.clock.now_ms = max(deadline, world.clock.now_ms)
+            world.happens("tick", now=world.clock.now_ms)
+    intents = world.agent.data.intents.values()
+    assert all(each.state in ENDED for each in intents)
+    stopped = {f"ses_{each.id}" for each in intents if each.state in ("cancelled", "failed")}
+    assert not stopped & world.busy, "work that was stopped goes on"
+    assert all(count == 1 for (kind, _), count in world.done.items() if kind == CREATE)
+    assert not world.worktrees
+    told = Counter(notice.intent for notice in world.agent.data.notices.values())
+    assert told == Counter(each.id for each in intents if each.state in ("completed", "failed"))
+    assert all(notice.state == "observed" for notice in world.agent.data.notices.values())
+
+
+def edits(world: World, session: str, file: str) -> list[str]:
+    return world.happens("execution.step", session=session, tool="write", input={"filePath": file, "content": "one"})
+
+
+def test_edits_of_the_same_file_are_a_warning_in_both_results() -> None:
+    world = World()
+    one, two = world.register("one"), world.register("two")
+    alone = world.register("alone", isolation="worktree")
+    world.settle()
+    assert edits(world, f"ses_{one.id}", "/p/a.py") == ["intent.edited"]
+    assert edits(world, f"ses_{one.id}", "/p/a.py") == []
+    assert edits(world, f"ses_{two.id}", "/p/a.py") == ["intent.edited", "intent.overlap", "intent.overlap"]
+    assert edits(world, "ses_user", "/p/a.py") == []
+    assert edits(world, f"ses_{two.id}", "/p/b.py") == ["intent.edited"]
+    assert edits(world, "ses_user", "/p/b.py") == ["intent.overlap"]
+    assert edits(world, f"ses_{alone.id}", "/p/a.py") == []
+    world.ends(one)
+    assert world.intent("one").overlaps == {"/p/a.py": two.id}
+    assert world.intent("two").overlaps == {"/p/a.py": one.id, "/p/b.py": "ses_user"}
+    (notice,) = world.agent.data.notices.values()
+    assert two.id in notice.text and "/p/a.py" in notice.text
+    assert edits(world, f"ses_{two.id}", "/p/a.py") == []
+
+
+def test_work_whose_environment_is_lost_waits_until_an_opencode_has_it_and_takes_no_place_meanwhile() -> None:
+    world = World(running=1)
+    intent = world.register("lost", isolation="worktree", environment="env_1")
+    world.act()  # its worktree
+    world.effects.pop()
+    world.happens("effect.completed", kind=CREATE, node=intent.id, result={"absent": True})
+    assert (world.intent("lost").state, world.intent("lost").waits) == ("queued", "environment")
+    world.register("other", environment="env_2")
+    assert world.intent("other").state == "starting"
+    world.settle()
+    world.ends(world.intent("other"))
+    assert world.happens("host.ready", sessions=[], environments=["env_2"]) == []
+    assert world.happens("host.ready", sessions=[], environments=["env_1"]) == ["intent.hosted", "intent.starting"]
+    world.settle()
+    assert world.intent("lost").state == "running" and world.done[ISOLATE, intent.id] == 1
+
+
+def test_work_that_waits_for_its_environment_can_be_cancelled() -> None:
+    world = World()
+    intent = world.register("lost", isolation="worktree", environment="env_1")
+    world.act()
+    world.effects.pop()
+    world.happens("effect.completed", kind=CREATE, node=intent.id, result={"absent": True})
+    world.happens("intent.cancel", intent=intent.id)
+    world.settle()
+    assert world.intent("lost").state == "cancelled" and not world.worktrees
+
+
+def test_what_a_person_aborted_takes_along_what_it_started() -> None:
+    world = World()
+    top = world.register("top")
+    world.settle()
+    world.register("child", parent=f"ses_{top.id}")
+    world.register("other")
+    world.settle()
+    world.ends(top, "aborted")
+    world.settle()
+    assert (world.intent("top").state, world.intent("top").code) == ("failed", "user-abort")
+    assert (world.intent("child").state, world.intent("child").code) == ("cancelled", "cancelled")
+    assert world.intent("other").state == "running"

@@ -1,0 +1,252 @@
+"""Answers, signals and reading, as the command line and the tools ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.opencode.link.link import RequestError
+from sidecar.agents.inputs import agent_stream
+from sidecar.background.hosts.host import HostError
+from sidecar.background.people import answerers
+from sidecar.background.people.people import MOST_ASKS, AnswerArgs, People, SignalArgs
+from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
+from sidecar.home import Home
+from sidecar.link.caller import PEER, Caller, Peer
+from sidecar.notify_config import NotifyConfig
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from tests.sidecar.background.support import PLAIN, Bench, bench
+from tests.sidecar.agents.kinds import Clock
+from tests.sidecar.agents.support import records
+
+
+class Host:
+    """Takes answers as it is told, and shows toasts or not."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.status: str | Exception = "answered"
+        self.shows = False
+        self.answers: list[tuple[str, list[str]]] = []
+
+    async def answer(self, session: str, request: str, kind: str, answer: list[str]) -> str:
+        self.answers.append((request, answer))
+        if isinstance(self.status, Exception):
+            raise self.status
+        return self.status
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        return self.shows
+
+    def about(self, session: str) -> dict[str, Any]:
+        return {"directory": "/home/ada/shop"}
+
+
+@asynccontextmanager
+async def people(tmp_path: Path) -> AsyncIterator[tuple[People, Host, Bench]]:
+    home, host, clock = Home(tmp_path / "home"), Host(), Clock()
+    home.create()
+    store = await Log.open(home.store_path, seeded_identity(1))
+    made = People(home, NotifyConfig(), clock.identity(9), host, PLAIN)  # type: ignore[arg-type]
+    async with bench(store, made.agents, made.kinds, clock) as run:
+        made.attach(run.runtime)
+        yield made, host, run
+    await store.close()
+
+
+async def asks(run: Bench, **about: Any) -> None:
+    """A session of the user's asks for a permission."""
+    await run.happened("lifecycle.session.created", session="ses_1", directory="/shop")
+    given = {"kind": "permission", "state": "asked", "request": "per_1", "permission": "bash", "patterns": ["make"]}
+    await run.happened("workflow.checkpoint", session="ses_1", **{**given, **about})
+
+
+async def code(made: People, *answer: str, of: str = "chk_") -> str:
+    with pytest.raises(RequestError) as refused:
+        await made.answer(AnswerArgs(checkpoint=of, answer=list(answer)))
+    return refused.value.code
+
+
+async def test_an_ask_that_only_the_log_knows_is_answered(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, host, run):
+        await asks(run)
+        assert await code(made, "yes") == "unfit-answer"
+        assert await code(made, "once", "and", "more") == "unfit-answer"
+        found = await made.answer(AnswerArgs(checkpoint="chk_", answer=["reject", "use make"]))
+        assert (found["state"], found["answer"]) == ("answered", ["reject", "use make"])
+        assert host.answers == [("per_1", ["reject", "use make"])]
+        assert await code(made, "once") == "already-answered"
+        assert await code(made, "once", of="chk_nothing") == "no-checkpoint"
+        assert len(host.answers) == 1
+
+
+async def test_an_answer_that_comes_too_late_is_told_so(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, host, run):
+        await asks(run)
+        host.status = "gone"
+        assert await code(made, "once") == "already-answered"
+
+
+async def test_an_answer_that_cannot_be_delivered_leaves_it_open(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, host, run):
+        await asks(run)
+        host.status = HostError("away")
+        with pytest.raises(RequestError, match="away") as refusal:
+            await made.answer(AnswerArgs(checkpoint="chk_", answer=["once"]))
+        assert refusal.value.code == "not-delivered"
+        host.status = "answered"
+        assert (await made.answer(AnswerArgs(checkpoint="per_1", answer=["always"])))["state"] == "answered"
+
+
+async def test_each_question_gets_an_answer(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, host, run):
+        await asks(run, kind="question", questions=[{"question": "Which?"}, {"question": "How many?"}])
+        assert await code(made, "blue") == "unfit-answer"
+        await made.answer(AnswerArgs(checkpoint="chk_", answer=["blue", "two"]))
+        assert host.answers == [("per_1", ["blue", "two"])]
+
+
+async def test_a_call_gives_up_and_the_same_question_is_the_same_checkpoint(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, _, _run):
+        first = await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
+        (known,) = made.checkpoints.data.checkpoints.values()
+        assert known.id in first and "wait_for" in first
+        await made.keep_time()
+        assert known.waiting is False
+        await made.answer(AnswerArgs(checkpoint=known.id, answer=["yes"]))
+        assert "yes" in await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
+        assert "yes" in await made.wait_for_checkpoint(known, "ses_1", "", "", 0)
+        await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
+        assert len(made.checkpoints.data.checkpoints) == 2, "a question whose answer was heard is a new one"
+
+
+async def test_a_session_cannot_bury_a_person_in_questions(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, _, _run):
+        questions = [AskArgs(question=f"Ship {n}?") for n in range(40)]
+        done = await asyncio.gather(*(made.ask("ses_1", each, seconds=0) for each in questions), return_exceptions=True)
+        refused = [each.code for each in done if isinstance(each, RequestError)]
+        assert refused == ["too-many-asks"] * (40 - MOST_ASKS)
+        assert len(made.checkpoints.data.checkpoints) == MOST_ASKS
+        await made.ask("ses_1", questions[0], seconds=0)
+        await made.ask("ses_2", questions[0], seconds=0)
+        first = next(iter(made.checkpoints.data.checkpoints))
+        await made.answer(AnswerArgs(checkpoint=first, answer=["yes"]))
+        await made.ask("ses_1", questions[39], seconds=0)
+
+
+async def test_who_answered_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with people(tmp_path) as (made, _, run):
+        home = made._home
+        home.ensure_token(lambda: "ab" * 32)
+        found = Caller(77, "/dev/pts/3", False)
+        monkeypatch.setattr(answerers, "find_caller", lambda peer, linked: found)
+        PEER.set(Peer(1, 2, 77))
+        told = [
+            (Caller(77, "/dev/pts/3", False), "", "user", {"channel": "command-line", "pid": 77, "tty": "/dev/pts/3"}),
+            (Caller(77, "", False), "", "process", {"channel": "command-line", "pid": 77, "tty": ""}),
+            (Caller(77, "", True), "wrong", "agent", {"channel": "command-line", "pid": 77, "tty": ""}),
+            (Caller(77, "", True), "right", "user", {"channel": "list", "pid": 77}),
+        ]
+        for number, (found, proof, by, via) in enumerate(told):
+            await asks(run, request=f"per_{number}")
+            (known,) = await made.waiting()
+            args = AnswerArgs(checkpoint=known.id, answer=["once"])
+            if proof == "right":
+                args = args.model_copy(update={"proof": answerers.proof_of("ab" * 32, known.id, ["once"])})
+            elif found.is_below_opencode:
+                with pytest.raises(RequestError) as refused:
+                    await made.answer(args.model_copy(update={"proof": proof}))
+                assert refused.value.code == "agent-answer" and (await made.waiting())[0].state == "open"
+                made.answerers = answerers.Answerers(tuple, True, home.read_token)
+            row = await made.answer(args)
+            assert (row["by"], row["via"]) == (by, via)
+            logged = [record.event for record in await records(run.store, agent_stream("checkpoints"))]
+            answered = [event for event in logged if event.type == "checkpoint.answered"][-1]
+            assert (answered.payload["by"], answered.payload["via"]) == (by, via), "the log says so"
+
+
+async def test_signals_before_and_after(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, _, _run):
+        assert "Signal go has not come" in await made.wait_for_signal("go", "ses_1", "ses_1", 0)
+        assert (await made.signal(SignalArgs(name="go", payload={"n": 7})))["count"] == 1
+        assert "7" in await made.wait_for_signal("go", "ses_1", "ses_1", 0)
+
+
+async def test_a_signal_that_comes_after_the_wait_is_a_message_for_each_session_that_waited(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, _, run):
+        await run.happened("intent.started", stream="agent/intents", session="ses_bg", intent="int_1", parent="ses_1")
+        for session in ("ses_1", "ses_2", "ses_1"):
+            assert "as a message" in await made.wait_for_signal("go", session, session, 0)
+        assert "do not end" in await made.wait_for_signal("go", "ses_bg", "ses_1", 0), (
+            "its end would end the background work"
+        )
+        await made.signal(SignalArgs(name="other"))
+        for _ in range(2):
+            await made.signal(SignalArgs(name="go", payload="now"))
+        sent = [r.event for r in await records(run.store, agent_stream("signals")) if r.event.type == "notify"]
+        assert [event.payload["session"] for event in sent] == ["ses_1", "ses_2"]
+        assert '"now"' in sent[0].payload["text"] and sent[0].payload["wake"]
+
+
+@pytest.mark.parametrize(("shows", "said"), [(True, "shows it"), (False, "Nobody is known")])
+async def test_the_model_learns_whether_anybody_was_told(tmp_path: Path, shows: bool, said: str) -> None:
+    async with people(tmp_path) as (made, host, _):
+        host.shows = shows
+        assert said in await made.notify("ses_1", NotifyArgs(message="done"), {"messageID": "m", "callID": "c"})
+        kept = [(toast["session"], toast["text"]) for toast in made.toasts]
+        assert kept == ([] if shows else [("ses_1", "done")]), "a terminal may show what the host cannot"
+
+
+async def test_only_the_own_project_is_read_and_not_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    async with people(tmp_path) as (made, _, run):
+        await asks(run)
+        places = {"ses_2": "/shop/sub", "ses_3": "/elsewhere", "ses_4": "/", "ses_5": "/home/me", "ses_6": "/home"}
+        for session, directory in places.items():
+            about = {"session": session, "directory": directory, "project": "global"}
+            await run.happened("lifecycle.session.created", stream=session, **about)
+        for n in range(60):
+            await run.happened("human.input", session="ses_1", parts=[{"type": "text", "text": f"{n} " + "x" * 3000}])
+        text = await made.read(ReadArgs(stream="ses_1", last=50), "ses_1")
+        assert text.splitlines()[-1].count("59 x") == 1
+        assert len(text) <= 16_000
+        assert len((await made.read(ReadArgs(stream="ses_1", last=2), "ses_1")).splitlines()) == 2
+        assert await made.read(ReadArgs(stream="ses_2"), "ses_1"), "below the project"
+        refusals = set[tuple[str, str]]()
+        for caller in ("ses_1", *places, "ses_unknown"):
+            mine = {"ses_1": ("ses_1", "ses_2")}.get(caller, (caller,) if caller in places else ())
+            for stream in ("ses_1", *places, "ses_9", "agent/intents"):
+                if stream in mine:
+                    assert await made.read(ReadArgs(stream=stream), caller)
+                    continue
+                with pytest.raises(RequestError) as refused:
+                    await made.read(ReadArgs(stream=stream), caller)
+                refusals.add((refused.value.code, str(refused.value).replace(stream, "ID")))
+        assert len(refusals) == 1, "what is foreign and what does not exist get the same answer"
+
+
+async def test_a_repository_around_the_home_directory_makes_no_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    async with people(tmp_path) as (made, _, run):
+        for session, directory in (("ses_1", "/home/me"), ("ses_2", "/home/me/a"), ("ses_3", "/home/me/b")):
+            about = {"session": session, "directory": directory, "project": "dotfiles"}
+            await run.happened("lifecycle.session.created", stream=session, **about)
+        assert await made.read(ReadArgs(stream="ses_2"), "ses_2")
+        for caller, stream in (("ses_2", "ses_3"), ("ses_2", "ses_1"), ("ses_1", "ses_2")):
+            with pytest.raises(RequestError):
+                await made.read(ReadArgs(stream=stream), caller)
+
+
+def test_the_proof_of_the_list_is_what_the_plugin_sends() -> None:
+    # The same value is in plugin-shim/test/tui.test.js.
+    proof = "8988d7257f273830394298b26cd0e4753922cc3fb71b4915834d6bbf7239b781"
+    assert answerers.proof_of("ab" * 32, "chk_1", ["yes", "é"]) == proof

@@ -1,0 +1,388 @@
+"""The façade ``DurableStream`` over a runtime and a host of a few lines: keys, tools and what a restart does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+
+from bridge.opencode.capture.state import CaptureState, SessionState, Turn
+from bridge.opencode.link.link import CallError
+from sidecar.agents.engine import InputRefused
+from sidecar.background.hosts.host import HostError, Look, Part, Status
+from sidecar.background.hosts.rights import Rights, Rule
+from sidecar.background.intents import state as intent_state
+from sidecar.background.intents.notices import GATHER_MS
+from sidecar.background.intents.registering import RegisterArgs
+from sidecar.background.service import DurableStream
+from sidecar.background.tool_calls import ToolCalls
+from sidecar.config import PhantomConfig
+from sidecar.gardener_config import GardenerConfig
+from sidecar.home import Home
+from sidecar.notify_config import NotifyConfig
+from streams.identity import seeded_identity
+from streams.lineage import trace_id
+from streams.log.log import Log
+from tests.sidecar.cli.helpers import run
+from tests.sidecar.background.support import Bench, bench
+from tests.sidecar.agents.kinds import Clock
+from tests.sidecar.agents.support import agents, records
+from tests.sidecar.support import running, start
+
+PARENT = "ses_parent"
+
+Clean = Callable[[Any], Any]
+
+
+RIGHTS = Rights("build", (Rule("*", "*", "allow"),), (Rule("bash", "*", "deny"),))
+
+
+class Host:
+    """Creates every session, and takes every prompt."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.state = CaptureState()
+        self.prompts: list[tuple[str, str, dict[str, Any]]] = []
+        self.keys: set[str] = set()
+        self.idle = True
+        self.works = True
+        self.created: list[dict[str, Any]] = []
+
+    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+        if not self.works:
+            raise HostError("no OpenCode", permanent=True)
+        return RIGHTS._replace(agent=agent or RIGHTS.agent)
+
+    async def create(self, intent: str, **about: Any) -> str:
+        if not self.works:
+            raise HostError("no OpenCode", permanent=True)
+        self.created.append(about)
+        return f"ses_{intent}"
+
+    def environment_of(self, session: str | None, pid: int | None) -> str:
+        return "env_1"
+
+    def knows(self, link: Any, session: str) -> bool:
+        return True
+
+    async def find(self, intent: str, **about: Any) -> str | None:
+        return None
+
+    async def prompt(self, session: str, parts: Sequence[Part], **about: Any) -> bool:
+        self.prompts += [(session, part.text, about) for part in parts]
+        self.keys |= {part.key for part in parts}
+        return True
+
+    async def holds(self, session: str, key: str, **about: Any) -> bool:
+        return key in self.keys
+
+    async def abort(self, session: str, *, directory: str) -> None:
+        return None
+
+    async def status(self, session: str) -> Status:
+        return "idle" if self.idle else "busy"
+
+    async def look(self, session: str, **about: Any) -> Look:
+        return Look("busy")
+
+    async def goes_on(self, session: str) -> bool:
+        return False
+
+    async def toast(self, session: str, title: str, text: str) -> bool:
+        return False
+
+    def about(self, session: str) -> dict[str, Any]:
+        return {"directory": "/p", "model": "mock/parent"}
+
+    def answers(self, message: str) -> None:
+        """The parent is in a turn that answers this message of the user."""
+        parent = SessionState(PARENT, "s", PARENT, None, known=True, event_id="e")
+        parent.turn = Turn(message, "msg_a", "e", 0, "boot", "build", None)
+        self.state.sessions[PARENT] = parent
+
+
+class Watcher:
+    """A user's agent that hears when background work goes on after a restart."""
+
+    events = ("resume",)
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"type": "watcher.heard", "payload": event["payload"]}]
+
+
+@asynccontextmanager
+async def orchestration(
+    tmp_path: Path, isolation: Literal["worktree", "shared"] = "shared", clean: Clean = lambda value: value
+) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
+    home, host, clock = Home(tmp_path / "home"), Host(), Clock()
+    home.create()
+    home.ensure_token(lambda: "5" * 64)
+    store = await Log.open(home.store_path, seeded_identity(1))
+    made = DurableStream(
+        home,
+        PhantomConfig(isolation=isolation),
+        NotifyConfig(),
+        GardenerConfig(),
+        clock.identity(9),
+        None,
+        host.state,
+        SimpleNamespace(delivers=lambda link: True),
+        clean,
+    )
+    made.host = host  # type: ignore[assignment]
+    async with bench(store, [*made.agents, *agents(Watcher)], made.kinds, clock, clean=clean) as run:
+        made.attach(run.runtime)
+        yield made, host, run
+    await store.close()
+
+
+async def call(made: DurableStream, name: str, **args: Any) -> str:
+    """The parent's model calls a tool."""
+    link = SimpleNamespace(identity=SimpleNamespace(service=None), pid=1, directory="/p")
+    return await ToolCalls(made, made._state, made._identity).call(
+        link, name, args, {"sessionID": PARENT, "messageID": "msg_a", "callID": "call_1", "agent": "build"}
+    )
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_result_that_a_call_returned_is_not_told_again_unless_its_turn_was_stopped(
+    tmp_path: Path, stopped: bool
+) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        host.idle = False
+        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p", parent=PARENT))
+        await run.settled()
+        host.answers("msg_1")
+        assert "still running" in await call(made, "wait_for", what=intent.id, seconds=0.01)
+        waits = asyncio.create_task(call(made, "wait_for", what=intent.id))
+        await asyncio.sleep(0)
+        if stopped:
+            host.answers("msg_2")
+        phantom = f"ses_{intent.id}"
+        await run.happened("execution.output", session=phantom, kind="text", text="forty two")
+        await run.happened("turn.ended", session=phantom, outcome="completed")
+        (notice,) = made.data.notices.values()
+        assert await waits == notice.text and "forty two" in notice.text
+        await run.settled()
+        assert made.data.notices[notice.id].state == ("queued" if stopped else "returned")
+        assert await call(made, "intent_result", intent=intent.id) == notice.text
+
+
+async def test_the_end_of_an_earlier_turn_that_is_handled_late_proves_no_result(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        host.idle = False
+        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p", parent=PARENT))
+        await run.settled()
+        host.answers("msg_2")
+        waits = asyncio.create_task(call(made, "wait_for", what=intent.id))
+        await asyncio.sleep(0)
+        await run.happened("turn.ended", session=f"ses_{intent.id}", outcome="completed")
+        await waits
+        (notice,) = made.data.notices
+        assert made.data.notices[notice].state == "returned"
+        await run.happened("turn.ended", session=PARENT, outcome="completed", message="msg_1")
+        assert made.data.notices[notice].state == "returned"
+        await run.happened("turn.ended", session=PARENT, outcome="completed", message="msg_2")
+        assert made.data.notices[notice].state == "observed"
+
+
+@pytest.mark.parametrize(
+    ("given", "model"),
+    [
+        ({}, "mock/parent"),
+        ({"agent": "build"}, "mock/parent"),
+        ({"agent": "thinker"}, None),
+        ({"agent": "thinker", "model": "mock/given"}, "mock/given"),
+    ],
+)
+async def test_work_runs_on_the_model_of_its_parent_unless_another_agent_is_named(
+    tmp_path: Path, given: dict[str, str], model: str | None
+) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        await call(made, "agent_spawn", prompt="do it", title="it", **given)
+        await run.settled()
+        assert [about["model"] for _, _, about in host.prompts] == [model]
+
+
+@pytest.mark.parametrize("named", [None, "other"])
+async def test_work_gets_the_rights_and_the_agent_of_the_session_that_asks(tmp_path: Path, named: str | None) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        await call(made, "agent_spawn", prompt="do it", title="it", **({"agent": named} if named else {}))
+        await run.settled()
+        (about,) = host.created
+        assert (about["agent"], about["rights"]) == (named or "build", RIGHTS)
+        assert "rights" not in json.dumps(made.status()), "they are not listed"
+
+
+async def test_one_chain_of_causes_and_one_trace_lead_from_the_call_to_the_message_with_the_result(
+    tmp_path: Path,
+) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        host.answers("msg_1")
+        await call(made, "agent_spawn", prompt="do it", title="work")
+        await run.settled()
+        (intent,) = made.data.intents.values()
+        session = f"ses_{intent.id}"
+        about = made.asked("ses_new", intent.id)
+        assert about is None, "a fork of its session has its mark"
+        about = made.asked(session, intent.id)
+        assert about is not None and (about.parent, about.turn, about.call) == (PARENT, "msg_1", "call_1")
+        # The end comes from another chain.
+        await run.command("intents", "intent.cancel", intent="int_none")
+        await run.happened("turn.ended", session=session, outcome="completed")
+        await run.settled()
+        events = {r.event.id: r.event for r in await records(run.store, "agent/intents")}
+        events |= {r.event.id: r.event for r in await records(run.store, "agent/intents/effects")}
+        (notice,) = made.data.notices.values()
+        woken = made.asked(PARENT, notice.key)
+        assert woken is not None and events[woken.cause].type == "notice.queued"
+        for first in (about, woken):
+            cause = first.cause
+            while cause in events:
+                cause = events[cause].causation_id or ""
+            assert cause == "e", "the parent's turn"
+        own = [e for e in events.values() if intent.id in json.dumps(e.payload) and e.type != "agent.received"]
+        assert {e.traceparent[3:35] for e in own if e.traceparent} == {trace_id(PARENT)}
+
+
+async def test_a_result_that_waits_for_others_when_the_sidecar_dies_is_told_once(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, _, run):
+        for key in "ab":
+            given = RegisterArgs(prompt="do it", directory="/p", parent=PARENT, key=key)
+            intent = await made.register_intent(given)
+        await run.settled()
+        await run.happened("turn.ended", session=f"ses_{intent.id}", outcome="completed")
+        assert [notice.state for notice in made.data.notices.values()] == ["queued"]
+    async with orchestration(tmp_path) as (made, host, run):
+        assert host.prompts == []
+        for _ in range(3):
+            run.clock.now_ms += GATHER_MS
+            await run.settled()
+        assert [session for session, _, _ in host.prompts].count(PARENT) == 1
+        assert [notice.state for notice in made.data.notices.values()] == ["observed"]
+
+
+async def test_nothing_starts_while_it_is_not_known_what_the_session_may_do(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, host, _):
+        host.works = False
+        with pytest.raises(CallError):
+            await call(made, "agent_spawn", prompt="do it", title="it")
+        assert made.data.intents == {}
+
+
+@pytest.mark.parametrize("named", [None, "shared", "worktree"])
+async def test_a_model_does_not_leave_the_worktree_that_the_user_wants(tmp_path: Path, named: str | None) -> None:
+    async with orchestration(tmp_path, "worktree") as (made, _, _run):
+        await call(made, "agent_spawn", prompt="do it", title="it", **({"isolation": named} if named else {}))
+        assert [intent.isolation for intent in made.data.intents.values()] == ["worktree"]
+
+
+async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = 20
+    monkeypatch.setattr(intent_state, "KEPT_ENDED", kept)
+    async with orchestration(tmp_path) as (made, host, run):
+        host.works = False
+        given = RegisterArgs(prompt="do it", directory="/p", key="mine")
+        first = await made.register_intent(given)
+        assert (await made.register_intent(given)).id == first.id
+        await run.settled()
+        for n in range(kept):
+            await made.register_intent(RegisterArgs(prompt=f"{n}", directory="/p"))
+        await run.settled()
+        for n in range(2):
+            await made.register_intent(RegisterArgs(prompt=f"late {n}", directory="/p"))
+            await run.settled()
+        assert first.id not in made.data.intents
+        again = await made.register_intent(given)
+        assert (again.id, again.state, again.code) == (first.id, "failed", "no-session")
+        with pytest.raises(InputRefused, match=first.id):
+            await made.register_intent(given.model_copy(update={"prompt": "something else"}))
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"prompt": "something else"}, "prompt"),
+        ({"agent": "thinker"}, "agent"),
+        ({"models": ["mock/b"]}, "models"),
+        ({"models": []}, "models"),
+        ({"directory": "/elsewhere"}, "directory"),
+        ({"parent": PARENT}, "parent"),
+        ({"minutes": 5, "tokens": 7, "cost": 0.5}, "minutes, tokens, cost"),
+    ],
+)
+async def test_a_key_is_refused_for_other_work_and_names_what_differs(
+    tmp_path: Path, other: dict[str, Any], named: str
+) -> None:
+    async with orchestration(tmp_path) as (made, _, run):
+        given = RegisterArgs(prompt="do it", directory="/p", key="mine", models=["mock/a", "mock/b"])
+        first = await made.register_intent(given)
+        with pytest.raises(InputRefused) as refused:
+            await made.register_intent(given.model_copy(update=other))
+        assert refused.value.code == "key-conflict"
+        assert first.id in str(refused.value) and f"differs in {named})" in str(refused.value)
+        await run.settled()
+        assert len(made.data.intents) == 1
+        await run.happened("turn.ended", session=f"ses_{first.id}", outcome="failed", error="overloaded")
+        assert made.data.intents[first.id].models == ["mock/b"], "the next model took over"
+        assert (await made.register_intent(given.model_copy(update={"title": "a name"}))).id == first.id
+
+
+async def test_a_second_call_of_the_model_with_the_id_of_the_first_starts_nothing_in_silence(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, _, _):
+        said = await call(made, "agent_spawn", prompt="do it", title="it")
+        assert await call(made, "agent_spawn", prompt="do it", title="it") == said
+        with pytest.raises(CallError, match="use a new key"):
+            await call(made, "agent_spawn", prompt="do that", title="that")
+
+
+async def test_a_start_resumes_unfinished_work_and_tells_other_agents_so(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, _, run):
+        async with AsyncExitStack() as stack:
+            await made.start(stack)
+        assert "resume" not in await run.types("intents"), "without background work nothing is recorded"
+        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p"))
+        await run.settled()
+        async with AsyncExitStack() as stack:
+            await made.start(stack)
+            await run.settled()
+        heard = [r.event for r in await records(run.store, "agent/watcher") if r.event.type == "watcher.heard"]
+        assert [event.payload["intents"] for event in heard] == [[intent.id]]
+        assert (await run.steps("intents", "opencode.check"))[-1] == "effect.completed"
+
+
+def test_work_that_no_opencode_can_do_is_refused_and_the_same_key_is_the_same_intent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    home = Home(tmp_path / "home")
+    home.create()
+    home.config_path.write_text(f'[phantom]\nexecutable = "{tmp_path / "none"}"\n')
+    process = start(home)
+    try:
+        running(home)
+        more = ("--tokens", "5", "--cost", "0.5", "--directory", str(tmp_path))
+        refused = run(home.path, "spawn", "do it", "--key", "mine", *more)
+        assert "`durable-stream install` [not-installed]" in refused.err
+        assert not run(home.path, "intents").out
+        assert run(home.path, "install").code == 0
+        said = [run(home.path, "spawn", "do it", "--key", "mine", *more) for _ in range(2)]
+        assert len({done.out.split()[0] for done in said}) == 1, said
+        (intent,) = {done.out.split()[0] for done in said}
+        refused = run(home.path, "spawn", "do that", "--key", "mine", *more)
+        assert intent in refused.err and refused.err.endswith("[key-conflict]\n"), refused
+        (row,) = run(home.path, "intents", "--json").out.splitlines()
+        assert (json.loads(row)["max_tokens"], json.loads(row)["max_cost"]) == (5, 0.5)
+    finally:
+        process.terminate()
+        process.wait(30)

@@ -1,0 +1,212 @@
+"""Worktrees that are made ready with the user's own commands, with the real git and the real shell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.agents.effects.policy import Effect
+from sidecar.background.hosts.host import HostAbsent
+from sidecar.background.worktrees.effects import Isolate
+from sidecar.background.worktrees.setup import MAX_DONE, MAX_OUTPUT, Setup
+from sidecar.background.worktrees.worktrees import Worktrees
+from sidecar.processes import mark_of
+from tests.sidecar.background.projects import ID, git, repository, write
+
+UNTIL_KILLED = "mkfifo held; echo $$ > pid.log; echo > begun.log; read _ < held"
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from sidecar.background.worktrees.worktrees import Worktrees
+from tests.sidecar.background.test_setup import isolate, ran
+asyncio.run(ran(isolate(Worktrees(Path(sys.argv[1])), sys.argv[3]), Path(sys.argv[2])))
+"""
+"""A sidecar in which these commands run."""
+
+
+@contextmanager
+def killable(script: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", script, *arguments]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+class Asker:
+    def __init__(self, variables: dict[str, str] | None = None) -> None:
+        self.given, self.wanted = variables, True
+
+    async def variables(self, intent: str) -> Mapping[str, str]:
+        if self.given is None:
+            raise HostAbsent("no OpenCode")
+        return self.given
+
+    def is_wanted(self, intent: str) -> bool:
+        return self.wanted
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return repository(tmp_path / "project", {"a.txt": "one\n", "lock.txt": "old\n", ".gitignore": "*.log\nout/\n"})
+
+
+@pytest.fixture
+def worktrees(tmp_path: Path) -> Worktrees:
+    return Worktrees(tmp_path / "home/worktrees")
+
+
+ENVIRONMENT = {"PATH": os.environ["PATH"], "WHOSE": "ada"}
+
+
+def isolate(worktrees: Worktrees, *commands: str, asker: Asker | None = None, seconds: float = 60.0) -> Isolate:
+    return Isolate(worktrees, asker or Asker(ENVIRONMENT), Setup(commands, seconds))
+
+
+async def ran(kind: Isolate, project: Path) -> dict[str, Any]:
+    return await kind.run(Effect("worktree.add", {"intent": ID, "directory": str(project)}, run=ID), "key")
+
+
+async def collected(worktrees: Worktrees, made: dict[str, Any]) -> dict[str, Any]:
+    return await worktrees.collect(ID, made["repository"], made["base"], made["folder"])
+
+
+async def appears(path: Path) -> str:
+    while not (path.exists() and path.read_text().strip()):
+        await asyncio.sleep(0.01)
+    return path.read_text()
+
+
+async def test_the_commands_run_in_the_worktree_with_the_environment_of_the_one_that_asked(
+    worktrees: Worktrees, project: Path
+) -> None:
+    tell = 'echo "$WHOSE $DURABLE_STREAM_PROJECT $PWD$OPENCODE_SERVER_PASSWORD"'
+    asker = Asker(ENVIRONMENT | {"GIT_DIR": "/elsewhere", "OPENCODE_SERVER_PASSWORD": "secret"})
+    made = await ran(isolate(worktrees, tell, "git status --short", asker=asker), project)
+    (told, status) = made["setup"]
+    assert (told["output"], told["code"]) == (f"ada {project} {made['root']}\n", 0)
+    assert (status["code"], status["output"]) == (0, "")
+
+
+async def test_what_they_change_is_not_the_agents_change_and_keeps_no_worktree(
+    worktrees: Worktrees, project: Path
+) -> None:
+    write(project / "a.txt", "uncommitted\n")
+    commands = (
+        "echo new > lock.txt; echo made > generated.txt; rm a.txt",
+        "mkdir -p out node_modules/p; echo x > out/built; echo x > some.log; echo x > node_modules/p/i.js",
+    )
+    made = await ran(isolate(worktrees, *commands), project)
+    root = Path(made["root"])
+    assert git(root, "status", "--short") == ""
+    write(root / "lock.txt", "new\nby the agent\n")
+    found = await collected(worktrees, made)
+    assert [each["file"] for each in found["files"]] == ["lock.txt"] and "+by the agent" in found["diff"]
+    assert "kept" not in found and not root.exists()
+    write(project / "lock.txt", "new\n")
+    assert await worktrees.apply(ID, str(project), made, found["commit"])
+    assert (project / "lock.txt").read_text() == "new\nby the agent\n" and not (project / "generated.txt").exists()
+    assert (project / "a.txt").read_text() == "uncommitted\n"
+
+
+async def test_what_the_agent_did_to_an_ignored_file_of_theirs_is_not_lost(worktrees: Worktrees, project: Path) -> None:
+    made = await ran(isolate(worktrees, "mkdir out; echo x > out/built; echo y > out/other"), project)
+    write(Path(made["root"], "out/built"), "by the agent\n")
+    found = await collected(worktrees, made)
+    assert [each["file"] for each in found["unsaved"]] == ["out/built"] and Path(found["kept"]).is_dir()
+
+
+async def test_a_command_that_fails_ends_the_work_with_its_output(worktrees: Worktrees, project: Path) -> None:
+    found = await ran(isolate(worktrees, "true", "echo about to; echo cannot >&2; exit 3", "touch never"), project)
+    assert "cannot" in found["failed"] and "3" in found["failed"]
+    assert [run["code"] for run in found["setup"]] == [0, 3] and "about to" in found["setup"][1]["output"]
+    assert not worktrees.root(ID).exists() and not git(project, "worktree", "list").count(ID)
+
+
+async def test_only_the_end_of_long_output_is_kept(worktrees: Worktrees, project: Path) -> None:
+    found = await ran(isolate(worktrees, "seq 9999", "seq 9999; exit 1"), project)
+    done, failed = (run["output"] for run in found["setup"])
+    assert done.endswith("9998\n9999\n") and done[0] == failed[0] == "…"
+    assert len(done) == MAX_DONE + 1 and len(failed) == MAX_OUTPUT + 1
+
+
+async def test_a_command_that_takes_too_long_is_stopped_with_what_it_started(
+    worktrees: Worktrees, project: Path, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    found = await ran(isolate(worktrees, f"(echo $$ > {pid}; mkfifo held; read _ < held) & wait", seconds=1.0), project)
+    assert "setup_minutes" in found["failed"] and found["setup"][0]["code"] is None
+    assert not mark_of(int(pid.read_text())) and list(worktrees.root(ID).parent.iterdir()) == []
+
+
+async def test_work_that_goes_on_is_made_ready_again_unless_its_worktree_was_kept(
+    worktrees: Worktrees, project: Path
+) -> None:
+    made = await ran(isolate(worktrees, "mkdir out; echo x > out/built; echo new > lock.txt"), project)
+    root = Path(made["root"])
+    write(root / "a.txt", "by the agent\n")
+    first = await collected(worktrees, made)
+    continues = {"session": "ses_1", "worktree": made, "commit": first["commit"], "kept": False}
+    args = {"intent": "int_ba9876543210", "directory": str(project), "continues": continues}
+    effect = Effect("worktree.add", args, run=ID)
+    again = await isolate(worktrees, "mkdir out; echo x > out/built; echo new > lock.txt").run(effect, "key")
+    assert (root / "out/built").exists() and (root / "a.txt").read_text() == "by the agent\n"
+    write(root / "out/built", "by the agent\n")
+    second = await worktrees.collect("int_ba9876543210", again["repository"], again["base"], again["folder"], ID)
+    assert [each["file"] for each in second["files"]] == ["a.txt"] and second["kept"]
+    continues |= {"commit": second["commit"], "kept": True}
+    third = await isolate(worktrees, "exit 1").run(effect, "key")
+    assert third == made and (root / "out/built").read_text() == "by the agent\n"
+
+
+async def test_cancelled_work_stops_its_command(worktrees: Worktrees, project: Path) -> None:
+    asker = Asker(ENVIRONMENT)
+    running = asyncio.create_task(ran(isolate(worktrees, UNTIL_KILLED, asker=asker), project))
+    pid = int(await appears(worktrees.root(ID) / "pid.log"))
+    asker.wanted = False
+    found = await running
+    assert found["failed"] and not mark_of(pid) and not worktrees.root(ID).exists()
+
+
+async def test_after_a_kill_of_the_sidecar_the_old_command_ends_and_all_begins_again(
+    worktrees: Worktrees, project: Path
+) -> None:
+    root = worktrees.root(ID)
+    note = root.with_suffix(".setup")
+    with killable(KILLED, str(root.parent), str(project), UNTIL_KILLED) as sidecar:
+        pid = int(await appears(root / "pid.log"))
+        sidecar.kill()
+    assert mark_of(pid) and note.exists(), "the command outlives the sidecar"
+    made = await ran(isolate(worktrees, "echo again > some.log"), project)
+    assert not mark_of(pid) and (root / "some.log").read_text() == "again\n" and not (root / "pid.log").exists()
+    assert [run["code"] for run in made["setup"]] == [0] and not note.exists()
+
+
+async def test_a_note_that_was_cut_off_or_of_another_process_ends_nothing(worktrees: Worktrees, project: Path) -> None:
+    note = worktrees.root(ID).with_suffix(".setup")
+    for left in ("{", json.dumps({"pid": os.getpid(), "mark": "another"})):
+        write(note, left)
+        assert (await ran(isolate(worktrees, "true"), project))["root"] and not note.exists()
+
+
+async def test_without_the_environment_the_work_waits(worktrees: Worktrees, project: Path) -> None:
+    absent = Asker()
+    assert await ran(isolate(worktrees, "true", asker=absent), project) == {"absent": True}
+    assert not worktrees.root(ID).exists()
+    assert (await ran(isolate(worktrees, asker=absent), project))["root"], "without commands nothing is asked"
+
+
+def test_an_attempt_may_take_as_long_as_the_commands(worktrees: Worktrees) -> None:
+    assert isolate(worktrees, "true", seconds=600.0).longest_seconds > 600.0
+    assert isolate(worktrees).longest_seconds < 600.0

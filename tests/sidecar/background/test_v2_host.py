@@ -1,0 +1,318 @@
+"""``V2Host`` over HTTP, on a fake of the service of 2.0.15; see ``released2.py``.
+
+The real service runs the whole contract in ``tests/real/test_host2.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.opencode.capture.state import CaptureState, SessionState
+from sidecar.agents.effects.policy import Effect
+from sidecar.background.effects import Prompt
+from sidecar.background.hosts import v2, v2_requests
+from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part
+from sidecar.background.hosts.v2 import V2Host
+from sidecar.background.hosts.v2_ids import is_phantom, message_id, session_id
+from sidecar.record.opencode2.registration import place_of
+from tests.sidecar.background.released2 import FakeReleased, registered
+from tests.sidecar.background.support import PLAIN
+from tests.sidecar.background.test_v2 import BROKEN_OFF, CONTINUED, REFUSED, SAID, STEP, answer, idle, launch, user
+
+USER, PROJECT = "ses_user", "/project"
+PROMPT = user("key", prompt=True) | {"id": "msg_prompt"}
+WAITS = {"directory": PROJECT, "text": "continue", "waits": True}
+
+
+@pytest.fixture
+def fake() -> FakeReleased:
+    return FakeReleased()
+
+
+@pytest.fixture
+def host(fake: FakeReleased, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[V2Host]:
+    monkeypatch.setattr(v2, "SETTLE_SECONDS", 0.0)
+    state, path = CaptureState(), tmp_path / "service.json"
+    state.sessions[USER] = SessionState(USER, "s", "s", None, True, "e", directory=PROJECT, host=place_of(path))
+    fake.add(USER, PROJECT)
+    with registered(fake, path):
+        yield V2Host(lambda: [path], state, lambda: 0)
+
+
+async def create(host: V2Host, directory: str = PROJECT, parent: str | None = USER) -> str:
+    return await host.create("int_1", title="count", directory=directory, parent=parent, pid=None)
+
+
+async def phantom(host: V2Host, fake: FakeReleased, *messages: dict[str, Any]) -> str:
+    """A background session with these messages."""
+    session = await create(host)
+    fake.messages[session] = [{"id": f"msg_{number}", **each} for number, each in enumerate(messages)]
+    return session
+
+
+async def look(host: V2Host, session: str) -> Look:
+    return await host.look(session, directory=PROJECT)
+
+
+# --- sessions ---
+
+
+async def test_a_session_is_created_once_with_its_title_and_without_metadata(host: V2Host, fake: FakeReleased) -> None:
+    session = await create(host, "/worktree")
+    assert session == await create(host, "/worktree") == session_id("int_1")
+    made = fake.sessions[session]
+    assert (made["title"], made["location"]) == ("count", {"directory": "/worktree"})
+    assert "metadata" not in made, "its forks and children would get it"
+    assert fake.requests == ["POST /api/session"] * 2
+    assert await host.find("int_1", directory=PROJECT, parent=USER, pid=None) == session
+    assert await host.find("int_2", directory=PROJECT, parent=USER, pid=None) is None
+
+
+def test_a_background_session_is_known_by_its_id(host: V2Host) -> None:
+    assert host.hosts(session_id("int_1")) and is_phantom(session_id("int_1"))
+    assert not host.hosts("ses_fork") and not is_phantom("ses_fork")
+
+
+# --- messages ---
+
+
+async def test_a_note_that_waits_goes_with_the_next_message(host: V2Host, fake: FakeReleased) -> None:
+    for key, reply in (("note", False), ("wake", True)):
+        assert await host.prompt(USER, [Part("text", key)], directory=PROJECT, reply=reply)
+        assert await host.holds(USER, key, directory=PROJECT)
+        assert not await host.prompt(USER, [Part("text", key)], directory=PROJECT, reply=reply)
+    assert [(each["delivery"], each["resume"]) for each in fake.inbox[USER]] == [("steer", False), ("steer", True)]
+    assert not await host.holds("ses_gone", "note", directory=PROJECT)
+
+
+async def test_a_message_in_the_history_is_not_sent_and_one_in_the_inbox_is_sent_again(
+    host: V2Host, fake: FakeReleased
+) -> None:
+    part = Part("text", "key", is_prompt=True)
+    assert await host.prompt(USER, [part], directory=PROJECT)
+    sent = f"POST /api/session/{USER}/prompt"
+    assert not await host.prompt(USER, [part], directory=PROJECT)
+    assert fake.requests.count(sent) == 2, "the service may have ended before it began the turn"
+    fake.messages[USER].append(fake.inbox[USER].pop())
+    assert not await host.prompt(USER, [part], directory=PROJECT)
+    assert fake.requests.count(sent) == 2
+    assert [each["type"] for each in fake.messages[USER]] == ["user"]
+
+
+async def test_a_prompt_joins_a_turn_and_a_notice_gets_its_own(host: V2Host, fake: FakeReleased) -> None:
+    session = await create(host)
+    await host.prompt(session, [Part("text", "prompt", is_prompt=True)], directory=PROJECT)
+    await host.prompt(USER, [Part("text", "notice")], directory=PROJECT)
+    (prompt,), (notice,) = fake.inbox[session], fake.inbox[USER]
+    assert (prompt["delivery"], notice["delivery"]) == ("steer", "queue")
+
+
+# --- what became of a prompt ---
+
+
+@pytest.mark.parametrize(
+    ("messages", "found"),
+    [
+        ([], Look("unprompted")),
+        ([PROMPT], Look("unanswered")),
+        ([PROMPT, STEP], Look("unanswered")),
+        ([PROMPT, SAID, idle()], Look("answered", "forty\ntwo")),
+        ([PROMPT, answer(error={"type": "x", "message": "no"}), idle("failed")], Look("failed", "no")),
+        ([PROMPT, BROKEN_OFF, idle("interrupted")], Look("aborted")),
+        ([PROMPT, REFUSED], Look("stopped")),
+        ([PROMPT, BROKEN_OFF, CONTINUED], Look("unanswered")),
+        ([PROMPT, launch("ses_child"), answer("started"), idle()], Look("answered", "started")),
+        ([user("ntc_1"), SAID, idle()], Look("unprompted")),
+    ],
+)
+async def test_what_became_of_a_prompt_when_nothing_runs(
+    host: V2Host, fake: FakeReleased, messages: list[dict[str, Any]], found: Look
+) -> None:
+    assert await look(host, await phantom(host, fake, *messages)) == found
+
+
+@pytest.mark.parametrize("tail", [[], [STEP], [REFUSED], [BROKEN_OFF, CONTINUED]])
+async def test_a_session_at_work_is_busy(host: V2Host, fake: FakeReleased, tail: list[dict[str, Any]]) -> None:
+    session = await phantom(host, fake, PROMPT, *tail)
+    fake.active = {session}
+    assert (await look(host, session)).state == "busy"
+
+
+async def test_what_is_over_is_over_while_a_person_works_in_the_session(host: V2Host, fake: FakeReleased) -> None:
+    session = await phantom(host, fake, PROMPT, SAID, idle(), user(), STEP)
+    fake.active = {session}
+    assert await look(host, session) == Look("answered", "forty\ntwo")
+
+
+async def test_it_is_busy_while_a_subagent_that_it_started_runs(host: V2Host, fake: FakeReleased) -> None:
+    session = await phantom(host, fake, PROMPT, launch("ses_child"), answer("started"), idle())
+    fake.add("ses_child", PROJECT)
+    fake.messages["ses_child"] = [STEP | {"id": "msg_x", "time": {"created": 1_000}}]
+    fake.active = {"ses_child"}
+    host._now_ms = lambda: 5_000
+    assert await look(host, session) == Look("busy", quiet_ms=4_000)
+    fake.active = set()
+    assert await look(host, session) == Look("answered", "started")
+
+
+async def test_a_prompt_that_a_person_has_undone_is_not_repeated(host: V2Host, fake: FakeReleased) -> None:
+    session = await phantom(host, fake)
+    fake.sessions[session]["outcome"] = "succeeded"
+    assert await look(host, session) == Look("stopped")
+
+
+async def test_a_prompt_whose_turn_never_began_is_not_lost(host: V2Host, fake: FakeReleased) -> None:
+    session = await create(host)
+    await host.prompt(session, [Part("text", "key", is_prompt=True)], directory=PROJECT)
+    assert await look(host, session) == Look("unanswered")
+
+
+@pytest.mark.parametrize(
+    ("first", "tail", "then", "state"),
+    [
+        (False, [BROKEN_OFF], True, "busy"),  # the service was about to continue it
+        (False, [STEP], True, "busy"),
+        (True, [REFUSED], False, "stopped"),  # it was about to end
+        (False, [], True, "busy"),
+    ],
+)
+async def test_a_session_that_begins_or_ends_while_it_is_looked_at(
+    host: V2Host,
+    fake: FakeReleased,
+    monkeypatch: pytest.MonkeyPatch,
+    first: bool,
+    tail: list[dict[str, Any]],
+    then: bool,
+    state: str,
+) -> None:
+    session = await phantom(host, fake, PROMPT, *tail)
+    fake.active = {session} if first else set()
+
+    async def later(_: float) -> None:
+        fake.active = {session} if then else set()
+
+    monkeypatch.setattr(asyncio, "sleep", later)
+    assert (await look(host, session)).state == state
+
+
+async def test_a_long_session_is_read_to_its_prompt_and_no_further(host: V2Host, fake: FakeReleased) -> None:
+    steps = [STEP] * (v2_requests.PAGE + 10)
+    session = await phantom(host, fake, *steps, PROMPT, *steps, SAID, idle())
+    fake.requests.clear()
+    assert await look(host, session) == Look("answered", "forty\ntwo")
+    assert fake.requests.count(f"GET /api/session/{session}/message") == 2
+
+
+@pytest.mark.parametrize(
+    ("is_active", "tail", "sent"),
+    [
+        (True, [STEP], {"held": True}),
+        (False, [SAID, idle()], {"held": True}),
+        (False, [BROKEN_OFF, CONTINUED, SAID, idle()], {"held": True}),
+        (False, [BROKEN_OFF, idle("interrupted")], {"held": True}),
+        (False, [REFUSED], {"held": True}),
+        (False, [STEP], {}),
+        (False, [], {}),
+    ],
+)
+async def test_an_interrupted_session_is_prompted_only_if_it_is_not_over_and_nobody_continues_it(
+    host: V2Host, fake: FakeReleased, is_active: bool, tail: list[dict[str, Any]], sent: dict[str, Any]
+) -> None:
+    session = await phantom(host, fake, PROMPT, *tail)
+    fake.active = {session} if is_active else set()
+    effect = Effect(kind="opencode.prompt", args={"session": session, **WAITS}, run="int_1")
+    assert await Prompt(host, PLAIN).run(effect, "key") == sent
+    assert len(fake.inbox[session]) == (not sent)
+
+
+async def test_a_refused_turn_is_closed_so_that_no_restart_continues_it(host: V2Host, fake: FakeReleased) -> None:
+    session = await phantom(host, fake, PROMPT, REFUSED)
+    for _ in range(2):
+        await host.abort(session, directory=PROJECT)
+        assert [each["type"] for each in fake.messages[session]] == ["user", "assistant", "idle"]
+    assert await look(host, session) == Look("stopped")
+
+
+@pytest.mark.parametrize("tail", [[], [STEP], [SAID, idle()]])
+async def test_nothing_else_is_closed(host: V2Host, fake: FakeReleased, tail: list[dict[str, Any]]) -> None:
+    session = await phantom(host, fake, PROMPT, *tail)
+    await host.abort(session, directory=PROJECT)
+    assert len(fake.messages[session]) == 1 + len(tail)
+
+
+# --- people ---
+
+
+async def test_a_permission_takes_one_answer(host: V2Host, fake: FakeReleased) -> None:
+    fake.permissions["per_1"] = {"id": "per_1"}
+    assert await host.answer(USER, "per_1", "permission", ["once"]) == "answered"
+    assert fake.settled["per_1"] == {"decision": "once"}
+    assert await host.answer(USER, "per_1", "permission", ["reject", "no"]) == "gone"
+    assert fake.inbox[USER] == []
+
+
+async def test_the_model_is_told_why_before_the_refusal_and_only_if_it_counts(host: V2Host, fake: FakeReleased) -> None:
+    fake.permissions["per_1"] = {"id": "per_1"}
+    assert await host.answer(USER, "per_1", "permission", ["reject", "use the other one"]) == "answered"
+    assert fake.settled["per_1"] == {"decision": "reject", "message": "use the other one"}
+    (told,) = fake.inbox[USER]
+    assert (told["type"], told["delivery"], "use the other one" in told["text"]) == ("synthetic", "steer", True)
+    sent = [each for each in fake.requests if each.startswith("POST")]
+    assert [each.rpartition("/")[2] for each in sent] == ["synthetic", "reply"]
+    fake.inbox[USER].clear()
+    fake.list_permissions = lambda session, _: {"data": [{"id": "per_2"}]}  # type: ignore[method-assign]
+    with pytest.raises(HostError):  # listed, and yet it cannot be answered
+        await host.answer(USER, "per_2", "permission", ["reject", "why"])
+    assert fake.inbox[USER] == [], "what nobody refused is not told"
+
+
+@pytest.mark.parametrize(("given", "settled"), [(["Blue"], {"k": "b"}), (["reject"], None)])
+async def test_a_form_takes_one_answer(host: V2Host, fake: FakeReleased, given: list[str], settled: Any) -> None:
+    field = {"key": "k", "type": "string", "options": [{"value": "b", "label": "Blue"}]}
+    fake.forms["frm_1"] = {"id": "frm_1", "fields": [field]}
+    assert await host.answer(USER, "frm_1", "question", given) == "answered"
+    assert fake.settled == {"frm_1": settled}
+    assert await host.answer(USER, "frm_1", "question", given) == "gone"
+
+
+# --- other versions, and no service ---
+
+
+@pytest.mark.parametrize("page", [None, b"<!doctype html><title>OpenCode</title>"])
+@pytest.mark.parametrize(
+    "unknown",
+    ["GET .*/session/active", "GET .*/inbox", "GET .*/ses_ds2[0-9a-f]*", "POST .*/prompt", "(GET|POST) .*/session.*"],
+)
+async def test_a_request_that_a_version_does_not_know_is_an_error_that_names_it(
+    host: V2Host, fake: FakeReleased, unknown: str, page: bytes | None
+) -> None:
+    session = await phantom(host, fake, PROMPT)
+    fake.unknown, fake.page = unknown, page
+
+    async def work() -> None:
+        await look(host, session)
+        await host.prompt(session, [Part("text", "other", is_prompt=True)], directory=PROJECT)
+
+    if unknown == "GET .*/ses_ds2[0-9a-f]*" and page is None:
+        assert await look(host, session) == Look("gone"), "which is what 404 says of a session"
+        return
+    with pytest.raises(HostError) as refused:
+        await work()
+    assert "/api/session" in str(refused.value)
+
+
+async def test_without_a_service_the_work_waits_for_one(host: V2Host) -> None:
+    away = V2Host(list, CaptureState(), lambda: 0)
+    effect = Effect(kind="opencode.prompt", args={"session": "ses_ds2x", **WAITS}, run="int_1")
+    assert await Prompt(away, PLAIN).run(effect, "key") == {"absent": True}
+    with pytest.raises(HostAbsent):
+        await away.look("ses_ds2x", directory=PROJECT)
+
+
+def test_ids_are_ones_that_the_service_accepts() -> None:
+    assert session_id("int_1").startswith("ses") and message_id("key").startswith("msg_")

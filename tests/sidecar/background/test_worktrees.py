@@ -1,0 +1,296 @@
+"""Worktrees with the real git: what they begin with, what is kept, and what is made in the user's files."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from sidecar.background.intents.texts import file_text
+from sidecar.background.worktrees.worktrees import Before, Worktree, WorktreeError, Worktrees
+from tests.sidecar.background.projects import write
+
+T = TypeVar("T")
+ID, NEXT = "int_0123456789ab", "int_ba9876543210"
+
+
+def git(directory: Path, *arguments: str) -> str:
+    given = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
+    return subprocess.run(given, cwd=directory, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    path = tmp_path / "project"
+    (path / "sub").mkdir(parents=True)
+    git(path, "init", "-q")
+    (path / "a.txt").write_text("one\ntwo\n")
+    (path / "sub/b.txt").write_text("b\n")
+    (path / ".gitignore").write_text("*.log\n")
+    git(path, "add", ".")
+    git(path, "commit", "-qm", "first")
+    hook = path / ".git/hooks/post-checkout"
+    hook.write_text("#!/bin/sh\ntouch " + str(tmp_path / "hooked") + "\n")
+    hook.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def worktrees(tmp_path: Path) -> Worktrees:
+    return Worktrees(tmp_path / "home/worktrees")
+
+
+def run(awaitable: Awaitable[T]) -> T:
+    async def main() -> T:
+        return await awaitable
+
+    return asyncio.run(main())
+
+
+def added(worktrees: Worktrees, project: Path) -> Worktree:
+    found = run(worktrees.add(ID, str(project)))
+    assert found is not None
+    return found
+
+
+def test_it_begins_with_uncommitted_changes_and_leaves_the_users_files_alone(
+    worktrees: Worktrees, project: Path, tmp_path: Path
+) -> None:
+    (project / "a.txt").write_text("one\nTWO\n")
+    made = added(worktrees, project / "sub")
+    root = Path(made.root)
+    assert made.directory == str(root / "sub") + "/" or made.directory == str(root / "sub")
+    assert (root / "a.txt").read_text() == "one\nTWO\n"
+    (root / "sub/b.txt").write_text("B\n")
+    (root / "new.txt").write_text("new\n")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert [each["file"] for each in found["files"]] == ["new.txt", "sub/b.txt"]
+    assert "+new" in found["diff"] and not root.exists()
+    assert git(project, "status", "--short") == " M a.txt\n" and git(project, "branch", "--list").count("\n") == 1
+    assert git(project, "worktree", "list").count("\n") == 1 and git(project, "stash", "list") == ""
+    assert not (tmp_path / "hooked").exists()
+    again = run(worktrees.collect(ID, made.repository, made.base))
+    assert again == found
+    assert run(worktrees.apply(ID, str(project / "sub"), made._asdict())) is True
+    assert (project / "new.txt").exists() and (project / "sub/b.txt").read_text() == "B\n"
+    assert (project / "a.txt").read_text() == "one\nTWO\n"
+    assert run(worktrees.apply(ID, str(project), made._asdict())) is False
+
+
+def test_commits_of_the_agent_are_kept(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    root = Path(made.root)
+    (root / "a.txt").write_text("committed\n")
+    git(root, "commit", "-qam", "by the agent")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert found["count"] == 1
+    assert git(project, "log", "-1", "--format=%s", found["ref"]) == "by the agent\n"
+
+
+def test_no_change_keeps_nothing(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    assert run(worktrees.collect(ID, made.repository, made.base))["ref"] == ""
+    assert git(project, "for-each-ref", "refs/durable-stream") == ""
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.apply(ID, str(project), made._asdict()))
+    assert raised.value.code == "no-changes"
+
+
+def test_changes_that_do_not_fit_change_nothing(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    (Path(made.root) / "a.txt").write_text("theirs\n")
+    (Path(made.root) / "c.txt").write_text("new\n")
+    run(worktrees.collect(ID, made.repository, made.base))
+    (project / "a.txt").write_text("mine\n")
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.apply(ID, str(project), made._asdict()))
+    assert raised.value.code == "apply-conflict"
+    assert (project / "a.txt").read_text() == "mine\n" and not (project / "c.txt").exists()
+
+
+def test_a_making_that_was_cut_off_is_made_again(worktrees: Worktrees, project: Path) -> None:
+    (Path(added(worktrees, project).root) / "half.txt").write_text("left over")
+    made = added(worktrees, project)
+    assert sorted(each.name for each in Path(made.root).iterdir()) == [".git", ".gitignore", "a.txt", "sub"]
+
+
+def test_opencodes_own_untracked_files_are_in_the_worktree_and_are_no_changes_of_the_agent(
+    worktrees: Worktrees, project: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "skills"
+    outside.mkdir()
+    for name in (".opencode/agent/a.md", ".opencode/node_modules/p/index.js", "sub/AGENTS.md", "other/opencode.json"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(name)
+    (project / ".opencode/skills").symlink_to(outside)
+    (project / ".opencode/gone.md").symlink_to(tmp_path / "nothing")
+    (project / "sub/.opencode").mkdir()
+    (project / "sub/.opencode/package.json").write_text("tracked")
+    git(project, "add", "sub/.opencode")
+    git(project, "commit", "-qm", "second")
+    (project / "opencode.json").write_text('{"permission": {"bash": "ask"}}')
+    (project / ".git/info/exclude").write_text("opencode.json\n")
+    made = added(worktrees, project / "sub")
+    root = Path(made.root)
+    assert (root / "opencode.json").read_text() == '{"permission": {"bash": "ask"}}'
+    assert (root / ".opencode/agent/a.md").is_file() and (root / "sub/AGENTS.md").is_file()
+    assert (root / ".opencode/node_modules/p/index.js").is_file()
+    assert made.left_out == [".opencode/skills"] and not os.path.lexists(root / ".opencode/skills"), "it leads out"
+    assert not (root / "other").exists(), "OpenCode does not look there"
+    for name in (".opencode/package.json", "sub/.opencode/.gitignore"):
+        (root / name).write_text("by OpenCode")
+    (root / "sub/.opencode/package.json").write_text("changed by the agent")
+    (root / ".opencode/agent/b.md").write_text("by the agent")
+    (root / "a.txt").write_text("changed\n")
+    git(root, "add", "--all")
+    git(root, "commit", "-qm", "by the agent")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert [each["file"] for each in found["files"]] == [".opencode/agent/b.md", "a.txt", "sub/.opencode/package.json"]
+    assert run(worktrees.apply(ID, str(project), made._asdict())) is True
+    assert (project / ".opencode/agent/b.md").is_file() and (project / "a.txt").read_text() == "changed\n"
+    assert (project / ".opencode/agent/a.md").is_file(), "the user's files are still there"
+
+
+def before(made: Worktree, commit: str = "", *, is_kept: bool = False) -> Before:
+    return Before(ID, made.base, made.folder, commit, is_kept)
+
+
+def test_work_that_goes_on_has_the_changes_of_before_in_the_same_place(worktrees: Worktrees, project: Path) -> None:
+    write(project / "a.txt", "uncommitted\n")
+    made = added(worktrees, project / "sub")
+    write(Path(made.root, "sub/b.txt"), "first\n")
+    write(Path(made.root, "new.txt"), "new\n")
+    first = run(worktrees.collect(ID, made.repository, made.base, made.folder))
+    again = run(worktrees.add(NEXT, str(project / "sub"), before(made, first["commit"])))
+    assert again is not None and (again.directory, again.base) == (made.directory, made.base)
+    assert Path(again.root, "new.txt").exists() and Path(again.root, "a.txt").read_text() == "uncommitted\n"
+    write(Path(again.root, "sub/b.txt"), "second\n")
+    second = run(worktrees.collect(NEXT, again.repository, again.base, again.folder, ID))
+    assert second["ref"].endswith(NEXT) and [each["file"] for each in second["files"]] == ["new.txt", "sub/b.txt"]
+    assert not Path(made.root).exists()
+    assert run(worktrees.apply(NEXT, str(project / "sub"), again._asdict(), second["commit"])) is True
+    assert (project / "sub/b.txt").read_text() == "second\n" and (project / "new.txt").exists()
+
+
+def test_work_that_goes_on_after_its_changes_were_applied_begins_with_the_users_files(
+    worktrees: Worktrees, project: Path
+) -> None:
+    made = added(worktrees, project)
+    write(Path(made.root, "a.txt"), "first\n")
+    run(worktrees.collect(ID, made.repository, made.base, made.folder))
+    write(project / "a.txt", "first, and mine\n")
+    again = run(worktrees.add(NEXT, str(project), before(made)))
+    assert again is not None and again.root == made.root
+    assert Path(again.root, "a.txt").read_text() == "first, and mine\n"
+    found = run(worktrees.collect(NEXT, again.repository, again.base, again.folder, ID))
+    assert found["ref"] == "" and not Path(made.root).exists()
+
+
+def test_work_that_goes_on_uses_the_worktree_that_was_kept(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    write(Path(made.root, "report.log"), "only here\n")
+    found = run(worktrees.collect(ID, made.repository, made.base, made.folder))
+    assert found["kept"]
+    assert run(worktrees.kept(before(made, is_kept=True))) and not run(worktrees.kept(before(made)))
+    run(worktrees.discard(ID, made.root, made.repository))
+    assert not run(worktrees.kept(before(made, is_kept=True))) and not Path(made.root).exists()
+
+
+def test_what_was_written_after_the_worktree_was_gone_is_not_overwritten(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    run(worktrees.collect(ID, made.repository, made.base, made.folder))
+    stray = write(Path(made.root, "sub/again.txt"), "by a person's prompt\n")
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.add(NEXT, str(project), before(made)))
+    assert raised.value.code == "worktree-changed" and stray.exists()
+    shutil.rmtree(Path(made.root, "sub"))
+    assert run(worktrees.add(NEXT, str(project), before(made))) is not None, "an empty directory is no loss"
+    Path(made.folder, "durable-stream-copied").unlink()
+    assert run(worktrees.add(NEXT, str(project), before(made))) is not None, "a making that was cut off"
+
+
+def test_what_is_discarded_leaves_nothing_in_the_repository(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    write(Path(made.root, "a.txt"), "changed\n")
+    write(Path(made.root, "report.log"), "only here\n")
+    assert run(worktrees.collect(ID, made.repository, made.base, made.folder))["ref"]
+    for _ in range(2):
+        run(worktrees.discard(ID, made.root, made.repository))
+        assert git(project, "for-each-ref", "refs/durable-stream") == "" and not Path(made.root).exists()
+        assert git(project, "worktree", "list").count("\n") == 1
+
+
+def test_a_worktree_of_an_earlier_version_is_collected_and_applied(worktrees: Worktrees, project: Path) -> None:
+    (project / "AGENTS.md").write_text("be kind\n")
+    made = added(worktrees, project / "sub")
+    (Path(made.folder) / "durable-stream-index").unlink()
+    (Path(made.folder) / "durable-stream-copied").write_bytes(b"AGENTS.md\0")
+    (Path(made.root) / "a.txt").write_text("changed\n")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert [each["file"] for each in found["files"]] == ["a.txt"] and "kept" not in found
+    known = {name: value for name, value in made._asdict().items() if name in ("base", "repository", "root")}
+    assert run(worktrees.apply(ID, str(project / "sub"), known)) is True
+    assert (project / "a.txt").read_text() == "changed\n"
+
+
+def test_a_git_that_cannot_be_told_what_to_read_is_not_used(
+    worktrees: Worktrees, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "bin/git"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho --path-format=absolute; echo .git\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(old.parent), prepend=":")
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.add(ID, str(project)))
+    assert raised.value.code == "git-failed"
+
+
+def test_no_worktree_without_opencodes_own_files(
+    worktrees: Worktrees, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (project / "opencode.json").write_text("{}")
+    monkeypatch.setattr("sidecar.background.worktrees.files.shutil.copyfileobj", full)
+    with pytest.raises(WorktreeError) as raised:
+        run(worktrees.add(ID, str(project)))
+    assert raised.value.code == "config-not-copied"
+
+
+def test_binary_files_and_odd_names(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    (Path(made.root) / "ä b\n.bin").write_bytes(b"\x00\xff\xfe")
+    (Path(made.root) / "latin.txt").write_bytes(b"caf\xe9\n")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert {each["file"]: each["added"] for each in found["files"]} == {"latin.txt": 1, "ä b\n.bin": None}
+    run(worktrees.apply(ID, str(project), made._asdict()))
+    assert (project / "latin.txt").read_bytes() == b"caf\xe9\n"
+    assert (project / "ä b\n.bin").read_bytes() == b"\x00\xff\xfe"
+
+
+def test_a_link_is_named_as_a_link(worktrees: Worktrees, project: Path) -> None:
+    made = added(worktrees, project)
+    (Path(made.root) / "pw").symlink_to("/etc/passwd")
+    (Path(made.root) / "a.txt").unlink()
+    (Path(made.root) / "a.txt").symlink_to("sub/b.txt")
+    found = run(worktrees.collect(ID, made.repository, made.base))
+    assert [file_text(each) for each in found["files"]] == ["a.txt (link)", "pw (link)"]
+
+
+def test_where_there_can_be_none(worktrees: Worktrees, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    assert run(worktrees.add(ID, str(tmp_path / "plain"))) is None
+    git(tmp_path / "plain", "init", "-q")
+    assert run(worktrees.add(ID, str(tmp_path / "plain"))) is None
+    for odd in ("../x", "int_", "int_00/../.."):
+        with pytest.raises(WorktreeError):
+            run(worktrees.add(odd, str(tmp_path / "plain")))

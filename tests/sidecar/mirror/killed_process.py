@@ -1,0 +1,127 @@
+"""The process that ``test_command_crashes.py`` kills: agents, the consumers of their commands, and the mirror.
+
+Everything is the product's own, over a real server; only effects end in files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from bridge.nats.jetstream.options import ConnectOptions, PullSettings
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import COMMANDS
+from sidecar.agents.loading import UserAgent
+from sidecar.agents.runtime import Runtime
+from sidecar.agents.stops import Point, Stop
+from sidecar.mirror.commands import CommandConsumers
+from sidecar.mirror.task import MirrorTask
+from streams.identity import system_identity
+from streams.log.log import Log
+from streams.stores.directory import Backend
+from tests.sidecar.agents.crashing_process import AGENT, Clerk, Outside, killing
+from tests.sidecar.agents.kinds import Policy
+
+CONSUMER = f"{AGENT}_consumer"
+SETTINGS = PullSettings(
+    fetch_timeout_s=1.0, warmup_timeout_s=5, heartbeat_s=0.2, attempts=2, backoff_s=0.01, ack_wait_s=0.5
+)
+
+
+class Place(NamedTuple):
+    """A stop point, and whose it is: the consumers' publish dead letters, the mirror's everything else."""
+
+    part: Literal["runtime", "consumers", "mirror"]
+    point: Point
+
+
+PLACES = (
+    Place("consumers", "pulled"),
+    Place("runtime", "received"),
+    Place("runtime", "before-commit"),
+    Place("runtime", "after-commit"),
+    Place("consumers", "before-publish"),
+    Place("consumers", "after-publish"),
+    Place("mirror", "before-publish"),
+    Place("mirror", "after-publish"),
+    Place("consumers", "before-ack"),
+    Place("consumers", "after-ack"),
+    Place("runtime", "effect-started"),
+    Place("runtime", "effect-done"),
+    Place("runtime", "effect-recorded"),
+)
+
+
+class Failing(Clerk):
+    """Like ``Clerk``, but fails on ``poison``."""
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        if event["type"] == "poison":
+            raise ValueError("poison")
+        return super().receive(event)
+
+
+def run(
+    path: Path, backend: Backend, options: ConnectOptions, place: Place | None, passing: int, report: Connection
+) -> None:
+    """Work until the queue is empty and all is published, and report the agent's status; or be killed on the way."""
+    logging.getLogger("sidecar").setLevel(logging.ERROR)  # it warns about each poison
+    report.send(asyncio.run(_run(path, backend, options, place, passing)))
+
+
+async def _run(
+    path: Path, backend: Backend, options: ConnectOptions, place: Place | None, passing: int
+) -> dict[str, Any]:
+    def stop(part: str) -> Stop:
+        return killing(place.point if place is not None and place.part == part else None, passing)
+
+    async def given() -> ConnectOptions:
+        return options
+
+    identity = system_identity()
+    store = await Log.open(path / "store", identity, backend=backend)
+    runtime = Runtime(
+        store,
+        identity,
+        [UserAgent("tests:Failing", Failing)],
+        kinds={"honest": Outside(path / "honest", "idempotent"), "unsafe": Outside(path / "unsafe", "unsafe")},
+        policy=Policy(attempts=1000),
+        stop=stop("runtime"),
+    )
+    sessions = Sessions(given)
+    await runtime.start()
+    consumers = CommandConsumers(runtime, sessions, SETTINGS, stop=stop("consumers"))
+    mirror = MirrorTask(store, store.manifest.log_id, sessions, identity.now_ms, stop=stop("mirror"))
+    consumers.start()
+    mirror.start()
+
+    def is_done() -> bool:
+        at_head = runtime.view.position >= store.head and runtime.engines[AGENT].position >= store.head
+        return at_head and not runtime.owes() and mirror.status()["state"] == "idle"
+
+    async with asyncio.timeout(60):
+        await _until_empty(sessions, is_done)
+    (status,) = runtime.status()
+    await consumers.close()
+    await mirror.close()
+    await runtime.close()
+    await sessions.close()
+    await store.close()
+    return status
+
+
+async def _until_empty(sessions: Sessions, is_done: Callable[[], bool]) -> None:
+    """Wait until no command is left on the server, and what the commands led to is done."""
+    session = await sessions.get()
+    while True:
+        await asyncio.sleep(0.005)
+        if is_done():
+            names = await session.api(f"CONSUMER.NAMES.{COMMANDS}")
+            if CONSUMER in (names.get("consumers") or ()):
+                found = await session.api(f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}")
+                if not found["num_pending"] and not found["num_ack_pending"] and is_done():
+                    return

@@ -1,0 +1,97 @@
+"""The mirror's commands on a bad store: one sentence, and nothing changes, not even on the server.
+
+The states are those of ``tests/sidecar/test_bad_stores.py``, which tests the other commands.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.nats.jetstream.client_errors import NOTHING_LISTENS
+from tests.nats_servers import RealServer, real_server
+from tests.sidecar.bad_stores import REFUSED, Backend, State, make_store, snapshot
+from tests.sidecar.cli.helpers import run
+from tests.sidecar.life import end_sidecars
+from tests.sidecar.mirror.copies import Copy
+from tests.sidecar.test_bad_stores import explained, is_sentence
+
+CASES = [(backend, state, wanted) for backend, states in REFUSED.items() for state, wanted in states.items()]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with real_server(tmp_path_factory.mktemp("nats"), "2.15") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[Backend, Path]:
+    stores: dict[Backend, Path] = {}
+    for backend in REFUSED:
+        stores[backend] = tmp_path_factory.mktemp(backend) / "store"
+        make_store(stores[backend], backend)
+    return stores
+
+
+@pytest.mark.parametrize(
+    ("backend", "state", "wanted"), CASES, ids=[f"{backend}-{state.__name__}" for backend, state, _ in CASES]
+)
+def test_it_is_refused_in_one_sentence(
+    tmp_path: Path, server: RealServer, sound: dict[Backend, Path], backend: Backend, state: State, wanted: str
+) -> None:
+    copy = Copy(tmp_path / "home", server)
+    copy.configure()
+    shutil.rmtree(copy.home.store_path)
+    shutil.copytree(sound[backend], copy.home.store_path)
+    state(copy.home.store_path)
+    before, messages = snapshot(copy.home.store_path), len(copy.messages())
+    for arguments in (["verify"], ["rebuild", "--yes"]):
+        done = run(copy.home.path, "mirror", *arguments)
+        assert is_sentence(done, wanted) and explained(done.err), (arguments, done)
+    assert snapshot(copy.home.store_path) == before and len(copy.messages()) == messages
+
+
+def test_a_home_that_a_sidecar_has_or_that_has_no_log(
+    tmp_path: Path, server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.link.launch.START_SECONDS", 3.0)  # it waits that long for one that never answers
+    copy = Copy(tmp_path / "home", server)
+    copy.configure()
+    for arguments in (["verify"], ["rebuild", "--yes"]):
+        assert is_sentence(run(copy.home.path, "mirror", *arguments), "no log exists in .* yet")
+    copy.make("chat")
+    with copy.home.lock():
+        done = run(copy.home.path, "mirror", "rebuild", "--yes")
+        assert is_sentence(done, r"another sidecar.* serving this home.*`durable-stream stop`"), done
+    assert run(copy.home.path, "mirror", "status").code == 0
+    end_sidecars(copy.home)  # the one that waited for the home has it now
+
+
+@pytest.mark.parametrize("command", [["mirror", "verify"], ["mirror", "rebuild"]])
+def test_where_there_is_no_server_it_is_said_what_to_do(tmp_path: Path, server: RealServer, command: list[str]) -> None:
+    copy = Copy(tmp_path / "home", server).make("chat")
+    for config, wanted in (
+        ("", r"NATS is off in .*; set `mode` to "),
+        (
+            '[nats]\nmode = "embedded"\n',
+            r"runs with the sidecar, which is not running; start a sidecar with `durable-stream serve`",
+        ),
+        (
+            '[nats]\nmode = "external"\nservers = ["nats://ada:geheim@127.0.0.1:1"]\n',
+            rf"127\.0\.0\.1:1: {NOTHING_LISTENS}",
+        ),
+        (f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{server.port}"]\n', "nats-login-refused"),
+    ):
+        copy.home.config_path.write_text(config)
+        done = run(copy.home.path, *command)
+        assert is_sentence(done, wanted) and "geheim" not in done.err, done
+    done = run(copy.home.path, "listen")
+    assert is_sentence(done, "nats-login-refused"), "which no waiting changes"
+    assert re.search(r"^nats +off; set mode", run(copy.home.path, "mirror", "status").out) is None
+    copy.home.config_path.write_text("")
+    assert re.search(r"^nats +off; set `mode`", run(copy.home.path, "mirror", "status").out)

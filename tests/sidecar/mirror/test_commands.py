@@ -1,0 +1,468 @@
+"""Commands from a plain NATS client: handled once, whatever is killed or repeated; poison becomes dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import nats
+import pytest
+
+from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.errors import NotFound
+from bridge.nats.jetstream.options import PullSettings
+from bridge.nats.jetstream.publishing import publish_all
+from bridge.nats.jetstream.pulling import consumer_config, remove_consumer
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
+from bridge.nats.jetstream.wire import Message
+from sidecar.agents.runtime import Runtime
+from sidecar.config import load_config
+from sidecar.mirror.commands import KEPT_BODY, CommandConsumers, InterestsOverlap, interests_of
+from sidecar.mirror.settings import pull_settings
+from streams.errors import StoreUnavailable
+from streams.store import Record, StreamStore
+from streams.stores.memory import MemoryStore
+from streams.trace import parse_traceparent
+from tests.mirrors import read_independently, unsynced
+from tests.nats_servers import TOKEN, VERSIONS, RealServer, reached, real_server, until
+from tests.sidecar.agents.agents import Counter, Other
+from tests.sidecar.agents.support import agents, records, running, state
+
+QUICK = PullSettings(fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2, backoff_s=0.01, ack_wait_s=2.0)
+ADD = "cmd.default.demo.counter.add"
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def running_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    directory = tmp_path_factory.mktemp("nats")
+    with real_server(directory, request.param, jetstream=unsynced(directory)) as server:
+        yield server
+
+
+@pytest.fixture
+async def sessions(running_server: RealServer) -> AsyncIterator[Sessions]:
+    """Connections to an empty server."""
+    one = Sessions(running_server.ask_options)
+    session = await one.get()
+    for each in await keeping.all_facts(session):
+        await session.api(f"STREAM.DELETE.{each.name}")
+    await keeping.ensure_streams(session, wanted())
+    yield one
+    await one.close()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+class Client:
+    """A program that knows NATS, and nothing of ours."""
+
+    def __init__(self, server: RealServer) -> None:
+        self._server = server
+
+    async def send(self, subject: str, body: Any, headers: dict[str, str] | None = None, *, times: int = 1) -> None:
+        client = await nats.connect(f"nats://127.0.0.1:{self._server.port}", token=TOKEN)
+        try:
+            context = client.jetstream()
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            for _ in range(times):
+                await context.publish(subject, data, headers=headers)
+        finally:
+            await client.close()
+
+
+@pytest.fixture
+def client(running_server: RealServer) -> Client:
+    return Client(running_server)
+
+
+@asynccontextmanager
+async def consuming(
+    runtime: Runtime, sessions: Sessions, settings: PullSettings = QUICK, **more: Any
+) -> AsyncIterator[CommandConsumers]:
+    consumers = CommandConsumers(runtime, sessions, settings, **more)
+    consumers.start()
+    try:
+        yield consumers
+    finally:
+        await consumers.close()
+
+
+async def empty(sessions: Sessions, stream: str = COMMANDS) -> None:
+    """Wait until the work queue holds nothing."""
+    session = await sessions.get()
+    async with asyncio.timeout(20):
+        while (await keeping.facts(session, stream)).messages:
+            await asyncio.sleep(0.01)
+
+
+async def forget_ids_soon(sessions: Sessions) -> None:
+    """Once the consumer runs, let the stream of dead letters forget message ids before the next delivery."""
+    session = await sessions.get()
+    async with asyncio.timeout(20):
+        while await consumer_config(session, COMMANDS, "counter_consumer") is None:
+            await asyncio.sleep(0.01)
+    config = (await keeping.facts(session, DEAD)).config
+    await session.api(f"STREAM.UPDATE.{DEAD}", {**config, "duplicate_window": 100_000_000})
+
+
+def counts(consumers: CommandConsumers, agent: str = "counter") -> dict[str, int]:
+    (found,) = [each for each in consumers.status() if each["agent"] == agent]
+    return dict(found["counts"])
+
+
+async def letters(store: StreamStore, agent: str = "counter") -> list[Record]:
+    return [r for r in await records(store, f"agent/{agent}") if r.event.type == "agent.dead_letter"]
+
+
+async def inputs(store: StreamStore, agent: str = "counter") -> list[Record]:
+    return [r for r in await records(store, f"agent/{agent}") if r.event.metadata.get("role") == "input"]
+
+
+class TestHandling:
+    async def test_a_plain_command_is_handled_and_gone(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        async with running(store, Counter, Other) as runtime, consuming(runtime, sessions) as consumers:
+            await client.send(ADD, {"by": 3})
+            await client.send("cmd.p.w.other.anything", {"type": "add", "payload": {"by": 4}, "actor": "nightly"})
+            await client.send("cmd.p.w.counter.idle", b"")
+            await empty(sessions)
+            assert state(runtime)["total"] == 3 and state(runtime, "other")["total"] == 4
+            assert counts(consumers)["handled"] == 2
+            assert all(not each["problem"] for each in consumers.status())
+        (first, last) = await inputs(store)
+        assert (first.event.type, first.event.payload, first.event.metadata["depth"]) == ("add", {"by": 3}, 0)
+        assert first.event.metadata["subject"] == ADD and last.event.payload == {}
+        assert (await inputs(store, "other"))[0].event.actor == "nightly"
+
+    async def test_ten_duplicates_and_one_after_the_servers_window_are_handled_once(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            body = {"type": "add", "payload": {"by": 5}, "idempotency_key": "order:17"}
+            await client.send(ADD, body, times=10)
+            await empty(sessions)
+            # As after the window: the server does not recognise the message any more.
+            await client.send(ADD, body, {"Nats-Msg-Id": "another"})
+            await empty(sessions)
+            assert state(runtime)["total"] == 5
+            assert (counts(consumers)["handled"], counts(consumers)["duplicate"]) == (1, 10)
+
+    async def test_the_key_is_the_message_id_or_else_the_place_in_the_stream(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, sessions):
+            await client.send(ADD, {"by": 1}, {"Nats-Msg-Id": "m1"})
+            await client.send(ADD, {"by": 1})
+            await client.send(ADD, {"by": 1})
+            await empty(sessions)
+            assert state(runtime)["total"] == 3
+        keys = [record.event.metadata["key"] for record in await inputs(store)]
+        assert keys == ["m1", f"{COMMANDS}:2", f"{COMMANDS}:3"]
+
+    async def test_the_order_of_an_agents_commands_is_kept(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        sent = [Message(ADD, {}, json.dumps({"by": n}).encode()) for n in range(100)]
+        await publish_all(await sessions.get(), sent)
+        async with running(store, Counter) as runtime, consuming(runtime, sessions):
+            await empty(sessions)
+            assert state(runtime)["total"] == sum(range(100))
+        assert [record.event.payload["by"] for record in await inputs(store)] == list(range(100))
+
+    async def test_commands_wait_while_the_log_cannot_be_written(
+        self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sidecar.mirror.commands.PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr("sidecar.agents.engine.PAUSE_SECONDS", 0.01)
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            tried = 0
+            append = store.append
+
+            async def full(*args: Any, **more: Any) -> Any:
+                nonlocal tried
+                tried += 1
+                raise StoreUnavailable("the disk is full")
+
+            monkeypatch.setattr(store, "append", full)
+            await client.send(ADD, {"by": 3})
+            await until(lambda: tried > 7, "it is tried")
+            monkeypatch.setattr(store, "append", append)
+            await empty(sessions)
+            assert state(runtime)["total"] == 3
+            assert counts(consumers)["delivered"] == 1 and not await letters(store)
+
+
+class TestRestarts:
+    async def test_what_was_handled_but_not_acknowledged_is_not_handled_again(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        class Killed(BaseException):
+            pass
+
+        def kill(point: str) -> None:
+            if point == "before-ack":
+                raise Killed
+
+        async with running(store, Counter) as runtime:
+            quick = replace(QUICK, ack_wait_s=0.3)
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda loop, context: None)
+            async with consuming(runtime, sessions, quick, stop=kill):
+                await client.send(ADD, {"by": 3})
+                await until(lambda: state(runtime)["total"] == 3, "it is handled")
+            loop.set_exception_handler(None)
+            async with consuming(runtime, sessions, quick) as consumers:
+                await empty(sessions)
+                assert counts(consumers)["duplicate"] == 1
+            assert state(runtime)["total"] == 3
+
+    async def test_a_server_that_restarts_and_a_consumer_that_is_gone(
+        self, running_server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, sessions):
+            await client.send(ADD, {"by": 1})
+            await until(lambda: state(runtime)["total"] == 1, "the first")
+            running_server.kill()
+            running_server.start()
+            await client.send(ADD, {"by": 1})
+            await until(lambda: state(runtime)["total"] == 2, "after the restart")
+            await remove_consumer(await sessions.get(), COMMANDS, "counter_consumer")
+            await client.send(ADD, {"by": 1})
+            await until(lambda: state(runtime)["total"] == 3, "after the consumer was removed")
+            await empty(sessions)
+
+
+class TestDeadLetters:
+    async def test_what_always_fails_dies_at_the_fifth_delivery_and_blocks_nobody(
+        self, running_server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            await client.send("cmd.p.w.counter.fail", {"n": 1}, {"Nats-Msg-Id": "bad"})
+            await client.send(ADD, {"by": 3})
+            await empty(sessions)
+            assert state(runtime)["total"] == 3
+            assert (counts(consumers)["dead"], counts(consumers)["again"]) == (1, 4)
+            await until(lambda: runtime.view.dead, "it is shown")
+            (letter,) = runtime.view.dead.values()
+        (record,) = await letters(store)
+        assert record.event.payload["payload"] == {"n": 1} and record.event.payload["code"] == "agent-failed"
+        assert (letter.agent, letter.type) == ("counter", "fail")
+        (copy,) = await read_independently(running_server, "dlq.>", DEAD)
+        assert (copy.subject, copy.body) == ("dlq.counter_consumer.cmd.p.w.counter.fail", b'{"n": 1}')
+        assert copy.headers["DS-Dead-Letter"] == record.event.id
+
+    @pytest.mark.parametrize(
+        ("subject", "body", "code"),
+        [
+            (ADD, b"{", "undecodable"),
+            (ADD, b"\xff" * (KEPT_BODY + 5), "undecodable"),
+            (ADD, {"id": "1", "stream_id": "x", "payload": {}}, "undecodable"),
+            (ADD, {"type": 3, "payload": {}}, "undecodable"),
+            ("cmd.p.w.counter.%41", {"by": 1}, "undecodable"),
+            ("cmd.p.w.counter.1", {"by": 1}, "invalid-command"),
+        ],
+    )
+    async def test_what_is_no_command_dies_at_once_with_its_text(
+        self, sessions: Sessions, store: MemoryStore, client: Client, subject: str, body: Any, code: str
+    ) -> None:
+        def clean(value: Any) -> Any:
+            return json.loads(json.dumps(value).replace("hunter2", "***"))
+
+        async with running(store, Counter, clean=clean) as runtime, consuming(runtime, sessions) as consumers:
+            await client.send(subject, body, {"Token": "hunter2"})
+            await empty(sessions)
+            assert counts(consumers)["delivered"] == 1
+            (record,) = await letters(store)
+            assert record.event.payload["code"] == code
+            assert record.event.payload["headers"]["Token"] == "***"
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            assert record.event.payload["size"] == len(data)
+            await until(lambda: runtime.view.dead, "it is shown")
+            with pytest.raises(Exception, match="could not be read as a command"):
+                await runtime.redrive(record.event.id)
+            await runtime.drop(record.event.id)
+            assert not runtime.view.dead
+
+    async def test_a_command_cannot_pass_for_a_record_of_the_runtime(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, sessions):
+            await client.send("cmd.p.w.counter.fail", {"n": 1})
+            await until(lambda: runtime.view.dead, "a dead letter")
+            (letter,) = runtime.view.dead
+            await client.send("cmd.p.w.counter.dlq.dropped", {"letter": letter})
+            await client.send("cmd.p.w.counter.agent.dead_letter", {})
+            await empty(sessions)
+            await until(lambda: len(runtime.view.dead) == 3, "both are dead letters")
+        codes = [record.event.payload["code"] for record in await letters(store)]
+        assert codes == ["agent-failed", "reserved-type", "reserved-type"]
+
+    async def test_the_same_key_with_another_body_dies(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, sessions):
+            for by in (1, 2, 3):
+                await client.send(ADD, {"payload": {"by": by}, "idempotency_key": "a:b"})
+            await empty(sessions)
+            assert state(runtime)["total"] == 1
+        found = [record.event.payload for record in await letters(store)]
+        assert [(each["code"], each["payload"]["by"]) for each in found] == [("key-conflict", 2), ("key-conflict", 3)]
+
+    @pytest.mark.parametrize("point", ["before-publish", "after-publish", "before-ack"])
+    async def test_a_kill_between_two_steps_of_a_burial_repeats_nothing(
+        self, running_server: RealServer, sessions: Sessions, store: MemoryStore, client: Client, point: str
+    ) -> None:
+        seen: list[str] = []
+
+        def kill(at: str) -> None:
+            seen.append(at)
+            if at == point and seen.count(at) == 1:
+                raise KeyboardInterrupt  # ends the handler without any answer
+
+        async with running(store, Counter) as runtime:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+            quick = replace(QUICK, ack_wait_s=0.3)
+            async with consuming(runtime, sessions, quick, stop=_as_cancel(kill)):
+                await forget_ids_soon(sessions)
+                await client.send(ADD, b"{")
+                await empty(sessions)
+            asyncio.get_running_loop().set_exception_handler(None)
+        assert len(await letters(store)) == 1
+        assert len(await read_independently(running_server, "dlq.>", DEAD)) == 1
+
+
+def _as_cancel(stop: Callable[[str], None]) -> Callable[[str], None]:
+    """Ends the task instead of the test."""
+
+    def raising(point: str) -> None:
+        try:
+            stop(point)
+        except KeyboardInterrupt:
+            raise asyncio.CancelledError from None
+
+    return raising
+
+
+class TestProtocol:
+    async def test_the_trace_is_continued_or_made_and_counted(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            await client.send(ADD, {"by": 1}, {"traceparent": PARENT, "tracestate": "a=1", "CG-Sender": "ci%20bot"})
+            await client.send(ADD, {"by": 1}, {"CG-Timestamp": "1700000000000"})
+            await client.send(ADD, {"by": 1, "CG-Sender": "x"}, {"traceparent": "nonsense"})
+            await empty(sessions)
+            found = counts(consumers)
+            assert (found["trace_made"], found["trace_invalid"], found["reserved_keys"]) == (1, 1, 1)
+        stream = [record.event for record in await records(store, "agent/counter")]
+        first, output, second = stream[1:4]
+        assert first.traceparent == PARENT and first.metadata["tracestate"] == "a=1"
+        assert (first.source.agent, first.actor) == ("ci bot", "ci bot")
+        trace, child = parse_traceparent(PARENT), parse_traceparent(output.traceparent or "")
+        assert trace and child and trace.trace_id == child.trace_id and trace.span_id != child.span_id
+        assert second.ts == 1700000000000 and second.metadata["trace_generated"] is True
+        assert "trace_generated" not in first.metadata
+
+    @pytest.mark.parametrize(
+        ("headers", "body", "code"),
+        [
+            ({"CG-Recursion-Depth": "20"}, {"by": 1}, "recursion_depth_exceeded"),
+            ({"CG-Recursion-Depth": "-1"}, {"by": 1}, "protocol_violation"),
+            ({}, {"payload": {"by": 1}, "causation_id": "01"}, "protocol_violation"),
+            ({"CG-Recursion-Depth": "7"}, {"payload": {"by": 1}, "correlation_id": "chain"}, "protocol_violation"),
+        ],
+    )
+    async def test_what_breaks_the_depth_rules_ends_its_chain(
+        self, sessions: Sessions, store: MemoryStore, client: Client, headers: dict[str, str], body: Any, code: str
+    ) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            begun = {"payload": {"by": 5}, "correlation_id": "chain"}
+            await client.send(ADD, begun, {"CG-Recursion-Depth": "3"})
+            await until(lambda: runtime.view.depths.get("chain") == 3, "its depth is recorded")
+            await client.send(ADD, body, headers)
+            await empty(sessions)
+            assert (counts(consumers)["refused"], state(runtime)["total"]) == (1, 5)
+            await until(lambda: runtime.view.position == store.head, "the log was read")
+            assert runtime.view.depths["chain"] == 3
+        refused = [r.event for r in await records(store, "agent/counter") if r.event.type == "agent.refused"]
+        assert [event.payload["error_code"] for event in refused] == [code]
+        assert not await letters(store)
+
+
+class TestSettings:
+    async def test_a_changed_ack_wait_changes_the_consumer_on_the_server(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        async with running(store, Counter) as runtime:
+            for seconds in (7.0, 9.0):
+                settings = replace(QUICK, ack_wait_s=seconds)
+                async with consuming(runtime, sessions, settings):
+                    await client.send(ADD, {"by": 1})
+                    await empty(sessions)
+                    found = await consumer_config(await sessions.get(), COMMANDS, "counter_consumer")
+                assert found is not None
+                assert (found["ack_wait"], found["ack_policy"]) == (int(seconds * 1e9), "explicit")
+                assert found["filter_subject"] == "cmd.*.*.counter.>"
+
+    async def test_the_configured_batch_is_what_is_asked_of_the_server(
+        self, running_server: RealServer, sessions: Sessions, store: MemoryStore
+    ) -> None:
+        other = await nats.connect(f"nats://127.0.0.1:{running_server.port}", token=TOKEN)
+        heard = await other.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{COMMANDS}.counter_consumer")
+        await reached(other)
+        try:
+            for size in (3, 7):
+                config = load_config(None, nats={"pull": {"batch_size": size, "fetch_timeout_seconds": 1}}).nats
+                async with running(store, Counter) as runtime, consuming(runtime, sessions, pull_settings(config)):
+                    asked = json.loads((await heard.next_msg(timeout=20)).data)
+                assert asked["batch"] == size
+        finally:
+            await other.close()
+
+    async def test_interests_may_not_overlap(self, sessions: Sessions, store: MemoryStore) -> None:
+        assert interests_of(["a", "b"]) == {"a": ["cmd.*.*.a.>"], "b": ["cmd.*.*.b.>"]}
+        with pytest.raises(InterestsOverlap):
+            CommandConsumers(
+                Runtime(store, None, agents(Counter, Other)),  # type: ignore[arg-type]
+                sessions,
+                interests={"other": ["cmd.p.*.>"]},
+            )
+
+    async def test_a_foreign_consumer_of_the_same_commands_is_named_as_the_problem(
+        self, running_server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        session = await sessions.get()
+        config = {"durable_name": "greedy", "ack_policy": "explicit", "filter_subject": "cmd.>"}
+        made = await session.api(
+            f"CONSUMER.DURABLE.CREATE.{COMMANDS}.greedy", {"stream_name": COMMANDS, "config": config}
+        )
+        assert made["name"] == "greedy"
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            problem = await until(lambda: consumers.status()[0]["problem"], "the problem")
+            assert "counter_consumer" in problem
+            await remove_consumer(session, COMMANDS, "greedy")
+            await client.send(ADD, {"by": 1})
+            await empty(sessions)
+            assert consumers.status()[0]["problem"] == ""
+
+    async def test_missing_streams_are_created(self, sessions: Sessions, store: MemoryStore, client: Client) -> None:
+        session = await sessions.get()
+        await session.api(f"STREAM.DELETE.{COMMANDS}")
+        with pytest.raises(NotFound):
+            await keeping.facts(session, COMMANDS)
+        async with running(store, Counter) as runtime, consuming(runtime, sessions):
+            async with asyncio.timeout(20):
+                while not any(each.name == COMMANDS for each in await keeping.all_facts(session)):
+                    await asyncio.sleep(0.01)
+            await client.send(ADD, {"by": 1})
+            await until(lambda: state(runtime)["total"] == 1, "it is handled")

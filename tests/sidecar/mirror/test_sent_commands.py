@@ -1,0 +1,229 @@
+"""Commands for agents of other homes: the mirror sends each once, and no rebuild sends it again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import COMMANDS, EVENTS, L0_COMMANDS, L0_EVENTS, wanted
+from bridge.nats.l0.payloads import Wakeup
+from bridge.nats.l0.table import decode
+from bridge.nats.mirror.messages import UNSENT
+from bridge.nats.mirror.publish import DAY_MS
+from sidecar.mirror.task import MirrorTask
+from streams.event import StreamEvent
+from streams.hashing import canonical
+from streams.store import StreamStore
+from streams.stores.memory import MemoryStore
+from streams.trace import parse_traceparent
+from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, mirroring, read_independently, unsynced
+from tests.nats_servers import VERSIONS, RealServer, real_server, until
+from tests.sidecar.mirror.test_commands import consuming, empty
+from tests.sidecar.agents.agents import Counter, Other
+from tests.sidecar.agents.support import command, records, running, state
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    directory = tmp_path_factory.mktemp("nats")
+    with real_server(directory, request.param, jetstream=unsynced(directory)) as running:
+        yield running
+
+
+@pytest.fixture
+async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
+    """Connections to an empty server whose work queue forgets message ids at once."""
+    one = Sessions(server.ask_options)
+    session = await one.get()
+    for each in await keeping.all_facts(session):
+        await session.api(f"STREAM.DELETE.{each.name}")
+    await keeping.ensure_streams(session, wanted())
+    yield one
+    await one.close()
+
+
+@asynccontextmanager
+async def forgetful_mirror(
+    store: StreamStore, server: RealServer, sessions: Sessions, **more: Any
+) -> AsyncIterator[MirrorTask]:
+    """A mirror that has drained; then the work queues know no message id any more."""
+    async with mirroring(store, server, **more) as mirror:
+        await drained(mirror)
+        session = await sessions.get()
+        for stream in (COMMANDS, L0_COMMANDS):
+            config = (await keeping.facts(session, stream)).config
+            await session.api(f"STREAM.UPDATE.{stream}", {**config, "duplicate_window": 100_000_000})
+        await asyncio.sleep(0.15)
+        yield mirror
+
+
+async def told(store: StreamStore, count: int) -> list[StreamEvent]:
+    """Let an agent send ``count`` commands to one elsewhere, and one to an agent of its own home."""
+    async with running(store, Counter, Other) as runtime:
+        for n in range(count):
+            await runtime.command("counter", command(f"k{n}", "tell", to="far"))
+        await runtime.command("counter", command("near", "tell", to="other"))
+        await until(lambda: state(runtime, "other")["total"], "the agent beside it")
+    found = [record.event for record in await records(store, "agent/counter")]
+    return [event for event in found if event.metadata.get("route") == "bus"]
+
+
+async def queued(sessions: Sessions, stream: str = COMMANDS) -> list[keeping.StreamMessage]:
+    """What a work queue holds; nothing is taken from it."""
+    session = await sessions.get()
+    there = await keeping.facts(session, stream)
+    if not there.messages:
+        return []
+    return [await keeping.message_at(session, stream, n) for n in range(there.first_sequence, there.last_sequence + 1)]
+
+
+class Far(Counter):
+    """An agent of another home."""
+
+    name = "far"
+
+
+async def test_a_command_for_another_home_is_a_command_on_the_wire(server: RealServer, sessions: Sessions) -> None:
+    store = MemoryStore()
+    events = await told(store, 2)
+    async with mirroring(store, server) as mirror:
+        await drained(mirror)
+        sent = await queued(sessions)
+    assert [message.body for message in sent] == [canonical(event.fields()) for event in events]
+    for message, event in zip(sent, events, strict=True):
+        assert message.subject == "cmd._._.far.add"
+        assert message.headers["Nats-Msg-Id"] == f"{event.id}:cmd"
+        assert message.headers["CG-Recursion-Depth"] == "1"
+        assert message.headers["CG-Sender"] == "counter" and message.headers["CG-Msg-Type"] == "add"
+        assert message.headers["traceparent"] == event.traceparent
+        assert message.headers["DS-Log"] == LOG_ID
+    await check_equal(store, server)
+
+
+async def test_a_wakeup_of_the_l0_protocol_announces_each_command(server: RealServer, sessions: Sessions) -> None:
+    store = MemoryStore()
+    events = await told(store, 2)
+    async with mirroring(store, server) as mirror:
+        await drained(mirror)
+        rung = await queued(sessions, L0_COMMANDS)
+    for message, event in zip(rung, events, strict=True):
+        subject, payload = decode(message.subject, message.body)
+        assert message.subject == "cg.v1._.public.cmd.agent.far.wakeup" and subject.target == "far"
+        assert payload == Wakeup(agent_id="far", inbox_id=event.id, reason="add")
+        assert message.headers["Nats-Msg-Id"] == f"{event.id}:wakeup"
+        assert message.headers["CG-Msg-Type"] == "agent.wakeup" and message.headers["CG-Sender"] == "counter"
+        assert message.headers["CG-Recursion-Depth"] == "1"
+        assert message.headers["traceparent"] == event.traceparent
+
+
+async def test_a_command_that_is_not_sent_is_not_announced(server: RealServer, sessions: Sessions) -> None:
+    store = MemoryStore()
+    await told(store, 1)
+    mirror = MirrorTask(store, LOG_ID, sessions, lambda: NOW_MS + DAY_MS)
+    mirror.start()
+    try:
+        await drained(mirror)
+    finally:
+        await mirror.close()
+    assert await queued(sessions) == await queued(sessions, L0_COMMANDS) == []
+
+
+async def test_another_home_takes_it_once_and_the_trace_goes_on(server: RealServer, sessions: Sessions) -> None:
+    store, there = MemoryStore(), MemoryStore()
+    (event,) = await told(store, 1)
+    async with running(there, Far) as runtime, consuming(runtime, sessions):
+        async with mirroring(store, server) as mirror:
+            await drained(mirror)
+        await until(lambda: state(runtime, "far")["total"], "it arrives")
+        await empty(sessions)
+    arrived = next(r.event for r in await records(there, "agent/far") if r.event.metadata["role"] == "input")
+    assert arrived.payload == event.payload and arrived.metadata["depth"] == 1
+    assert (arrived.causation_id, arrived.correlation_id) == (event.id, event.correlation_id)
+    assert arrived.traceparent == event.traceparent and parse_traceparent(event.traceparent or "")
+    assert (arrived.actor, arrived.source.agent) == ("counter", "counter")
+    assert arrived.metadata["key"] == f"{LOG_ID}:{event.idempotency_key}"
+
+
+async def test_neither_a_restart_nor_a_rebuild_nor_a_wiped_mirror_sends_it_again(
+    server: RealServer, sessions: Sessions
+) -> None:
+    store, there = MemoryStore(), MemoryStore()
+    await told(store, 3)
+    session = await sessions.get()
+    async with (
+        running(there, Far) as runtime,
+        consuming(runtime, sessions),
+        forgetful_mirror(store, server, sessions),
+    ):
+        await until(lambda: state(runtime, "far")["total"], "they arrive")
+        await empty(sessions)
+    # Nobody takes a command from here on, so that one sent again would stay.
+    async with mirroring(store, server) as mirror:
+        await drained(mirror)
+        mirror.rebuild()
+        await until(lambda: mirror.counts["republished"] == 1, "the rebuild")
+        await drained(mirror)
+    assert await queued(sessions) == []
+    assert len(await queued(sessions, L0_COMMANDS)) == 3
+    await keeping.purge(session, EVENTS, subject="evt.>")
+    async with mirroring(store, server) as mirror:
+        await drained(mirror)
+        assert mirror.counts["published"]
+    assert await queued(sessions) == []
+    assert len(await queued(sessions, L0_COMMANDS)) == 3
+    await check_equal(store, server)
+
+
+async def test_without_any_hint_the_stream_says_what_was_sent(
+    server: RealServer, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    await told(store, 1)
+    async with forgetful_mirror(store, server, sessions):
+        assert len(await queued(sessions)) == 1
+
+    async def nothing(*args: Any) -> Any:
+        return None
+
+    async def beginning(*args: Any) -> int:
+        return -1
+
+    monkeypatch.setattr(store, "snapshot", nothing)
+    monkeypatch.setattr(store, "cursor", beginning)
+    async with mirroring(store, server) as mirror:
+        mirror.rebuild()
+        await until(lambda: mirror.counts["republished"] == 1, "the rebuild")
+        await drained(mirror)
+    assert len(await queued(sessions)) == 1
+
+
+async def test_an_old_command_is_not_sent_any_more_and_counted(server: RealServer, sessions: Sessions) -> None:
+    store = MemoryStore()
+    await told(store, 2)
+    mirror = MirrorTask(store, LOG_ID, sessions, lambda: NOW_MS + DAY_MS)
+    mirror.start()
+    try:
+        status = await drained(mirror)
+    finally:
+        await mirror.close()
+    assert status["notes"][f"{UNSENT}:old"] == 2
+    assert await queued(sessions) == []
+
+
+async def test_a_refused_chain_is_a_failed_task(server: RealServer, sessions: Sessions) -> None:
+    store = MemoryStore()
+    async with running(store, Counter, max_depth=1) as runtime:
+        await runtime.command("counter", command("deep", "tell", to="far"))
+    async with mirroring(store, server) as mirror:
+        await drained(mirror)
+    (task,) = await read_independently(server, "cg.>", L0_EVENTS)
+    assert task.subject == "cg.v1._.public.evt.agent.counter.task"
+    assert b'"error_code":"recursion_depth_exceeded"' in task.body and b'"status":"failed"' in task.body
+    assert task.headers["CG-Recursion-Depth"] == "0"
+    assert await queued(sessions) == []

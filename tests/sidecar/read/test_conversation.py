@@ -1,0 +1,321 @@
+"""Every recording as a conversation: nothing said is missing, whatever the shape of a payload."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+
+from sidecar.read.catalog import Catalog
+from sidecar.read.changes.approvals import LEAST_PERSON_MS, Ask
+from sidecar.read.transcript.conversation import MOST_DEPTH
+from sidecar.read.transcript.model import Call, Notice, Prompt, Reading, Said, Session, Turn
+from sidecar.read.transcript.session_fold import diffs_of
+from sidecar.read.transcript.wording import answer_text, asked_text, call_facts, facts_of, turn_end
+from streams.event import StreamEvent
+from streams.store import Record
+from tests.sidecar.read.conversations import DEMO, NAMES, folded, happened, recorded, written
+
+FORMS = ("text", "markdown", "html", "json")
+
+
+def items(turns: list[Turn]) -> list[Any]:
+    found: list[Any] = []
+    for turn in turns:
+        for item in turn.items:
+            found.append(item)
+            if isinstance(item, Call):
+                found += item.asks + (items(item.child.turns) if item.child is not None else [])
+    return found
+
+
+def everything(roots: list[Session]) -> list[Any]:
+    return items([turn for root in roots for turn in root.turns])
+
+
+def unquoted(text: str) -> str:
+    """A text without the marks of quotes, wherever they came from."""
+    return "\n".join(re.sub(r"^(?:> ?)+", "", line).rstrip() for line in text.split("\n"))
+
+
+@pytest.mark.parametrize("name", [*NAMES, DEMO], ids=lambda name: name.rpartition("/")[2])
+def test_every_word_of_a_recording_is_in_its_transcript(name: str) -> None:
+    events = recorded(name)
+    roots = folded(events)
+    markdown = written(roots, "markdown")
+    bare = unquoted(markdown)
+    said = [e.payload["text"] for e in events if e.type == "execution.output"]
+    asked = [
+        part["text"]
+        for event in events
+        if event.type == "human.input"
+        for part in event.payload.get("parts", ())
+        if part.get("type") == "text" and not part.get("synthetic")
+    ]
+    ran = [f"!{e.payload['shell']}" for e in events if e.type == "human.input" and "shell" in e.payload]
+    for text in said + asked + ran:
+        assert unquoted(text.strip()) in bare, text
+    found = everything(roots)
+    calls = [e for e in events if e.type == "execution.step" and e.payload["kind"] == "tool"]
+    assert sum(isinstance(item, Call) and item.status != "unknown" for item in found) == len(calls)
+    assert sum(isinstance(item, Ask) for item in found) == sum(e.payload.get("state") == "asked" for e in events)
+    for form in FORMS:
+        for reading in (Reading(), Reading(full=True, children=True)):
+            assert written(roots, form, reading)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_message_of_the_sidecar_is_shown_above_its_answer(form: str) -> None:
+    wake = {"type": "text", "text": "The work int_1 is done.", "synthetic": True}
+    other = wake | {"text": "Continue if you have next steps."}
+    events = [
+        happened("agent.input", message="m", parts=[wake | {"metadata": {"durable_stream": {"key": "ntc_1"}}}, other]),
+        happened("turn.started", message="m"),
+        happened("execution.output", turn="m", text="I read it."),
+    ]
+    told = written(folded(events), form)
+    assert told.index("The work int_1 is done.") < told.index("I read it.") and "next steps" not in told
+
+
+def test_the_demo_is_told_with_its_children_below_their_calls() -> None:
+    (root,) = folded(recorded(DEMO))
+    first, second = root.turns
+    assert [type(item).__name__ for item in first.items] == ["Prompt", "Call", "Said", *["Call"] * 4, "Said"]
+    bash, one, other, edit = [item for item in first.items if isinstance(item, Call)][:4]
+    assert (bash.tool, bash.exit, call_facts(bash)) == ("bash", 1, ["exit 1"])
+    assert [call.child.agent for call in (one, other) if call.child is not None] == ["general", "general"]
+    assert [len(call.child.turns) for call in (one, other) if call.child is not None] == [1, 1]
+    (diff,) = edit.diffs
+    assert (diff.file, diff.additions, diff.deletions, diff.how) == ("login.py", 1, 1, "edit")
+    assert diff.patch.split("\n")[0].startswith("@@") and "+    return users.get(name) == password" in diff.patch
+    assert turn_end(first).startswith("completed · 10 steps · ")
+    (commit,) = [item for item in second.items if isinstance(item, Call)]
+    (ask,) = commit.asks
+    assert (ask.permission, ask.wanted, ask.reply, ask.by) == ("bash", [commit.input["command"]], "once", "user")
+    assert answer_text(ask) == f"approved once by user after {ask.waited_ms}ms"
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "told"),
+    [
+        ("permission_once", "replied", "approved once by user"),
+        ("permission_always", "replied", "approved always by user"),
+        ("permission_reject", "rejected", "rejected automatically"),
+        ("permission_aborted", "over", "not answered"),
+        ("permission_external_directory", "replied", "approved once by user"),
+        ("question_replied", "replied", "Blue (by user"),
+        ("question_rejected", "rejected", "rejected automatically"),
+    ],
+)
+def test_an_answer_is_told_with_its_call(name: str, state: str, told: str) -> None:
+    found = everything(folded(recorded(name)))
+    (ask,) = [item for item in found if isinstance(item, Ask)]
+    assert ask.state == state and answer_text(ask).startswith(told)
+    (call,) = [item for item in found if isinstance(item, Call) and item.asks]
+    assert call.call == ask.call
+
+
+def test_only_a_person_needs_time_to_reject() -> None:
+    def by(after_ms: int) -> tuple[str, str]:
+        told = {"kind": "permission", "request": "p", "call": "c", "turn": "m", "permission": "bash"}
+        made = [
+            happened("workflow.checkpoint", 1000, state="asked", **told),
+            happened("workflow.checkpoint", 1000 + after_ms, "user", state="replied", reply="reject", **told),
+        ]
+        (ask,) = everything(folded(made))
+        return ask.by, answer_text(ask)
+
+    assert by(LEAST_PERSON_MS) == ("user", "rejected by user after 100ms")
+    assert by(LEAST_PERSON_MS - 1) == ("", "rejected automatically after 99ms")
+
+
+def test_work_that_no_call_started_stands_after_the_turn_before_it() -> None:
+    events = [
+        happened("human.input", message="m", parts=[{"type": "text", "text": "first"}], actor="user"),
+        happened("turn.started", message="m"),
+        happened("turn.ended", message="m", outcome="completed"),
+        happened("lifecycle.session.created", session="ses_spawned", parent="ses_root", lineage="child", title="apart"),
+        happened("turn.started", session="ses_spawned", message="s"),
+        happened("execution.output", session="ses_spawned", kind="text", text="worked", turn="s", message="a"),
+        happened("turn.ended", session="ses_spawned", message="s", outcome="completed"),
+        happened("human.input", message="n", parts=[{"type": "text", "text": "second"}], actor="user"),
+        happened("turn.started", message="n"),
+        happened("turn.ended", message="n", outcome="completed"),
+    ]
+    (root,) = folded(events)
+    below = [
+        [item.child.session for item in turn.items if isinstance(item, Call) and item.child] for turn in root.turns
+    ]
+    assert below == [[], ["ses_spawned"], []]
+    for form in ("text", "markdown", "html"):
+        shown = written([root], form)
+        body = shown[shown.rindex("first") :]
+        assert body.index("completed") < body.index("worked") < body.index("second"), shown
+
+
+def test_an_answer_to_an_unknown_ask_has_no_duration() -> None:
+    (ask,) = everything(folded([happened("workflow.checkpoint", 1000, "user", state="rejected", request="p")]))
+    assert (ask.by, ask.waited_ms, answer_text(ask)) == ("user", None, "rejected by user")
+
+
+@pytest.mark.parametrize("name", [*NAMES, DEMO], ids=lambda name: name.rpartition("/")[2])
+def test_turns_and_sessions_are_counted_as_streams_does(name: str) -> None:
+    catalog, events = Catalog(), recorded(name)
+    for position, event in enumerate(events):
+        catalog.apply(Record(event, position, position, ""))
+    for root in folded(events):
+        stream = catalog.streams[root.stream]
+        counts = [int(number) for number in re.findall(r"(\d+) (?:turn|session)", facts_of(root))]
+        assert counts == [stream.turns, len(stream.sessions)][: len(counts)]
+
+
+def test_twin_commands_each_have_their_own_ask() -> None:
+    def asks(request: str, call: str, **more: Any) -> StreamEvent:
+        told = {"request": request, "call": call, "turn": "m", "kind": "permission", "permission": "bash"}
+        return happened("workflow.checkpoint", state="asked", **told, **more)
+
+    def ran(command: str, **more: Any) -> StreamEvent:
+        return happened("execution.step", turn="m", call="c", **step("bash", {"command": command}), **more)
+
+    events = [
+        asks("r1", "c", metadata={"command": "rm -rf build"}),
+        asks("r2", "c", patterns=["git add .", "git push"]),
+        asks("r3", "other", metadata={"command": "ls"}),
+        ran("git add . && git push"),
+        ran("ls"),
+        ran("rm -rf b", executed_input={"command": "rm -rf build"}),
+        ran("rm -rf build"),
+    ]
+    (root,) = folded(events)
+    calls = [item for item in root.turns[0].items if isinstance(item, Call)]
+    assert [[ask.request for ask in call.asks] for call in calls] == [["r2"], [], ["r1"], []]
+    assert [item.request for item in root.turns[0].items if isinstance(item, Ask)] == ["r3"]
+
+
+def test_what_nobody_answered_waits_and_is_told_at_the_top() -> None:
+    events = recorded("permission_once")
+    until = next(number for number, event in enumerate(events) if event.payload.get("state") == "asked")
+    roots = folded(events[: until + 1])
+    (ask,) = [item for item in everything(roots) if isinstance(item, Ask)]
+    now = Reading(now_ms=ask.ts + 120_000)
+    assert ask.state == "waiting" and ask.waited_ms is None
+    for form in ("text", "markdown", "html"):
+        shown = written(roots, form, now)
+        assert shown.count("waiting for you, 2 min") == 2 and asked_text(ask) in shown
+    assert "still open" in written(roots, "text", now)
+
+
+def test_the_ask_of_a_folded_child_is_not_hidden() -> None:
+    events = recorded("permission_child")
+    for form in ("text", "markdown"):
+        assert "approved once by user" in written(folded(events), form, Reading())
+    until = next(number for number, event in enumerate(events) if event.payload.get("state") == "asked")
+    assert written(folded(events[: until + 1]), "text", Reading()).count("waiting for you") == 2
+
+
+def test_an_undone_prompt_and_a_command_are_named() -> None:
+    undone = everything(folded(recorded("revert")))
+    assert [item.undone for item in undone if isinstance(item, Prompt)] == [False, True, False]
+    assert [item.text for item in undone if isinstance(item, Notice)] == ["SAY:b"]
+    (prompt,) = [item for item in everything(folded(recorded("command"))) if isinstance(item, Prompt)]
+    assert prompt.command == "/init SAY:x"
+
+
+def test_a_child_that_is_called_again_is_told_below_each_call() -> None:
+    (root,) = folded(recorded("task_resumed_child"))
+    calls = [item for item in items(root.turns) if isinstance(item, Call)]
+    answers = [
+        [item.text for item in items(call.child.turns) if isinstance(item, Said)] for call in calls if call.child
+    ]
+    assert answers == [["first"], ["again"]]
+
+
+def test_what_was_forgotten_is_counted() -> None:
+    digest = "0" * 64
+    events = [happened("execution.output", number, **{"$sha256": digest}) for number in range(3)]
+    (root,) = folded([*events, happened("execution.output", 9, turn="m", text="later", kind="text")])
+    assert root.id == "ses_root"
+    for form in ("text", "markdown", "html"):
+        assert "3 records (forgotten)" in written([root], form).replace("\\", "")
+
+
+def test_sessions_that_hold_each_other_end() -> None:
+    made = [happened("lifecycle.session.created", session=f"s{n}") for n in range(20)]
+    made += [happened("agent.spawned", session=f"s{n}", child=f"s{n + 1}", call="c", turn="m") for n in range(19)]
+    made += [happened("agent.spawned", session="s19", child="s0"), happened("agent.spawned", session="s5", child="s5")]
+    made += [happened("lineage.linked", session="s0", parent="s7")]
+    made += [happened("agent.spawned", session="s5", child="s5", turn=f"m{n}") for n in range(300)]
+    made += [happened("execution.output", session="s5", turn=f"m{n}", text="t") for n in range(300)]
+    roots = folded(made)
+
+    def depth(turns: list[Turn]) -> int:
+        return 1 + max((depth(i.child.turns) for i in items(turns) if isinstance(i, Call) and i.child), default=0)
+
+    assert roots and max(depth(root.turns) for root in roots) <= MOST_DEPTH
+    for form in FORMS:
+        assert written(roots, form)
+
+
+TWO_FILES = "Index: /p/c\n--- c\n+++ c\n@@ -1 +1 @@\n-a\n+b\nIndex: /p/d\n--- d\n+++ d\n@@ -1 +1 @@\n--- x\n++++ y\n"
+
+
+def step(tool: str, given: object, **more: object) -> dict[str, Any]:
+    return {"tool": tool, "status": "completed", "input": given, **more}
+
+
+@pytest.mark.parametrize(
+    ("payload", "files"),
+    [
+        (step("write", {"filePath": "/p/a", "content": "x\ny"}, metadata={"exists": False}), [("a", 2, 0, "new")]),
+        (step("write", {"filePath": "/p/a", "content": "x"}, metadata={"exists": True}), [("a", 1, 0, "replace")]),
+        (step("edit", {"filePath": "/p/b", "oldString": "1\n2", "newString": "1\n3"}), [("b", 1, 1, "edit")]),
+        (step("edit", {"filePath": "/q/b", "oldString": "--- a", "newString": ""}), [("/q/b", 0, 1, "edit")]),
+        (
+            step("multiedit", {"filePath": "/p/b", "edits": [{"oldString": "1", "newString": "2"}, None]}),
+            [("b", 1, 1, "edit")],
+        ),
+        (
+            step(
+                "apply_patch",
+                {"patchText": "*** Begin Patch"},
+                metadata={"diff": TWO_FILES},
+            ),
+            [("c", 1, 1, "edit"), ("d", 1, 1, "edit")],
+        ),
+        (step("patch", {"patchText": "*** Update File: a\n+x"}), [("", 1, 0, "edit")]),
+        (step("bash", {"command": "rm a"}), []),
+        (step("edit", 7, metadata=[]), []),
+        ({**step("write", {"filePath": "/p/a", "content": "x"}), "status": "error"}, []),
+    ],
+)
+def test_what_a_call_changed(payload: dict[str, Any], files: list[tuple[Any, ...]]) -> None:
+    found = diffs_of(payload, "/p")
+    assert [(diff.file, diff.additions, diff.deletions, diff.how) for diff in found] == files
+
+
+@pytest.mark.parametrize("name", [DEMO, "permission_child", "question_replied", "revert", "write_edit", "command"])
+def test_a_field_of_any_other_type_ends_nothing(name: str) -> None:
+    chance = random.Random(name)
+    events = recorded(name)
+    for _ in range(25):
+        roots = folded([bent(event, chance) for event in events])
+        for form in FORMS:
+            written(roots, form)
+
+
+def bent(event: StreamEvent, chance: random.Random) -> StreamEvent:
+    """The event with some of its payload, at any depth, of another type or gone."""
+    strange: list[Any] = [None, 7, True, "", "x" * 40, [], {}, [[1]], {"a": None}, -1, 1e300, 2**60, ["a", {}]]
+
+    def bend(value: Any) -> Any:
+        if chance.random() < 0.06:
+            return chance.choice(strange)
+        if isinstance(value, dict):
+            return {key: bend(inner) for key, inner in value.items() if chance.random() > 0.02}
+        return [bend(inner) for inner in value] if isinstance(value, list) else value
+
+    payload = json.loads(json.dumps(event.payload))
+    return StreamEvent.trusted({**event.fields(), "payload": {key: bend(value) for key, value in payload.items()}})
