@@ -29,6 +29,7 @@ _LINK, _CAPTURE = "bridge/opencode/link", "bridge/opencode/capture"
 _CAPTURE_2 = "bridge/opencode/capture/v2"
 _NATS = ("bridge/nats", "bridge/nats/jetstream", "bridge/nats/l0", "bridge/nats/mirror")
 _JETSTREAM = "bridge/nats/jetstream"
+_ROOMS = tuple(f"sidecar/{room}" for room in ("agents", "background", "care", "install", "link", "mirror", "record"))
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "streams": (),
@@ -91,7 +92,10 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _JETSTREAM,
         _LINK,
         "sidecar",
-        *(f"sidecar/{room}" for room in "agents background care install link mirror read record".split()),
+        *(
+            f"sidecar/{room}"
+            for room in ["agents", "background", "care", "install", "link", "mirror", "read", "record"]
+        ),
     ),
     "sidecar": (
         *_STREAMS,
@@ -99,7 +103,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _LINK,
         _CAPTURE,
         "bridge/opencode/redact",
-        *(f"sidecar/{room}" for room in "agents background care install link mirror record".split()),
+        *_ROOMS,
     ),
 }
 """Which folders of ours each folder may import, next to itself. Nothing above ``streams/log`` knows a backend.

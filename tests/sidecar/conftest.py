@@ -12,7 +12,7 @@ from tests.sidecar import life
 from tests.sidecar.checking import make_healthy
 from tests.sidecar.cli.helpers import ROOT, run
 
-AGENTS = ROOT / "tests" / "sidecar" / "runtime" / "agents.py"
+AGENTS = ROOT / "tests" / "sidecar" / "agents" / "agents.py"
 
 
 @pytest.fixture

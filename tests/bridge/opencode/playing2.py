@@ -94,7 +94,7 @@ class Player2:
                 self.answer(session, origin)
 
     def compare(self, session: str, origin: Origin, *, is_import: bool = False, is_active: bool = False) -> int:
-        """Compare a session with all of its messages, as ``sidecar/record/opencode2/history.py`` does; return how many records
+        """As ``sidecar/record/opencode2/history.py``: compare a session with its messages; return how many records
         were rebuilt."""
         told = self.told.get(session)
         if told is None or told["info"] is None:

@@ -19,10 +19,10 @@ from sidecar.notify_config import NotifyConfig
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.stores.memory import MemoryStore
-from tests.sidecar.background.receiver import SECRET, Receiver
-from tests.sidecar.background.support import Bench, Script, bench
 from tests.sidecar.agents.kinds import Clock, Crash
 from tests.sidecar.agents.support import until
+from tests.sidecar.background.receiver import SECRET, Receiver
+from tests.sidecar.background.support import Bench, Script, bench
 
 # apprise imports `imghdr`, which Python 3.11 says will go.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")

@@ -27,11 +27,11 @@ from sidecar.read.select import open_reader
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.real.opencode import free_port
+from tests.sidecar.agents.kinds import Clock
+from tests.sidecar.agents.support import until
 from tests.sidecar.background.receiver import Receiver
 from tests.sidecar.background.support import PLAIN, bench
 from tests.sidecar.background.test_people import Host, asks
-from tests.sidecar.agents.kinds import Clock
-from tests.sidecar.agents.support import until
 
 # apprise imports `imghdr`, which Python 3.11 says will go.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")

@@ -13,8 +13,8 @@ from sidecar.agents.effects.policy import Effect
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.people.checkpoints import ANSWER, CHECKPOINT, NAME, CheckpointAgent, checkpoint_id
 from streams.stores.memory import MemoryStore
-from tests.sidecar.background.support import Bench, Script, bench
 from tests.sidecar.agents.support import until
+from tests.sidecar.background.support import Bench, Script, bench
 
 PHANTOM, CHILD, PARENT = "ses_phantom", "ses_child", "ses_parent"
 ASKED = checkpoint_id(CHILD, "per_1")

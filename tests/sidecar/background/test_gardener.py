@@ -16,8 +16,8 @@ from sidecar.config import ConfigError, load_config
 from sidecar.gardener_config import GardenerConfig
 from streams.event import StreamEvent
 from streams.stores.memory import MemoryStore
-from tests.sidecar.background.support import Script, bench
 from tests.sidecar.agents.kinds import Clock
+from tests.sidecar.background.support import Script, bench
 
 DAY = 24 * 3_600_000
 

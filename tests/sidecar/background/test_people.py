@@ -21,9 +21,9 @@ from sidecar.link.caller import PEER, Caller, Peer
 from sidecar.notify_config import NotifyConfig
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from tests.sidecar.background.support import PLAIN, Bench, bench
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.agents.support import records
+from tests.sidecar.background.support import PLAIN, Bench, bench
 
 
 class Host:

@@ -29,10 +29,10 @@ from sidecar.notify_config import NotifyConfig
 from streams.identity import seeded_identity
 from streams.lineage import trace_id
 from streams.log.log import Log
-from tests.sidecar.cli.helpers import run
-from tests.sidecar.background.support import Bench, bench
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.agents.support import agents, records
+from tests.sidecar.background.support import Bench, bench
+from tests.sidecar.cli.helpers import run
 from tests.sidecar.support import running, start
 
 PARENT = "ses_parent"

@@ -11,10 +11,10 @@ from sidecar.home import Home
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.stores.directory import Backend
-from tests.sidecar.cli.helpers import make_home
-from tests.sidecar.cli.processes import Process
 from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.support import command, running, steps
+from tests.sidecar.cli.helpers import make_home
+from tests.sidecar.cli.processes import Process
 
 NAMES = (
     "chat",

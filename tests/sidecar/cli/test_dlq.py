@@ -11,9 +11,9 @@ from sidecar.agents.inputs import Command
 from sidecar.home import Home
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from tests.sidecar.cli.helpers import run
 from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.support import running
+from tests.sidecar.cli.helpers import run
 
 
 async def _bury(store: Path) -> None:

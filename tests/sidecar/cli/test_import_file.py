@@ -18,10 +18,10 @@ from sidecar.home import Home
 from sidecar.record import history
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
+from tests.sidecar.agents.agents import Watcher
 from tests.sidecar.cli.helpers import append, make_home, run, run_and_stop
 from tests.sidecar.cli.test_top import NOW, intent, made_by
 from tests.sidecar.life import end_sidecars
-from tests.sidecar.agents.agents import Watcher
 from tests.streams.builders import event
 
 NAMES = ("task_child", "permission_child", "compaction_manual")

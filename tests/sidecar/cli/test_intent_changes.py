@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sidecar.background.worktrees.worktrees import MAX_DIFF, Worktree, Worktrees
+from tests.sidecar.background.projects import ID, repository, write
 from tests.sidecar.cli.helpers import append, run
 from tests.sidecar.cli.test_top import NOW, intent
-from tests.sidecar.background.projects import ID, repository, write
 
 
 async def _work(project: Path, home: Path) -> tuple[Worktree, dict[str, Any]]:

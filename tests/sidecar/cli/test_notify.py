@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sidecar.cli.helpers import run, run_and_stop
 from tests.sidecar.background.receiver import SECRET, Receiver
+from tests.sidecar.cli.helpers import run, run_and_stop
 
 
 def configured(home: Path, *urls: str) -> Path:

@@ -14,9 +14,9 @@ from sidecar.background.intents.intents import IntentAgent
 from sidecar.home import Home
 from streams.identity import seeded_identity
 from streams.log.log import Log
+from tests.sidecar.agents.agents import Counter
 from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import run
-from tests.sidecar.agents.agents import Counter
 
 SPEC = "tests.sidecar.agents.agents:Counter"
 

@@ -36,9 +36,9 @@ from streams.store import Record
 from streams.stores.directory import Backend
 from tests.mirrors import unsynced
 from tests.nats_servers import RealServer, real_server
+from tests.sidecar.agents.test_crashes import check_commands, check_effects
 from tests.sidecar.mirror import killed_process
 from tests.sidecar.mirror.killed_process import AGENT, CONSUMER, PLACES, Place
-from tests.sidecar.agents.test_crashes import check_commands, check_effects
 from tests.streams.opened import collect
 from tests.streams.sizes import size
 from tests.torture.figures import note, seeded

@@ -24,9 +24,9 @@ from streams.stores.memory import MemoryStore
 from streams.trace import parse_traceparent
 from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, mirroring, read_independently, unsynced
 from tests.nats_servers import VERSIONS, RealServer, real_server, until
-from tests.sidecar.mirror.test_commands import consuming, empty
 from tests.sidecar.agents.agents import Counter, Other
 from tests.sidecar.agents.support import command, records, running, state
+from tests.sidecar.mirror.test_commands import consuming, empty
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
