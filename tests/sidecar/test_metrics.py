@@ -185,7 +185,7 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path:
 async def test_an_agents_commands_are_counted_under_its_name(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
-    agents = REPOSITORY / "tests" / "sidecar" / "runtime" / "agents.py"
+    agents = REPOSITORY / "tests" / "sidecar" / "agents" / "agents.py"
     home.config_path.write_text(f'[worker]\nagents = ["{agents}:Counter"]\n')
     process = start(home)
     try:
