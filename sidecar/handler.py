@@ -79,7 +79,6 @@ class Sidecar:
     # --- what the link server calls ---
 
     async def opened(self, link: ShimConnection) -> None:
-        """See ``links.Handler``."""
         self._ingest.opened(link)
         if service := link.identity.service:
             self._services.opened(_origin(link), service, link.identity.scope, link.last_seq)
@@ -100,18 +99,15 @@ class Sidecar:
         self._nats.deltas(items)
 
     async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
-        """See ``links.Handler``."""
         if self.tools is None:
             raise CallError("unavailable", "this sidecar has no tools")
         return await self.tools.call(link, name, args, context)
 
     async def ready(self, link: ShimConnection) -> None:
-        """See ``links.Handler``."""
         if self.durable is not None:
             await self.durable.observe(link)
 
     async def closed(self, link: ShimConnection) -> None:
-        """See ``links.Handler``."""
         self._ingest.closed(link)
         self._services.closed(_origin(link))
         self._spools.wake()

@@ -138,12 +138,10 @@ class Worker:
     # --- start and stop ---
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``."""
         await self.runtime.start()
         stack.push_async_callback(self.runtime.close)
 
     def owes(self) -> bool:
-        """See ``Component``."""
         return self.runtime.owes()
 
     # --- requests ---

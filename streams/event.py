@@ -1,7 +1,6 @@
 """The one event envelope, ``StreamEvent``.
 
-The envelope unites the EventEnvelope V1 of seed 003 with the envelope of seed 004, 2.1. Unknown fields survive a round
-trip, so an event from a newer writer is readable and keeps its bytes. This module does no I/O and reads no clock.
+Unknown fields survive a round trip, so an event from a newer writer is readable and keeps its bytes. This module does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class _Value:
 
 
 class Source(_Value):
-    """Who made the event: the ``agent``, and the ``adapter`` it came through (seed 003)."""
+    """Who made the event: the ``agent``, and the ``adapter`` it came through."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The only source of wall clock, randomness and ULIDs (seed 003, "Deterministic Execution").
+"""The only source of wall clock, randomness and ULIDs.
 
 All other code asks an ``Identity``. A test or a deterministic run injects a seeded one and gets the same ids and times
 every time.

@@ -8,8 +8,6 @@ after every restart::
 
 A session whose parent is not yet known is *unknown*, never *root*: it gets a separate stream, and a later
 ``lineage.linked`` record joins that stream to the parent's. Records never move; readers follow the link.
-
-Source: seed 004, 3.1 ("The Session is the Stream"); FEATURES F5.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A projection is a pure fold over records: state in, record in, state out.
 
 A projection's state is plain JSON, so its canonical bytes and hash are the same wherever the same records are replayed.
-
-Source: seed 004, 1 ("Projection-Based State"); seed 003, "Replay Determinism".
 """
 
 from __future__ import annotations
@@ -33,9 +31,7 @@ class Projection(Protocol):
 class KeepsSnapshots(Protocol):
     """Where snapshots are kept: a ``StreamStore``, or a reader."""
 
-    async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``."""
-        ...
+    async def snapshot(self, name: str, version: int) -> Snapshot | None: ...
 
 
 async def resume(

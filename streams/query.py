@@ -1,7 +1,4 @@
-"""Filters across streams. Pure: a filter decides whether an event matches.
-
-Source: seed 004, 2.2 (``query(filter)``).
-"""
+"""Filters across streams. Pure: a filter decides whether an event matches."""
 
 from __future__ import annotations
 

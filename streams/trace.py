@@ -2,8 +2,6 @@
 
 ``streams.lineage`` derives spans from names, never at random, so a message that is published again, or
 by another home, has the same trace. A causal chain keeps its trace id; each hop has its own span.
-
-Source: W3C Trace Context, level 1, 3.2; seed 002, 3 ("Trace"); FEATURES C12, C26-C29.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layer rule (DESIGN 4; FEATURES R1, R3): what each package may import, and the source of time and randomness.
+"""The layer rule: what each package may import, and the source of time and randomness.
 
 Only a file's syntax tree counts: all import statements at any depth, and every use of a name.
 """

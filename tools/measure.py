@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 PRODUCT = ("streams", "bridge", "sidecar", "plugin-shim/src")
 TESTS = ("tests", "plugin-shim/test")
@@ -32,7 +32,7 @@ def read(revision: str | None, below: tuple[str, ...], *endings: str) -> Iterato
             if revision:
                 yield PurePath(name), _git("show", f"{revision}:{name}")
             else:
-                with open(name, encoding="utf-8") as file:
+                with Path(name).open(encoding="utf-8") as file:
                     yield PurePath(name), file.read()
 
 

@@ -4,8 +4,6 @@ No foreign text can end a header or begin another: header names consist of lette
 consist of printable ASCII, and ``header_text`` encodes free text.
 
 Times in headers are decimal milliseconds since 1970, UTC, as everywhere else.
-
-Source: seed 002, 3; corrections in FEATURES ("A generated ``traceparent`` is marked as generated and counted").
 """
 
 from __future__ import annotations

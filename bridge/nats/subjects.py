@@ -11,8 +11,6 @@
 stay dots, so that ``execution.>`` is a valid filter. A token consists only of
 ``A-Za-z0-9_-~`` and ``%``, so no name can add a token, a wildcard, white
 space or a line to a subject.
-
-Source: seed 002, 1; seed 000, "Streams"; DESIGN 9.
 """
 
 from __future__ import annotations
@@ -187,7 +185,7 @@ def commands_pattern(project: str, workspace: str, agent: str) -> str:
 
 
 def consumer_name(agent: str) -> str:
-    """The name of an agent's durable pull consumer, ``{agent}_consumer`` (seed 000); at most ``MAX_TOKEN`` long."""
+    """The name of an agent's durable pull consumer, ``{agent}_consumer``; at most ``MAX_TOKEN`` long."""
     token, limit = escape(agent), MAX_TOKEN - len(_CONSUMER)
     if len(token) > limit:
         token = _shorten(token, agent.encode("utf-8", "surrogatepass"), limit)
@@ -256,7 +254,7 @@ def l0_pattern(
     suffix: str | None = None,
     ver: str = PROTOCOL_VERSION,
 ) -> str:
-    """The pattern for L0 subjects (seed 002's ``subject_pattern``); ``None`` matches any.
+    """The pattern for L0 subjects; ``None`` matches any.
 
     ``suffix`` may end in ``.>`` or contain ``*`` tokens. A pattern never spans
     versions, because their payloads differ.

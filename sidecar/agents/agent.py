@@ -10,8 +10,6 @@ What ``receive`` returns, each as a dictionary:
 * ``{"to": "cleaner", "type": "tidy", "payload": {...}}``: a command for another agent.
 * ``{"effect": "http.post", "payload": {...}}``: an action on the outside world; its
   result comes back as an ``effect.completed`` or ``effect.failed`` event.
-
-Source: seed 003, "Agent Runtime Adapter (ARA) Contract"; DESIGN 10.
 """
 
 from __future__ import annotations

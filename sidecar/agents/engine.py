@@ -7,8 +7,6 @@ are waiting together share one batch.
 ``apply`` runs before the commit, so that the next input of the same batch sees the new state, and so that an agent that
 cannot apply its own output fails before anything is recorded. Nothing leaves the engine before the commit. If the
 commit fails, the engine re-reads the agent's state from the log.
-
-Source: seed 000, "Reliability & Idempotency Protocol", with the correction in FEATURES; DESIGN 10.
 """
 
 from __future__ import annotations

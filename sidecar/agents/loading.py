@@ -86,12 +86,10 @@ class UserAgent:
 
     @property
     def name(self) -> str:
-        """See ``Agent``."""
         return self._name
 
     @property
     def events(self) -> Sequence[str]:
-        """See ``Agent``."""
         return self._events
 
     @property
@@ -100,11 +98,9 @@ class UserAgent:
         return False
 
     def receive(self, event: StreamEvent) -> list[Output]:
-        """See ``Agent``."""
         return outputs_of(self._agent.receive(_plain(event)))
 
     def apply(self, event: StreamEvent) -> None:
-        """See ``Agent``."""
         if hasattr(self._agent, "apply"):
             self._agent.apply(_plain(event))
 
@@ -117,7 +113,6 @@ class UserAgent:
         return {name: value for name, value in vars(self._agent).items() if not name.startswith("_")}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """See ``Agent``."""
         self._agent = self._new()
         if state is None:
             return
@@ -191,15 +186,12 @@ class UserEffect:
 
     @property
     def effect_class(self) -> EffectClass:
-        """See ``EffectKind``."""
         return self._class
 
     async def run(self, effect: Effect, key: str) -> Any:
-        """See ``EffectKind``."""
         return await self._run(effect.args, key)
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``."""
         ask = getattr(self._run, "reconcile", None)
         found = await ask(effect.args, key) if ask is not None else None
         if not isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""What the runtime counts (seed 003, "Metrics Emission"). The composition root decides how the counts are exported."""
+"""What the runtime counts. The composition root decides how the counts are exported."""
 
 from __future__ import annotations
 

@@ -8,8 +8,6 @@ None of the three checks proves purity, but together they catch accidents:
   change the state, and the state must survive a snapshot.
 
 Do not use this module in a running sidecar, because the second check affects the whole process while it is running.
-
-Source: seed 003, "Pure Receive Function", "Deterministic Execution"; FEATURES R3, R6-R8.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ sidecar.
 For each input, the replay compares what ``receive`` returns (type and payload of each event, command and effect) and
 the hash of the state after the input. The replay also compares the stored snapshot with the state at the snapshot's
 offset. A replay ends at the first difference, because everything later depends on what differs.
-
-Source: seed 003, "Replay Determinism"; FEATURES R15.
 """
 
 from __future__ import annotations

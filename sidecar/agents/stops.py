@@ -1,8 +1,6 @@
 """The points at which a test ends the process: every step between a message's arrival and its acknowledgement.
 
 The builder of the runtime injects a ``Stop``, which does nothing outside of tests.
-
-Source: RELIABILITY 10; FEATURES F2.
 """
 
 from __future__ import annotations

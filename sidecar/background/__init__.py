@@ -1,1 +1,1 @@
-"""Orchestration: intents that outlive every process, phantom sessions, and notices that provably arrive (seed 004)."""
+"""Orchestration: intents that outlive every process, phantom sessions, and notices that provably arrive."""

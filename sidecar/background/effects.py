@@ -42,7 +42,6 @@ class Create(_Kind):
     ``{"session": id}``, or ``absent`` if the intent waits for an OpenCode."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         args = effect.args
         try:
             if known := args.get("session"):
@@ -62,7 +61,6 @@ class Create(_Kind):
         return {"session": session}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``."""
         args = effect.args
         if args.get("session"):
             return NotDone()
@@ -84,7 +82,6 @@ class Prompt(_Kind):
         self._said = said
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         args = effect.args
         text = self._said.restore(args.get("said", ""), args["text"])
         try:
@@ -105,7 +102,6 @@ class Prompt(_Kind):
         return {} if sent else {"held": True}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``."""
         args = effect.args
         held = await self._host.holds(args["session"], key, directory=args["directory"], pid=args.get("pid"))
         return Done({"held": True}) if held else NotDone()
@@ -116,7 +112,6 @@ class Abort(_Kind):
     because OpenCode had already accepted its prompt."""
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         session, directory = effect.args["session"], effect.args["directory"]
         await self._host.abort(session, directory=directory)
         for _ in range(LATE_LOOKS if effect.args.get("late") else 0):
@@ -126,7 +121,6 @@ class Abort(_Kind):
         return {}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``."""
         return NotDone()
 
 
@@ -144,7 +138,6 @@ class Wake(_Kind):
         self._said = said
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         args = effect.args
         session = args["session"]
         status = await self._host.status(session)
@@ -181,13 +174,11 @@ class Check(_Kind):
     effect_class: EffectClass = "safe"
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         args = effect.args
         look = await self._host.look(args["session"], directory=args["directory"])
         return {**look._asdict(), **{name: args[name] for name in CHECKED if name in args}}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``."""
         return NotDone()
 
 

@@ -7,8 +7,6 @@ a message. The gardener starts another agent for the same session only after the
 ``calm``. Steps of the gardener's own agents, and of agents that these start, never count.
 
 Off by default: ``[gardener] enabled = true``.
-
-Source: seed 004, 4.3; FEATURES D5e, D23, D26.
 """
 
 from __future__ import annotations
@@ -82,7 +80,6 @@ class GardenerAgent(OwnAgent[State]):
 
     @property
     def events(self) -> tuple[str, ...]:
-        """See ``Agent``."""
         return (
             "lifecycle.session.created",
             "lifecycle.session.resumed",
@@ -96,7 +93,6 @@ class GardenerAgent(OwnAgent[State]):
     # --- deciding ---
 
     def receive(self, event: StreamEvent) -> list[Output]:
-        """See ``Agent``."""
         given, own = event.payload, self.data.own
         session = str(given.get("session"))
         match event.type:
@@ -152,7 +148,6 @@ class GardenerAgent(OwnAgent[State]):
     # --- remembering ---
 
     def apply(self, event: StreamEvent) -> None:
-        """See ``Agent``."""
         given, data = event.payload, self.data
         if event.type == "gardener.own":
             data.own = [*data.own, given["id"]][-KEPT:]

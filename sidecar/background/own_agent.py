@@ -29,16 +29,13 @@ class OwnAgent(Generic[S]):
         self._kind: Any = kind
 
     def health(self) -> HealthStatus:
-        """See ``Agent``."""
         return READY
 
     def state(self) -> dict[str, Any]:
-        """See ``Agent``."""
         dumped: dict[str, Any] = _adapter(self._kind).dump_python(self.data, mode="json")
         return dumped
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """See ``Agent``."""
         self.data = self._kind() if state is None else _adapter(self._kind).validate_python(state)
 
 

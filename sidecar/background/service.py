@@ -1,7 +1,4 @@
-"""Orchestration in the sidecar: the façade ``DurableStream``, the requests of the command line, and the clock.
-
-Source: seed 004, 2.3 (``observe``, ``registerIntent``, ``resume``).
-"""
+"""Orchestration in the sidecar: the façade ``DurableStream``, the requests of the command line, and the clock."""
 
 from __future__ import annotations
 
@@ -164,7 +161,6 @@ class DurableStream:
         self.people.attach(runtime)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``."""
         await asyncio.to_thread(write_tools, self._home, self._config.tools)
         await self.people.start(stack)
         await self.resume()
@@ -214,15 +210,13 @@ class DurableStream:
     # --- what making a worktree asks; see ``Asker`` ---
 
     async def variables(self, intent: str) -> Mapping[str, str]:
-        """See ``Asker``."""
         known: Intent = self.data.intents[intent]
         return await self.host.variables(known.parent, known.directory, known.environment)
 
     def is_wanted(self, intent: str) -> bool:
-        """See ``Asker``."""
         return intent in self.data.intents and self.data.intents[intent].state == "starting"
 
-    # --- seed 004: observe, register_intent, resume ---
+    # --- observe, register_intent, resume ---
 
     async def observe(self, link: Any) -> None:
         """Handle a new link of an OpenCode: deliver what is waiting for its sessions, and check whether work in these
@@ -322,7 +316,6 @@ class DurableStream:
         return found
 
     def asked(self, session: str, mark: str) -> Asked | None:
-        """See ``Asks``."""
         return causes.asked(self.data, session, mark)
 
     def _environment(self, work: str) -> str:

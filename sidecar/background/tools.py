@@ -2,8 +2,6 @@
 
 OpenCode validates nothing, so every call is checked here. The file ``tools.json`` in the home tells the plugin what to
 register; the plugin reads this file when it loads.
-
-Source: seed 004, 5 ("Migrate Tools"); DESIGN 11.
 """
 
 from __future__ import annotations

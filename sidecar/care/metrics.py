@@ -121,35 +121,27 @@ class SidecarMetrics:
         return generate_latest(_WithoutCreationTimes(self.registry))
 
     def received(self, agent: str, count: int = 1) -> None:
-        """See ``Metrics``."""
         self._received.labels(self._agent(agent)).inc(count)
 
     def processed(self, agent: str, seconds: float) -> None:
-        """See ``Metrics``."""
         self._processing.labels(self._agent(agent)).observe(seconds * 1000)
 
     def emitted(self, agent: str, count: int) -> None:
-        """See ``Metrics``."""
         self._emitted.labels(self._agent(agent)).inc(count)
 
     def duplicate(self, agent: str) -> None:
-        """See ``Metrics``."""
         self._duplicates.labels(self._agent(agent)).inc()
 
     def failed(self, agent: str) -> None:
-        """See ``Metrics``."""
         self._failures.labels(self._agent(agent)).inc()
 
     def dead(self, agent: str) -> None:
-        """See ``Metrics``."""
         self._dead.labels(self._agent(agent)).inc()
 
     def retried(self, kind: str) -> None:
-        """See ``Metrics``."""
         self._retries.labels(kind if kind in self._kinds else OTHER).inc()
 
     def committed(self, seconds: float, events: int) -> None:
-        """See ``Metrics``."""
         self._commit.observe(seconds * 1000)
         self._batch.observe(events)
 

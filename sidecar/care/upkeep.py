@@ -318,7 +318,6 @@ class Upkeep:
         return done
 
     async def streams_beside(self, streams: Sequence[str], sessions: Sequence[str]) -> set[str]:
-        """See ``retaining.streams_beside``."""
         catalog = await self._caught_up_catalog()
         return retaining.streams_beside(catalog.lineage.sessions, streams, sessions)
 

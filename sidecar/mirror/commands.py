@@ -8,8 +8,6 @@ An agent's failure counts as an attempt; after the last attempt, the command bec
 be written, a command waits and its deadline is extended, because an outage must not turn commands into dead letters.
 For the same reason the server has no delivery limit. With a limit, a message would stay on the server forever, without
 another delivery, if the writing of its dead letter was interrupted.
-
-Source: seed 000, "Consumers", "Dead Letter Queue"; DESIGN 9; FEATURES J3-J17.
 """
 
 from __future__ import annotations

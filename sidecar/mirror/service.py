@@ -84,7 +84,6 @@ class NatsService:
         """The connection, shared by all publishers; ``None`` while ``[nats]`` is off or unusable."""
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``."""
         stack.push_async_callback(self.close)
         self.open()
 

@@ -7,8 +7,6 @@ log, with the times at which the turns happened. Turns before the log's first me
 --opencode``.
 
 For OpenCode 2, see ``sidecar/record/opencode2/history.py``.
-
-Source: seed 004, 2.3 (``resume``); DESIGN 11.
 """
 
 from __future__ import annotations
@@ -54,8 +52,6 @@ class BackFill:
         self._seqs = count(1)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``."""
-
         async def stop() -> None:
             for task in self._tasks:
                 task.cancel()

@@ -102,7 +102,6 @@ class Ingest:
         self._finisher = asyncio.create_task(self._finish_in_order())
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``."""
         stack.push_async_callback(self.close)
 
     def owes(self) -> bool:

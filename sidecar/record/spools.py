@@ -2,7 +2,7 @@
 
 A running shim empties its spool itself, over its link. A spool whose process is dead, or that its shim has left behind
 (which its name shows), is recorded here and then deleted. If the shim had already sent part of the spool, the events'
-keys prevent duplicates. Source: ``docs/protocol.md``.
+keys prevent duplicates.
 """
 
 from __future__ import annotations

@@ -33,7 +33,6 @@ class SpoolWatch:
         self._is_uncertain = False
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``."""
         in_background(stack, self._watch())
 
     def owes(self) -> bool:

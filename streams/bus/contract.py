@@ -15,8 +15,6 @@ What every bus does (``tests/streams/bus_contract.py``):
   up others; after the last attempt the message becomes a dead letter.
 
 So delivery is at least once, and a handler should record its work under a key.
-
-Source: seed 003, "Bus Specification"; seed 002, 6; DESIGN 10.
 """
 
 from __future__ import annotations

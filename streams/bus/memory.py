@@ -1,7 +1,4 @@
-"""The event bus in memory: for one process, for tests, and for deterministic runs. No I/O.
-
-Source: seed 003, "InMemoryBus Operation".
-"""
+"""The event bus in memory: for one process, for tests, and for deterministic runs. No I/O."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ class _Group:
 class MemoryEventBus:
     """``EventBus`` in memory: its messages are lost when the process ends.
 
-    ``publish`` waits until every matching subscription has tried the message once (seed 003), successfully or not. A
+    ``publish`` waits until every matching subscription has tried the message once, successfully or not. A
     handler that publishes does not wait, because it could wait for itself forever. With ``waits=False``, ``publish``
     returns at once, as it does on a server. The oldest messages and message ids beyond ``keep`` are forgotten, handled
     or not. ``sleep`` waits for a back-off.
@@ -104,7 +101,6 @@ class MemoryEventBus:
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> Published:
-        """See ``EventBus.publish``."""
         published, first_attempts = self._keep_message(subject, body, headers or {}, message_id)
         if self._waits and first_attempts and _HANDLED_BY.get() is not self:
             # Use ``asyncio.wait``, which does not cancel the handlers' futures when the publisher is cancelled.
@@ -151,7 +147,6 @@ class MemoryEventBus:
         start: Start = "new",
         redelivery: Redelivery | None = None,
     ) -> MemorySubscription:
-        """See ``EventBus.subscribe``."""
         self._check_open()
         check_subscription(pattern, durable)
         group = self._durables.get(durable) if durable is not None else None
@@ -172,7 +167,6 @@ class MemoryEventBus:
         return subscription
 
     async def close(self) -> None:
-        """See ``EventBus.close``."""
         self._closed = True
         running = [instance for group in self._groups for instance in list(group.instances)]
         for instance in running:
@@ -296,7 +290,6 @@ class MemorySubscription:
         self.group.work.set()
 
     async def cancel(self) -> None:
-        """See ``Subscription.cancel``."""
         self.stop()
         if asyncio.current_task() is not self._task:
             await asyncio.wait([self._task])

@@ -3,8 +3,6 @@
 A subject is tokens joined by dots. In a pattern the token ``*`` stands for any
 one token, and ``>``, allowed only at the end, stands for one or more. Nothing else is special,
 and a ``*`` inside a longer token is refused rather than taken literally.
-
-Source: seed 002, 1 and 2.1; seed 003, "InMemoryBus Operation".
 """
 
 from __future__ import annotations

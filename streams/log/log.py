@@ -3,8 +3,6 @@
 ``Log`` owns the store's directory: it takes the lock, opens the backend that
 ``store.json`` names, and can migrate to another one while appends continue.
 ``streams/log/reader.py`` can read the log at the same time, even from another process.
-
-Source: seed 004, 2.2 (one interface, jsonl first, then SQLite).
 """
 
 from __future__ import annotations
@@ -167,7 +165,6 @@ class Log(KeepsHints):
 
     @property
     def head(self) -> int:
-        """See ``StreamReader.head``."""
         return self._backend.head
 
     @property
@@ -176,23 +173,18 @@ class Log(KeepsHints):
         return self._differences + self._backend.differences
 
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        """See ``StreamReader.read``."""
         return read_wherever(lambda: self._backend, lambda backend, _: backend.read(stream_id, from_offset=from_offset))
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """See ``StreamReader.read_all``."""
         return read_wherever(lambda: self._backend, lambda backend, last: backend.read_all(after=max(after, last)))
 
     def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``."""
         return read_wherever(lambda: self._backend, lambda backend, _: backend.query(wanted))
 
     async def find(self, idempotency_key: str) -> Record | None:
-        """See ``StreamReader.find``."""
         return await ask_wherever(lambda: self._backend, lambda backend: backend.find(idempotency_key))
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
-        """See ``StreamStore.find_each``."""
         return await ask_wherever(lambda: self._backend, lambda backend: backend.find_each(idempotency_keys))
 
     async def append(
@@ -232,11 +224,9 @@ class Log(KeepsHints):
             self._waiting -= 1
 
     async def sizes(self) -> list[StreamSize]:
-        """See ``StreamStore.sizes``."""
         return await self._backend.sizes()
 
     async def removed(self) -> dict[str, StreamRemoval]:
-        """See ``StreamReader.removed``."""
         return await self._backend.removed()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:

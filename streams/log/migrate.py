@@ -11,8 +11,6 @@ damaged in the meantime. The old store stays as it was at the switch until it is
 the old store, because migrating back makes a new copy.
 
 A log from which records were pruned or forgotten stays in sqlite.
-
-Source: seed 004, 2.3 (jsonl v1, SQLite v2); FEATURES D9, F8, U32.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A stream is pruned as a whole, because it is a session, and half a session is of no use. A stream that is still needed
 stays, even if its removal was requested, and the plan says so.
-
-Source: DESIGN, "Store contract" (prune); FEATURES U10 (retention, size cap).
 """
 
 from __future__ import annotations

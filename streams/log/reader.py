@@ -80,19 +80,15 @@ class LogReader:
         return isinstance(self._backend(), SqliteReader)
 
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        """See ``StreamReader.read``."""
         return read_wherever(self._backend, lambda backend, _: backend.read(stream_id, from_offset=from_offset))
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """See ``StreamReader.read_all``."""
         return read_wherever(self._backend, lambda backend, last: backend.read_all(after=max(after, last)))
 
     def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``."""
         return read_wherever(self._backend, lambda backend, _: backend.query(wanted))
 
     async def find(self, idempotency_key: str) -> Record | None:
-        """See ``StreamReader.find``."""
         return await ask_wherever(self._backend, lambda backend: backend.find(idempotency_key))
 
     async def newest(
@@ -164,7 +160,6 @@ class LogReader:
         return None if (await self._backend().removal()).pending else found
 
     async def sizes(self) -> list[StreamSize]:
-        """See ``StreamStore.sizes``."""
         return await ask_wherever(self._backend, lambda backend: backend.sizes())
 
     async def is_removing(self) -> bool:
@@ -181,11 +176,9 @@ class LogReader:
         )
 
     async def removed(self) -> dict[str, StreamRemoval]:
-        """See ``StreamReader.removed``."""
         return await ask_wherever(self._backend, lambda backend: backend.removed())
 
     async def close(self) -> None:
-        """See ``StreamReader.close``."""
         if self._sqlite is not None:
             await self._sqlite.close()
 

@@ -66,21 +66,17 @@ class Hints:
         self._directory = store / "hints"
 
     def cursor(self, name: str) -> int:
-        """See ``StreamStore.cursor``."""
         found = self._read(f"cursor-{checked_name(name)}")
         return NOTHING if found is None else found.position
 
     def advance(self, name: str, position: int) -> None:
-        """See ``StreamStore.advance``."""
         self._write(f"cursor-{checked_name(name)}", Snapshot(1, position, b""))
 
     def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``."""
         found = self._read(f"snapshot-{checked_name(name)}")
         return found if found is not None and found.version == version else None
 
     def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        """See ``StreamStore.put_snapshot``."""
         self._write(f"snapshot-{checked_name(name)}", snapshot)
 
     def forget_after(self, position: int) -> None:
@@ -169,21 +165,17 @@ class KeepsHints:
     head: Any  # every store defines ``head`` as a property of type int
 
     async def cursor(self, name: str) -> int:
-        """See ``StreamStore.cursor``."""
         position = await asyncio.to_thread(self._hints.cursor, name)
         return position if position <= self.head else NOTHING
 
     async def advance(self, name: str, position: int) -> None:
-        """See ``StreamStore.advance``."""
         await asyncio.to_thread(self._hints.advance, name, position)
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``."""
         found = await asyncio.to_thread(self._hints.snapshot, name, version)
         return found if found is not None and found.position <= self.head else None
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        """See ``StreamStore.put_snapshot``."""
         await asyncio.to_thread(self._hints.put_snapshot, name, snapshot)
 
 

@@ -70,15 +70,12 @@ class MemoryStore:
 
     @property
     def head(self) -> int:
-        """See ``StreamReader.head``."""
         return len(self._records) - 1
 
     def next_position(self) -> int:
-        """See ``Tails``."""
         return len(self._records)
 
     def tail(self, stream_id: str) -> tuple[int, bytes]:
-        """See ``Tails``."""
         records = self._streams.get(stream_id)
         if records:
             return (records[-1].offset + 1, records[-1].hash)
@@ -86,7 +83,6 @@ class MemoryStore:
         return (0, GENESIS) if base is None else (base.offset, base.hash)
 
     def known(self, key: str) -> KnownRecord | None:
-        """See ``Tails``."""
         found = self._keys.get(key)
         if found is None:
             return None
@@ -111,40 +107,33 @@ class MemoryStore:
         return [as_record(answer) for answer in decided.answers]
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        """See ``StreamReader.read``."""
         records = self._streams.get(stream_id, [])
         for placed in records[max(from_offset - self._removal.first_offset(stream_id), 0) :]:
             if self._records[placed.position] is not None:
                 yield _stored(placed)
 
     async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """See ``StreamReader.read_all``."""
         for position in range(max(after + 1, 0), len(self._records)):
             placed = self._records[position]
             if placed is not None:
                 yield _stored(placed)
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``."""
         async for record in self.read_all():
             if wanted.matches(record.event):
                 yield record
 
     async def find(self, idempotency_key: str) -> Record | None:
-        """See ``StreamReader.find``."""
         found = self._keys.get(idempotency_key)
         return _stored(found) if isinstance(found, Placed) else None
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
-        """See ``StreamStore.find_each``."""
         return [await self.find(key) for key in idempotency_keys]
 
     async def removed(self) -> dict[str, StreamRemoval]:
-        """See ``StreamReader.removed``."""
         return self._removal.gone()
 
     async def sizes(self) -> list[StreamSize]:
-        """See ``StreamStore.sizes``."""
         tally = Tally()
         for placed in self._records:
             if placed is not None:
@@ -153,7 +142,6 @@ class MemoryStore:
         return tally.sizes()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
-        """See ``RetentionStore.prune``."""
         self._check_open()
         gone: list[Placed] = []
         bases: dict[str, Base] = {}
@@ -178,7 +166,6 @@ class MemoryStore:
         return Pruned(len(gone), sum(len(placed.encoded.canonical) for placed in gone), len(bases))
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
-        """See ``RetentionStore.forget``."""
         self._check_open()
         marks: dict[str, Mark] = {}
         records = saved = 0
@@ -220,28 +207,22 @@ class MemoryStore:
             raise StoreClosed("the store is closed", "open another one")
 
     async def cursor(self, name: str) -> int:
-        """See ``StreamStore.cursor``."""
         position = self._cursors.get(checked_name(name), NOTHING)
         return position if position <= self.head else NOTHING
 
     async def advance(self, name: str, position: int) -> None:
-        """See ``StreamStore.advance``."""
         self._cursors[checked_name(name)] = position
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``."""
         found = self._snapshots.get(checked_name(name))
         return found if found is not None and found.version == version and found.position <= self.head else None
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        """See ``StreamStore.put_snapshot``."""
         self._snapshots[checked_name(name)] = snapshot
 
     def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
-        """See ``StreamStore.subscribe``."""
         return self._live.follow(after, wanted)
 
     async def close(self) -> None:
-        """See ``StreamReader.close``."""
         self._closed = True
         self._live.close()

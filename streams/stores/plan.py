@@ -78,11 +78,9 @@ class StoredRecord:
         self._read = read
 
     def equals(self, encoded: Encoded) -> bool:
-        """See ``KnownRecord``."""
         return _body_of(self._read()) == encoded.body()
 
     def first(self, encoded: Encoded) -> Placed | Record:
-        """See ``KnownRecord``."""
         return self._read()
 
 
@@ -93,11 +91,9 @@ class PrunedRecord:
         self._entry = entry
 
     def equals(self, encoded: Encoded) -> bool:
-        """See ``KnownRecord``."""
         return self._entry.body == body_digest(encoded.body())
 
     def first(self, encoded: Encoded) -> Record:
-        """See ``KnownRecord``."""
         return Record(encoded.event, self._entry.offset, self._entry.position, self._entry.hash.hex())
 
 

@@ -1,4 +1,4 @@
-"""Secrets never reach the log (FEATURES U15): keys anywhere, and values under telling names."""
+"""Secrets never reach the log: keys anywhere, and values under telling names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sidecar, its shim and commands under a wall clock that jumps a year to and fro, or stands still (RELIABILITY 12).
+"""A sidecar, its shim and commands under a wall clock that jumps a year to and fro, or stands still.
 
 Timeouts measured by the wall clock would end links, wait for ever or become negative.
 """

@@ -1,4 +1,4 @@
-"""``serve --deterministic``: the same recording and seed give the same records; secrets stay secret (seed 003)."""
+"""``serve --deterministic``: the same recording and seed give the same records; secrets stay secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A suspended sidecar never writes beside another one, and there is always a way to end it (FEATURES U31).
+"""A suspended sidecar never writes beside another one, and there is always a way to end it.
 
 ``tests/torture/test_fencing.py`` does the same under load, ``tests/streams/test_fencing.py`` for the log alone.
 """

@@ -1,4 +1,4 @@
-"""The log's disk fills while a real shim sends to a real sidecar (RELIABILITY 6).
+"""The log's disk fills while a real shim sends to a real sidecar.
 
 The sidecar acknowledges nothing more, says why and exits; the shim's spool keeps new hooks; once there is space,
 everything is recorded once. The disk is a small separate one if this user may mount it; otherwise a sidecar starts

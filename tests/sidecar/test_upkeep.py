@@ -1,4 +1,4 @@
-"""The sidecar's data for quick starts and commands: snapshots equal a full replay (FEATURES D3)."""
+"""The sidecar's data for quick starts and commands: snapshots equal a full replay."""
 
 from __future__ import annotations
 

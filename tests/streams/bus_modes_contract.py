@@ -1,4 +1,4 @@
-"""How each kind of subject is kept, and what is sent with it: the same on every bus (seed 002, 3 and 6.3).
+"""How each kind of subject is kept, and what is sent with it: the same on every bus.
 
 Subclass ``BusModesContract`` and supply ``open_bus``; never copy a test.
 """

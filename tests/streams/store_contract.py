@@ -72,7 +72,7 @@ class StoreContract(HintsContract, ContentContract):
         answers = await asyncio.gather(*tasks)
         assert [records[0].position for records in answers] == list(range(100))
 
-    # Idempotency (seed 003, "Idempotency Check")
+    # Idempotency
 
     async def test_the_same_key_twice_is_one_record(self, store: StreamStore) -> None:
         first = await store.append([event("a")])
@@ -127,7 +127,7 @@ class StoreContract(HintsContract, ContentContract):
         assert sum(not records[0].duplicate for records in answers) == 1
         assert store.head == 0
 
-    # Expected offsets (seed 002, 4.1)
+    # Expected offsets
 
     async def test_expected_holds_only_at_the_right_offset(self, store: StreamStore) -> None:
         await store.append([event("a")], expected={"ses_a": 0})

@@ -1,4 +1,4 @@
-"""A clock that jumps (RELIABILITY 12): positions give the log's order, whatever the times.
+"""A clock that jumps: positions give the log's order, whatever the times.
 
 ``tests/sidecar/test_clock.py`` does the same to a whole sidecar and its commands.
 """

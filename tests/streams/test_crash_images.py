@@ -1,4 +1,4 @@
-"""Power loss (RELIABILITY 3): acknowledged records are there, whichever unsynced writes the disk kept.
+"""Power loss: acknowledged records are there, whichever unsynced writes the disk kept.
 
 Every change to a store's files is recorded while a script is played (appends over several segments, the head file,
 cursors, snapshots, a torn tail, moves between the backends with their change of the pointer, pruning,

@@ -157,7 +157,7 @@ async def test_a_log_without_store_json_is_refused_untouched(tmp_path: Path, sma
     assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records, "reading it harms nothing"
 
 
-# Symbolic links (RELIABILITY, "Security")
+# Symbolic links
 
 
 @pytest.mark.parametrize("name", ["head", "lock", "store.json", "log/" + segment_name(0)])

@@ -1,4 +1,4 @@
-"""Disks that fail or fill, under both backends and the whole log (RELIABILITY 6).
+"""Disks that fail or fill, under both backends and the whole log.
 
 First at the seam of ``calls.py``: the N-th call of a kind fails. Then real faults, in a separate process: a limit on
 file sizes, on open files, a small disk that is full or read-only (if this user may mount one; the limits need no

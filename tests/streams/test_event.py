@@ -1,4 +1,4 @@
-"""The envelope: seed 003, "EventEnvelope V1 Schema" (FEATURES R11, R12, J17); seed 004, 2.1."""
+"""The envelope."""
 
 from __future__ import annotations
 

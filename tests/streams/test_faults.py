@@ -1,4 +1,4 @@
-"""A disk that fails or is slow, injected at the ``Disk`` seam (RELIABILITY 6 and 7).
+"""A disk that fails or is slow, injected at the ``Disk`` seam.
 
 After a fault nothing is ever acknowledged again, and a failed sync is not
 retried. A new opening has everything acknowledged, and perhaps whole batches

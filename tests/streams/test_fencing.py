@@ -1,4 +1,4 @@
-"""A writer that lost its lock file writes nothing more, whatever happened meanwhile (FEATURES U31)."""
+"""A writer that lost its lock file writes nothing more, whatever happened meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay gives the same state to the byte, from a snapshot and from the beginning, in every process (RELIABILITY 17).
+"""Replay gives the same state to the byte, from a snapshot and from the beginning, in every process.
 
 The tests replay the recordings in ``tests/recordings`` and the stores in ``golden/``: one of each released format,
 which each later version must open, read, verify, write and move.

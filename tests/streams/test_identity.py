@@ -1,4 +1,4 @@
-"""Time, randomness and ids come from one place and can be reproduced (FEATURES R3, R4, R5, J17)."""
+"""Time, randomness and ids come from one place and can be reproduced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kill -9`` at random moments (RELIABILITY 1): acknowledged batches are there, others are whole or absent.
+"""``kill -9`` at random moments: acknowledged batches are there, others are whole or absent.
 
 ``TORTURE_KILLS`` sets the number of kills of each kind. Each store is killed several times, so recovery follows
 recovery; a store that migrates between backends is killed during its migrations.

@@ -1,4 +1,4 @@
-"""``kill -9`` at every change to the disk (RELIABILITY 2): each write, sync, rename, unlink, truncation, new file.
+"""``kill -9`` at every change to the disk: each write, sync, rename, unlink, truncation, new file.
 
 A script of 200 operations (appends over several segments, cursors, snapshots, a torn tail, moves between the backends,
 discarding the old one, pruning and forgetting on both) is played in a process that dies just before its

@@ -1,4 +1,4 @@
-"""Who descends from whom (FEATURES D13, F5; seed 004, 3.1)."""
+"""Who descends from whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log in use migrates between backends (FEATURES D9, F8, U32): nothing lost or duplicated, wherever it fails."""
+"""A log in use migrates between backends: nothing lost or duplicated, wherever it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folds over records, and the state hash that proves two equal (FEATURES F10; seed 003, "Replay Determinism")."""
+"""Folds over records, and the state hash that proves two equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters and moments (seed 004, 2.2). What stores do with filters is in the store contract."""
+"""Filters and moments. What stores do with filters is in the store contract."""
 
 from __future__ import annotations
 

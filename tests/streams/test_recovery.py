@@ -1,4 +1,4 @@
-"""The jsonl store with a damaged directory (RELIABILITY 4): it repairs what was never acknowledged,
+"""The jsonl store with a damaged directory: it repairs what was never acknowledged,
 reports everything else by file and line, and is never silent.
 
 A *cut* is the size a segment is truncated to. Every cut and flip is scanned as in an opening.

@@ -1,4 +1,4 @@
-"""A slow disk under both backends (RELIABILITY 7): every sync takes 5, 50 or 500 ms more.
+"""A slow disk under both backends: every sync takes 5, 50 or 500 ms more.
 
 The loop keeps running while the disk works. No append is acknowledged before the end of a sync that began after it was
 submitted. Waiting appends cost no memory beyond themselves. No time is asserted; the test counts the syncs during which

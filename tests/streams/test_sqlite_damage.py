@@ -87,7 +87,7 @@ async def read_or_refused(store: Path) -> None:
 
 @pytest.mark.parametrize("stopped", [True, False])
 async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stopped: bool) -> None:
-    """RELIABILITY 5: in a closed database, and in one whose writer died with records still in the WAL."""
+    """In a closed database, and in one whose writer died with records still in the WAL."""
     source = tmp_path / "source"
     if stopped:
         await written(source)
@@ -198,7 +198,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 async def test_a_wal_that_lost_records_is_refused_and_told(
     tmp_path: Path, killed: tuple[Path, list[Record]], damage: Damage
 ) -> None:
-    """RELIABILITY 5: no acknowledged record is lost silently, whatever happens to the WAL."""
+    """No acknowledged record is lost silently, whatever happens to the WAL."""
     store, (source, written) = tmp_path / "store", killed
     shutil.copytree(source, store)
     damage(store / "log.db-wal")

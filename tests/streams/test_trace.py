@@ -99,7 +99,7 @@ def test_a_child_is_the_same_each_time_and_another_below_another() -> None:
 
 
 def test_fan_out_and_join_keep_the_trace() -> None:
-    """Three calls, each with a report that passes on the context it got (FEATURES C27, C29)."""
+    """Three calls, each with a report that passes on the context it got."""
     turn = session_trace("ses_root", "ses_root")
     calls = [turn.child(f"call_{n}") for n in range(3)]
     reports = [parse_traceparent(str(call)) for call in calls]

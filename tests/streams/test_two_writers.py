@@ -1,4 +1,4 @@
-"""Several processes want one store (RELIABILITY 13), on both backends: one writes, the others are refused at once.
+"""Several processes want one store, on both backends: one writes, the others are refused at once.
 
 Each winner is killed; its stale lock keeps nobody out, and the next one has everything it acknowledged.
 ``TORTURE_WRITER_ROUNDS`` sets how often.

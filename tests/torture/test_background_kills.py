@@ -116,7 +116,6 @@ class Asking(Torment):
     """The intent asks for a permission, and a person answers on the command line."""
 
     def work(self, mark: str) -> str:
-        """See ``Torment``."""
         shell = json.dumps({"command": "true", "description": mark})
         return f"CALL:bash {shell}THEN: SAY:result of {mark}"
 
@@ -140,7 +139,6 @@ class Cancelled(Torment):
     ends = ("cancelled",)
 
     def work(self, mark: str) -> str:
-        """See ``Torment``."""
         return f"HOLD:{mark.replace(' ', '-')} SAY:never"
 
     def person(self, mark: str) -> None:

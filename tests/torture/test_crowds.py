@@ -1,4 +1,4 @@
-"""Peers that behave badly without sending anything wrong (RELIABILITY 15): many, slow, deaf, restless, too loud.
+"""Peers that behave badly without sending anything wrong: many, slow, deaf, restless, too loud.
 
 Each meets a real sidecar that also has a neighbour, a well-behaved link. The neighbour continues; ``make torture``
 prints how much longer its acks take. ``TORTURE_IDLE``, ``TORTURE_LORIS``, ``TORTURE_DEAF`` and

@@ -1,4 +1,4 @@
-"""Sidecars that are stopped under load and wake up after another took over (FEATURES U31).
+"""Sidecars that are stopped under load and wake up after another took over.
 
 SIGSTOP, both lock files deleted, the next sidecar starts, SIGCONT. ``TORTURE_FENCINGS`` sets how often.
 """

@@ -1,4 +1,4 @@
-"""``kill -9`` of a sidecar under load, again and again (RELIABILITY 1, the link's side).
+"""``kill -9`` of a sidecar under load, again and again.
 
 Several shims send recorded runs. The test journals which of their hooks were acknowledged, kills the sidecar,
 looks for them in its log, and starts the next one, to which the shims resend the others. At the end the log equals

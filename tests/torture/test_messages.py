@@ -1,4 +1,4 @@
-"""Hostile messages against the pure parts (RELIABILITY 14): frames, both ends of the link, spool lines, translator.
+"""Hostile messages against the pure parts: frames, both ends of the link, spool lines, translator.
 
 Functions raise only their documented errors, nothing takes long, and no memory leaks.
 ``TORTURE_MESSAGES``, ``TORTURE_HOOKS`` and ``TORTURE_EXAMPLES`` set how many are tried.

@@ -1,4 +1,4 @@
-"""RELIABILITY 8: after any faults of server, mirror and log, in any order, the mirror equals the log.
+"""After any faults of server, mirror and log, in any order, the mirror equals the log.
 
 Each cycle appends records and does one thing, drawn from a seeded list; now and then all is drained and compared by
 an independent reader. Records arrive while the server is away, and never wait for it.

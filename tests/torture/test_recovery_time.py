@@ -1,4 +1,4 @@
-"""How long opening takes after a crash (RELIABILITY 1): a figure for ``make torture``, not asserted.
+"""How long opening takes after a crash: a figure for ``make torture``, not asserted.
 
 The log has a torn tail and a head no newer than its middle, or a WAL without any checkpoint.
 ``TORTURE_RECOVERED`` sets its number of events.

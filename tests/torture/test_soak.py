@@ -1,4 +1,4 @@
-"""Everything at once for a while (RELIABILITY 18): appends, reads, searches, hints, moves, a full disk, kill -9.
+"""Everything at once for a while: appends, reads, searches, hints, moves, a full disk, kill -9.
 
 One process after the other works on the same log, and exits or is killed. It journals its acks, and counts its
 memory, descriptors and threads, which must not grow. After each life the log must verify and contain every

@@ -1,4 +1,4 @@
-"""Hostile bytes over real sockets into a real sidecar (RELIABILITY 14).
+"""Hostile bytes over real sockets into a real sidecar.
 
 After each input the sidecar answers a ping or has closed the connection. ``TORTURE_SOCKETS`` sets the number.
 """

@@ -3,8 +3,6 @@
 The stream definitions say which stream stores a subject. For each durable name there is one durable pull consumer:
 subscriptions with the same durable name compete for messages, and each durable name receives every message. The server
 stores the subscribed pattern with the consumer.
-
-Source: seed 002, 6; seed 003, "Bus Specification"; the contract is ``streams/bus/contract.py``.
 """
 
 from __future__ import annotations
@@ -140,7 +138,6 @@ class JetStreamEventBus:
         return subscription
 
     async def close(self) -> None:
-        """See ``EventBus.close``."""
         self._closed = True
         running = list(self._subscriptions)
         for each in running:
@@ -262,7 +259,6 @@ class JetStreamSubscription:
         self._loop.finish()
 
     async def cancel(self) -> None:
-        """See ``Subscription.cancel``."""
         self.stop()
         if not self._loop.is_handling:
             await asyncio.wait([self._task])

@@ -4,8 +4,6 @@
 answer (its JSON, times in nanoseconds) and decides for each: create, update,
 keep, or refuse, with reasons. Only settings named here are compared; an update keeps all other settings as the
 administrator made them.
-
-Source: seed 000, "Streams"; seed 002, 2.1; DESIGN 9; corrections in FEATURES.
 """
 
 from __future__ import annotations

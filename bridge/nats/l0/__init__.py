@@ -1,1 +1,1 @@
-"""The L0 protocol (seed 002): its payloads, the table of its messages, and the recursion depth. All pure."""
+"""The L0 protocol: its payloads, the table of its messages, and the recursion depth. All pure."""

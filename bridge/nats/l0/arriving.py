@@ -17,8 +17,6 @@ If the body names no type, the last part of the subject is the type. The command
 If headers and body disagree, the headers count. A missing or invalid ``traceparent`` is replaced by one that is marked
 as generated. The depth rules are those of ``recursion.py``. If neither the headers nor the command's chain gives a
 depth, the command is accepted only if it names no cause; it then begins a chain of its own.
-
-Source: seed 000, "Reliability & Idempotency Protocol"; seed 002, 3; FEATURES C12-C28, J16, J17.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class ToolResult(L0Payload):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Two reports with the same key are one report: ``(agent_turn_id, tool_call_id)`` (seed 002, 4.2)."""
+        """Two reports with the same key are one report: ``(agent_turn_id, tool_call_id)``."""
         return self.agent_turn_id, self.tool_call_id
 
 

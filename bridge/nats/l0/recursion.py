@@ -15,8 +15,6 @@ join_response    given               given, the same       that depth
 ===============  ==================  ====================  =======================
 
 For any operation, a depth at or above the limit ends the chain.
-
-Source: seed 002, 3 ("Recursion depth"); FEATURES C15, C18-C25 and corrections.
 """
 
 from __future__ import annotations

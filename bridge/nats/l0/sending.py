@@ -2,8 +2,6 @@
 
 ``outgoing`` completes and checks a message's headers, and is pure. ``Sender`` publishes such messages on any
 ``EventBus`` and counts them. A message that breaks the depth rules is refused before it is sent, which ends its chain.
-
-Source: seed 002, 3; FEATURES C12-C17, C23.
 """
 
 from __future__ import annotations

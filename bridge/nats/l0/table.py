@@ -2,8 +2,6 @@
 
 Publishers and consumers look payloads up in this table, and ``docs/subjects.md`` is generated from it, so code and
 documentation cannot disagree.
-
-Source: seed 002, 5.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ Hooks of one session keep their order; a held session does not delay others.
 
 There are three layers: ``Emitter`` makes events, ``Turns`` and ``Parts`` know what each hook means inside a session,
 and ``Translator`` decides which session a hook belongs to.
-
-Source: seed 004, 3.2 ("Bridging Hooks"); FEATURES D14-D16.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ replaced whole. The same input always gives the same output, and redacting the o
 
 A value is first scanned as one JSON text, which suffices for most payloads,
 because they contain no secret. If the scan finds something, each string is redacted separately.
-
-Source: RELIABILITY, "Security"; FEATURES U15.
 """
 
 from __future__ import annotations

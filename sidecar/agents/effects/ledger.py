@@ -6,8 +6,6 @@ so the last step of an effect is found with a few lookups, however long the log 
 
 Several requests may share an idempotency key. The record that ends an attempt answers the request that made it. Each
 other request gets a separate final record, under its own key.
-
-Source: seed 001, B and C (``LedgerStore.get_last_by_key``).
 """
 
 from __future__ import annotations

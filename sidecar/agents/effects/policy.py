@@ -1,7 +1,4 @@
-"""How many times an effect is tried, how long to wait between attempts, and which effects count as the same. Pure.
-
-Source: seed 001, A ("Policy interface"); corrections in FEATURES.
-"""
+"""How many times an effect is tried, how long to wait between attempts, and which effects count as the same. Pure."""
 
 from __future__ import annotations
 
@@ -72,21 +69,17 @@ class DefaultPolicy:
     deadline: float = 60.0
 
     def max_attempts(self, effect: Effect) -> int:
-        """See ``EffectPolicy``."""
         return self.attempts
 
     def backoff_seconds(self, *, effect: Effect, attempt: int) -> float:
-        """See ``EffectPolicy``."""
         pause = min(self.first_seconds * 2.0 ** min(attempt - 1, 30), self.longest_seconds)
         drawn = sha256(f"{effect.base}:{effect.visit}:{attempt}".encode()).digest()[0] / 255
         return float(pause * (1 + self.jitter * drawn))
 
     def idempotency_key(self, *, run: str, node: str, effect: Effect) -> str:
-        """See ``EffectPolicy``."""
         return f"{effect.base}:{effect.visit}"
 
     def deadline_seconds(self, effect: Effect) -> float:
-        """See ``EffectPolicy``."""
         return self.deadline
 
 

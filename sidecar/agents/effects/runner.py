@@ -19,8 +19,6 @@ has only one writer process. This runner leaves such an attempt alone.
 
 So state and messages are exactly-once. An outside effect is at-least-once, and exactly-once if the receiver honours the
 key.
-
-Source: seed 001, D ("Semantics"); DESIGN 10; FEATURES F3.
 """
 
 from __future__ import annotations

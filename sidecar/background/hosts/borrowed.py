@@ -3,8 +3,6 @@ them.
 
 This setting saves the memory that a headless OpenCode would take. But work stops when the user closes OpenCode, and
 continues when an OpenCode is open again.
-
-Source: DESIGN 11.
 """
 
 from __future__ import annotations
@@ -36,11 +34,9 @@ class Borrowed:
         self._environments = Environments(key)
 
     def know(self, pid: int) -> str:
-        """See ``Headless``."""
         return self._environments.know(pid)
 
     def environment_of(self, pid: int | None) -> str:
-        """See ``Headless``."""
         return self._environments.of(pid)
 
     def variables(self, directory: str, environment: str) -> dict[str, str]:

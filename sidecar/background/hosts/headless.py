@@ -233,7 +233,6 @@ class Headless:
         return info
 
     def know(self, pid: int) -> str:
-        """See ``Environments``."""
         return self._of[pid] if pid in self._of else self.environments.know(pid)
 
     def _last(self) -> list[Path]:

@@ -1,7 +1,4 @@
-"""The interface between orchestration and OpenCode: what a host of sessions can do, in any version of OpenCode.
-
-Source: DESIGN 15.
-"""
+"""The interface between orchestration and OpenCode: what a host of sessions can do, in any version of OpenCode."""
 
 from __future__ import annotations
 

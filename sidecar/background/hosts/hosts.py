@@ -32,7 +32,6 @@ class Hosts:
         return self.two if self.two.is_there and not self.one.is_there else self.one
 
     async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
-        """See ``Host``."""
         return await self._of(session).rights(session, agent, link)
 
     async def create(
@@ -46,14 +45,12 @@ class Hosts:
         agent: str | None = None,
         rights: Rights | None = None,
     ) -> str:
-        """See ``Host``."""
         host = self._new(parent)
         return await host.create(
             intent, title=title, directory=directory, parent=parent, pid=pid, agent=agent, rights=rights
         )
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
-        """See ``Host``."""
         return await self._new(parent).find(intent, directory=directory, parent=parent, pid=pid)
 
     async def prompt(
@@ -67,40 +64,31 @@ class Hosts:
         reply: bool = True,
         pid: int | None = None,
     ) -> bool:
-        """See ``Host``."""
         host = self._of(session)
         return await host.prompt(session, parts, directory=directory, agent=agent, model=model, reply=reply, pid=pid)
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
-        """See ``Host``."""
         return await self._of(session).holds(session, key, directory=directory, pid=pid)
 
     async def abort(self, session: str, *, directory: str) -> None:
-        """See ``Host``."""
         await self._of(session).abort(session, directory=directory)
 
     async def status(self, session: str) -> Status:
-        """See ``Host``."""
         return await self._of(session).status(session)
 
     async def look(self, session: str, *, directory: str) -> Look:
-        """See ``Host``."""
         return await self._of(session).look(session, directory=directory)
 
     async def goes_on(self, session: str) -> bool:
-        """See ``Host``."""
         return await self._of(session).goes_on(session)
 
     async def toast(self, session: str, title: str, text: str) -> bool:
-        """See ``Host``."""
         return await self._of(session).toast(session, title, text)
 
     async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
-        """See ``Answering``."""
         return await self._of(session).answer(session, request, kind, answer)
 
     def about(self, session: str) -> dict[str, Any]:
-        """See ``Host``."""
         return self._of(session).about(session)
 
     async def observe(self, link: Any) -> list[str]:

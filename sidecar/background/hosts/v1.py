@@ -77,7 +77,6 @@ class V1Host:
     # --- phantoms ---
 
     async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
-        """See ``Host``."""
         link = link or self._hosting(session)
         if link is None:
             raise HostError("the OpenCode that hosts this session is not connected")
@@ -99,7 +98,6 @@ class V1Host:
         agent: str | None = None,
         rights: Rights | None = None,
     ) -> str:
-        """See ``Host``."""
         found = await self.find(intent, directory=directory, parent=parent, pid=pid)
         if found is not None:
             return found
@@ -131,7 +129,6 @@ class V1Host:
         return any(link.is_open and link.directory for link in self._links())
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
-        """See ``Host``."""
         link = await self._phantoms(directory, intent)
         listed = await _call(link, "session.list", {"query": {"directory": directory}})
         for each in listed if isinstance(listed, list) else []:
@@ -150,7 +147,6 @@ class V1Host:
         reply: bool = True,
         pid: int | None = None,
     ) -> bool:
-        """See ``Host``."""
         # Not through a person's OpenCode in which the phantom was opened after its end, perhaps without its directory.
         is_phantom = self._is_phantom(session)
         link = await (self._phantoms(directory, session) if is_phantom else self._of(session, directory))
@@ -189,7 +185,6 @@ class V1Host:
         return True
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
-        """See ``Host``."""
         return key in _keys(await self._history(await self._of(session, directory), session))
 
     async def _history(self, link: Link, session: str) -> list[dict[str, Any]]:
@@ -198,7 +193,6 @@ class V1Host:
         return found if isinstance(found, list) else []
 
     async def abort(self, session: str, *, directory: str) -> None:
-        """See ``Host``."""
         link = self._hosting(session)
         if link is None and self._is_phantom(session) and self._headless.pid is not None:
             # The headless OpenCode is running, but needs a moment to connect to a new sidecar, so wait for its link.
@@ -209,7 +203,6 @@ class V1Host:
             raise HostError(_CUT_OFF)
 
     async def look(self, session: str, *, directory: str) -> Look:
-        """See ``Host``."""
         look = await self._look(session, directory=directory)
         if look.state == "unprompted":  # OpenCode saves a prompt a moment after accepting it
             await asyncio.sleep(_KEPT_SECONDS)
@@ -253,7 +246,6 @@ class V1Host:
     # --- any session ---
 
     async def status(self, session: str) -> Status:
-        """See ``Host``."""
         link = self._hosting(session)
         if link is None:
             if self._is_cut_off(session):
@@ -264,7 +256,6 @@ class V1Host:
         return "busy" if isinstance(state, dict) and state.get("type") != "idle" else "idle"
 
     async def toast(self, session: str, title: str, text: str) -> bool:
-        """See ``Host``."""
         link = self._hosting(session)
         if link is None:
             return False
@@ -272,7 +263,6 @@ class V1Host:
         return True
 
     async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
-        """See ``Answering``."""
         link = self._hosting(session)
         if link is None:
             raise HostError("the OpenCode that asked is not connected")
@@ -295,7 +285,6 @@ class V1Host:
         return "answered"
 
     def about(self, session: str) -> dict[str, Any]:
-        """See ``Host``."""
         known = self._state.sessions.get(session)
         if known is None:
             return {}
@@ -329,7 +318,6 @@ class V1Host:
         return found
 
     def variables(self, directory: str, environment: str) -> dict[str, str]:
-        """See ``Hosts``."""
         try:
             return self._headless.variables(directory, environment)
         except HeadlessError as error:

@@ -70,7 +70,6 @@ class V2Host:
     # --- phantoms ---
 
     async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
-        """See ``Host``."""
         client = await self._client(session)
         if (info := await requests.info(client, session)) is None:
             raise HostError("OpenCode 2 does not have this session", permanent=True)
@@ -113,7 +112,6 @@ class V2Host:
         return session
 
     async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
-        """See ``Host``."""
         session, client = session_id(intent), await self._client(parent or "")
         return session if await requests.info(client, session) is not None else None
 
@@ -159,7 +157,6 @@ class V2Host:
         return is_new
 
     async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
-        """See ``Host``."""
         client = await self._client(session)
         # Check the inbox first: a message may move from there to the history between the two requests.
         return message_id(key) in await self._inbox(client, session) or await self._is_saved(client, session, key)
@@ -227,7 +224,6 @@ class V2Host:
     # --- any session ---
 
     async def status(self, session: str) -> Status:
-        """See ``Host``."""
         try:
             client = await self._client(session)
             return "busy" if session in await self._active(client) else "idle"
@@ -282,7 +278,6 @@ class V2Host:
         return f"{path_of(session)}/inbox/{message}"
 
     def about(self, session: str) -> dict[str, Any]:
-        """See ``Host``."""
         known = self._state.sessions.get(session)
         if known is None:
             return {}
@@ -315,7 +310,6 @@ class V2Host:
         return mapping(mapping(await requests.get(client, requests.ACTIVE)).get("data"))
 
     async def variables(self, session: str) -> dict[str, str]:
-        """See ``Hosts``."""
         found = await asyncio.to_thread(read_process, (await self._registration(session)).pid)
         return found.environment or dict(os.environ)
 

@@ -50,7 +50,6 @@ def worktree_of(state: State, intent: Intent) -> str:
 
 
 def continues(before: Intent) -> dict[str, Any]:
-    """See ``Intent.continues``."""
     changes = before.changes
     return {
         "intent": before.id,

@@ -1,7 +1,4 @@
-"""Detects that several agents are editing the same files, for background work without its own worktree. Pure.
-
-Source: DESIGN 11 (isolation); FEATURES U25.
-"""
+"""Detects that several agents are editing the same files, for background work without its own worktree. Pure."""
 
 from __future__ import annotations
 

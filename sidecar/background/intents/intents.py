@@ -55,7 +55,6 @@ class IntentAgent(OwnAgent[State]):
 
     @property
     def events(self) -> tuple[str, ...]:
-        """See ``Agent``."""
         return (
             "turn.ended",
             "execution.step",
@@ -80,7 +79,6 @@ class IntentAgent(OwnAgent[State]):
     # --- deciding ---
 
     def receive(self, event: StreamEvent) -> list[Output]:
-        """See ``Agent``."""
         return causes.in_their_chains(self.data, event, self._receive(event))
 
     def _receive(self, event: StreamEvent) -> list[Output]:
@@ -475,7 +473,6 @@ class IntentAgent(OwnAgent[State]):
     # --- remembering ---
 
     def apply(self, event: StreamEvent) -> None:
-        """See ``Agent``."""
         self.data.fold(event.type, event.payload)
         causes.begin(self.data, event)
 

@@ -1,8 +1,6 @@
 """The life cycles of intents and notices, as transition tables. Pure.
 
 A combination of state and event that is not in the table changes nothing.
-
-Source: seed 004, 2.3 and 3.3; DESIGN 11.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never b
 
 Besides alerts, a toast says at once that background work has started or ended. Nothing depends on anybody seeing this
 toast.
-
-Source: seed 004, 3 ("phone home"); FEATURES D19, F1, U17, U18.
 """
 
 from __future__ import annotations
@@ -157,7 +155,6 @@ class AlertAgent(OwnAgent[State]):
 
     @property
     def events(self) -> tuple[str, ...]:
-        """See ``Agent``."""
         return (
             "intent.started",
             "intent.completed",
@@ -183,7 +180,6 @@ class AlertAgent(OwnAgent[State]):
     # --- deciding ---
 
     def receive(self, event: StreamEvent) -> list[Output]:
-        """See ``Agent``."""
         given = event.payload
         match event.type:
             case "alert.raise":
@@ -411,7 +407,6 @@ class AlertAgent(OwnAgent[State]):
     # --- remembering ---
 
     def apply(self, event: StreamEvent) -> None:
-        """See ``Agent``."""
         given = event.payload
         if event.type == "alert.raised":
             self.data.alerts[given["alert"]] = _alert(given)

@@ -149,7 +149,6 @@ class _Codes(logging.Filter):
         self.codes: list[str] = []
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See ``logging.Filter``."""
         self.codes += re.findall(r"\berror=(\d{3})\b", record.getMessage())
         return False
 

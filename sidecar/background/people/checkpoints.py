@@ -8,8 +8,6 @@ without background work gets no events of this agent.
 
 The agent's inputs are commands (``checkpoint.ask``, ``.answer``, ``.later``, ``.told``, ``tick``), the results of its
 effects, and what capture records. The first answer wins: a later answer is recorded as ``checkpoint.late``.
-
-Source: seed 004, 3 (checkpoints); FEATURES D20, F7, U6.
 """
 
 from __future__ import annotations
@@ -135,7 +133,6 @@ class CheckpointAgent(OwnAgent[State]):
 
     @property
     def events(self) -> tuple[str, ...]:
-        """See ``Agent``."""
         return (
             "workflow.checkpoint",
             "human.input",
@@ -156,7 +153,6 @@ class CheckpointAgent(OwnAgent[State]):
     # --- deciding ---
 
     def receive(self, event: StreamEvent) -> list[Output]:
-        """See ``Agent``."""
         given = event.payload
         match event.type:
             case "checkpoint.ask":
@@ -383,7 +379,6 @@ class CheckpointAgent(OwnAgent[State]):
     # --- remembering ---
 
     def apply(self, event: StreamEvent) -> None:
-        """See ``Agent``."""
         given = event.payload
         if event.type == "checkpoint.watching":
             self.data.phantoms[given["session"]] = (given["intent"], given.get("tell"))

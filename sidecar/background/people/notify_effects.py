@@ -47,7 +47,6 @@ class Toast:
         self._host, self._keep = host, keep
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         toast = {name: effect.args[name] for name in ("session", "title", "text")}
         shown = await self._host.toast(**toast)
         if not shown:
@@ -55,7 +54,6 @@ class Toast:
         return {"shown": shown}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``."""
         return Unknown("a toast leaves no trace that could be checked")
 
 
@@ -68,7 +66,6 @@ class Answer:
         self._host, self._said = host, said
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         args = effect.args
         answer = [self._said.restore(args.get("said", ""), each) for each in args["answer"]]
         return {"status": await self._host.answer(args["session"], args["request"], args["kind"], answer)}
@@ -89,7 +86,6 @@ class Send:
         self._channels, self._link = channels, link
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         args = effect.args
         given = args.get("checkpoints") or [args.get("checkpoint")]
         links = {each: link for each in given if each and (link := self._link(each))}
@@ -101,7 +97,6 @@ class Send:
         return {"channel": args["channel"]}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``."""
         return Unknown("a channel cannot be asked whether the message arrived")
 
 
@@ -114,11 +109,9 @@ class Look:
         self._shown = shown
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         return {"looks": effect.args["session"] in self._shown()}
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``."""
         return NotDone()
 
 

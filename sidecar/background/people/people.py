@@ -141,7 +141,6 @@ class People:
         self._runtime = runtime
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``."""
         await self.page.start(stack)
 
     def owes(self) -> bool:

@@ -3,8 +3,6 @@
 A signal is addressed to everyone: any session may wait for any name, and gets the payload. Only a person, or a
 script of theirs, raises a signal. A session whose call of ``wait_for`` ended before the signal came gets the signal as
 a message.
-
-Source: FEATURES D25.
 """
 
 from __future__ import annotations
@@ -74,7 +72,6 @@ class SignalAgent(OwnAgent[State]):
         return ()
 
     def receive(self, event: StreamEvent) -> list[Output]:
-        """See ``Agent``."""
         given = event.payload
         if event.type == "signal.await":
             came = self.data.signals.get(given["name"])
@@ -91,7 +88,6 @@ class SignalAgent(OwnAgent[State]):
         return [Output("signal.raised", {**given, "ts": event.ts}), *messages]
 
     def apply(self, event: StreamEvent) -> None:
-        """See ``Agent``."""
         given = event.payload
         if event.type == "signal.awaited":
             self.data.awaited.setdefault(given["name"], []).append(given["session"])

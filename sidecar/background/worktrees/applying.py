@@ -2,8 +2,6 @@
 
 No patch text is made or read. The three versions are the file from which the agent began, the agent's file, and the
 user's file as it is on disk. The user's index is not used and not changed.
-
-Source: DESIGN 11 (isolation); FEATURES U25.
 """
 
 from __future__ import annotations

@@ -55,7 +55,6 @@ class Isolate:
         self.longest_seconds = MAKE_SECONDS + (setup.seconds if setup.commands else 0.0)
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         intent = effect.args["intent"]
         note = self._worktrees.root(intent).with_suffix(".setup")
         await asyncio.to_thread(end, note)
@@ -91,7 +90,6 @@ class Collect:
         self._worktrees, self._host = worktrees, host
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        """See ``EffectKind``."""
         args = effect.args
         if args["session"] is not None and args["stop"]:
             await self._rest(args["session"], args["work"])

@@ -1,8 +1,6 @@
 """The files of a worktree on disk: what is copied into it, what would lead out of it, and what nobody has saved.
 
 Nothing here runs git, and nothing follows a symbolic link that leads out of the project.
-
-Source: DESIGN 11 (isolation, rights).
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ configuration of the user or of the machine, except for a few values that decide
 repository's own configuration cannot be turned off, so everything in it that could start a program or change what we
 read is overridden. This includes filters: a filter is a command, it runs where an agent may write, and the agent may
 choose with ``.gitattributes`` which files it gets. So files are stored and written as they are, apart from line ends.
-
-Source: DESIGN 11 (isolation, rights).
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ is removed with the worktree. It borrows the objects of the user's submodule bel
 what an agent does in it changes nothing in the user's submodule. (In a second worktree of that one, it would: ``git
 submodule update`` writes the place of the files into the settings that both share.) Git's own commands for submodules
 are not used, because they follow settings that an agent may write.
-
-Source: DESIGN 11 (isolation); FEATURES X13.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 They run before the agent starts, with the environment of the OpenCode that asked for the work. If the sidecar is killed
 meanwhile, the next one ends what is left of them, makes the worktree again and runs them again. So a command never runs
 twice at the same time, and never in a worktree in which an agent works.
-
-Source: DESIGN 11 (isolation); FEATURES X13.
 """
 
 from __future__ import annotations

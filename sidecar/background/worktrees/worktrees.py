@@ -6,8 +6,6 @@ follows the same rules as the user's sessions; these copies never count as chang
 leads out of it. The agent's changes are kept as the commit ``refs/durable-stream/<intent>`` in the user's repository,
 where no branch list shows it. A worktree is removed only if everything in it is saved, or is as it was in the
 beginning. Only ``apply`` changes the user's files.
-
-Source: DESIGN 11 (isolation, rights); FEATURES U25.
 """
 
 from __future__ import annotations

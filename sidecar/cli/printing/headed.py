@@ -51,11 +51,9 @@ class HeadedLines:
         return self._wanted.matches(record.event)
 
     def learn(self, record: Record) -> None:
-        """See ``Lines.learn``."""
         self._lines.learn(record)
 
     async def look_up(self, reader: LogReader, *records: Record) -> None:
-        """See ``Lines.look_up``."""
         await self._lines.look_up(reader, *records)
 
     def print(self, record: Record, *, fresh: bool = False) -> None:

@@ -77,7 +77,6 @@ class Services:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """See ``Component``."""
         stack.push_async_callback(self.close)
         self._spawn(self._retry())
 

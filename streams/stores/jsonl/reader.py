@@ -79,7 +79,6 @@ class JsonlReader:
                 yield record
 
     async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """See ``StreamReader.read_all``."""
         async for record in self._scan(after, None):
             yield record
 
@@ -146,7 +145,6 @@ class JsonlReader:
         return NOTHING_REMOVED
 
     async def removed(self) -> dict[str, StreamRemoval]:
-        """See ``StreamReader.removed``."""
         return {}
 
     async def sizes(self) -> list[StreamSize]:
@@ -162,7 +160,6 @@ class JsonlReader:
         """Do nothing, because no file stays open."""
 
     async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        """See ``Copyable.copy_out``."""
         records: list[Stored] = []
         async for located in self._located_lines(after):
             record = _checked(parse_stored, located)

@@ -112,11 +112,9 @@ class JsonlStore(KeepsHints):
 
     @property
     def head(self) -> int:
-        """See ``StreamReader.head``."""
         return self._writer.head
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        """See ``StreamReader.read``."""
         tail = self._index.streams.get(stream_id)
         if tail is None:
             return
@@ -126,7 +124,6 @@ class JsonlStore(KeepsHints):
             yield record
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """See ``StreamReader.read_all``."""
         segments = self._index.segments
         passed_over = after + 1 - segments[-1].first if segments else 0
         # Use the index to follow the log, because scans start at a segment's beginning and would read the last segment
@@ -149,11 +146,9 @@ class JsonlStore(KeepsHints):
                 yield record
 
     async def find(self, idempotency_key: str) -> Record | None:
-        """See ``StreamReader.find``."""
         return (await self.find_each([idempotency_key]))[0]
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
-        """See ``StreamStore.find_each``."""
         places = [self._index.keys.get(key_digest(key)) for key in idempotency_keys]
         places = [place if place is not None and place <= self._writer.head else None for place in places]
         durable = [place for place in places if place is not None]
@@ -161,7 +156,6 @@ class JsonlStore(KeepsHints):
         return [next(found) if place is not None else None for place in places]
 
     def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
-        """See ``StreamStore.subscribe``."""
         return self._live.follow(after, wanted)
 
     async def sizes(self) -> list[StreamSize]:
@@ -169,22 +163,18 @@ class JsonlStore(KeepsHints):
         return await self._reader.sizes()
 
     async def removed(self) -> dict[str, StreamRemoval]:
-        """See ``StreamReader.removed``."""
         return {}
 
     # --- planning (see ``Tails``), called only by the writer thread ---
 
     def next_position(self) -> int:
-        """See ``Tails``."""
         return self._index.next_position()
 
     def tail(self, stream_id: str) -> tuple[int, bytes]:
-        """See ``Tails``."""
         tail = self._index.streams.get(stream_id)
         return (0, GENESIS) if tail is None else (tail.next_offset(), tail.hash)
 
     def known(self, key: str) -> KnownRecord | None:
-        """See ``Tails``."""
         position = self._index.keys.get(key_digest(key))
         if position is None:
             return None
@@ -200,7 +190,6 @@ class JsonlStore(KeepsHints):
         expected: Mapping[str, int] | None = None,
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
-        """See ``StreamStore.append``."""
         return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     async def drained(self) -> None:
@@ -234,24 +223,20 @@ class JsonlStore(KeepsHints):
     # --- migrating a log from or to another backend (see ``Copyable``) ---
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        """See ``Copyable.copy_out``."""
         return self._reader.copy_out(after=after, most=most)
 
     async def copy_in(self, records: Sequence[Stored]) -> None:
-        """See ``Copyable.copy_in``."""
         try:
             await in_thread(self._writer.copy, records)
         except OSError as error:
             raise self._copy_failed(error) from error
 
     async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
-        """See ``Copyable.tails``."""
         known = self._index.streams
         names = known if among is None else known.keys() & set(among)
         return {name: (known[name].next_offset(), known[name].hash) for name in names}
 
     async def removal(self) -> Removal:
-        """See ``Copyable.removal``."""
         return NOTHING_REMOVED
 
     def _copy_failed(self, error: OSError) -> StoreUnavailable:

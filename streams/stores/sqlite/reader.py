@@ -81,12 +81,10 @@ class SqliteReader:
         return self._with_log(head_of, NOTHING)
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        """See ``StreamReader.read``."""
         async for record in self._stream(stream_id, from_offset, await self._head_now()):
             yield record
 
     async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """See ``StreamReader.read_all``."""
         async for record in self._matching("", [], after):
             yield record
 
@@ -105,7 +103,6 @@ class SqliteReader:
             yield record
 
     async def find(self, idempotency_key: str) -> Record | None:
-        """See ``StreamReader.find``."""
         digest = key_digest(idempotency_key)
         row = await asyncio.to_thread(self._with_log, lambda connection: find_key(connection, SELECT, digest), None)
         return record_of(row, str(self._path)) if row is not None else None
@@ -140,7 +137,6 @@ class SqliteReader:
             last = rows[-1][0]
 
     async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        """See ``Copyable.copy_out``."""
         head = await self._head_now()
         records: list[Stored] = []
         while after < head:
@@ -170,15 +166,12 @@ class SqliteReader:
             yield records
 
     async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
-        """See ``Copyable.tails``."""
         return await asyncio.to_thread(self._with_log, lambda connection: _tails(connection, among), {})
 
     async def removal(self) -> Removal:
-        """See ``Copyable.removal``."""
         return await asyncio.to_thread(self._with_log, _removal, Removal())
 
     async def removed(self) -> dict[str, StreamRemoval]:
-        """See ``StreamReader.removed``."""
         return (await self.removal()).gone()
 
     async def sizes(self) -> list[StreamSize]:
@@ -206,7 +199,6 @@ class SqliteReader:
                 self._lock.release()
 
     async def close(self) -> None:
-        """See ``StreamReader.close``."""
         with self._lock:
             self._close()
 

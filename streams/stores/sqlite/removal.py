@@ -51,7 +51,6 @@ class SqliteRemover:
         self._connection, self._turns, self._changed = connection, turns, changed
 
     def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive) -> Pruned:
-        """See ``RetentionStore.prune``."""
         with self._told("pruned"):
             self.resume(exclusively)
             with translated(self._path, "reading"):
@@ -67,7 +66,6 @@ class SqliteRemover:
     def forget(
         self, streams: Collection[str], positions: Collection[int], at_ms: int, exclusively: Exclusive
     ) -> Forgotten:
-        """See ``RetentionStore.forget``."""
         with self._told("forgotten"):
             self.resume(exclusively)
             wanted = exclusively(lambda: self._to_forget(streams))

@@ -140,41 +140,32 @@ class SqliteStore(KeepsHints):
 
     @property
     def head(self) -> int:
-        """See ``StreamReader.head``."""
         return self._head
 
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        """See ``StreamReader.read``."""
         return self._reader.read(stream_id, from_offset=from_offset)
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        """See ``StreamReader.read_all``."""
         return self._reader.read_all(after=after)
 
     def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``."""
         return self._reader.query(wanted)
 
     async def find(self, idempotency_key: str) -> Record | None:
-        """See ``StreamReader.find``."""
         return (await self.find_each([idempotency_key]))[0]
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
-        """See ``StreamStore.find_each``."""
         return await self._reader.find_known(idempotency_keys, self._keys.recent)
 
     def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
-        """See ``StreamStore.subscribe``."""
         return self._live.follow(after, wanted)
 
     # --- planning (see ``Tails``), called only by the writer thread ---
 
     def next_position(self) -> int:
-        """See ``Tails``."""
         return self._next
 
     def tail(self, stream_id: str) -> tuple[int, bytes]:
-        """See ``Tails``."""
         tail = self._tails.get(stream_id)
         if tail is None:
             row = self._connection.execute(
@@ -187,7 +178,6 @@ class SqliteStore(KeepsHints):
         return tail
 
     def known(self, key: str) -> KnownRecord | None:
-        """See ``Tails``."""
         digest = self._digests[key]
         fresh = self._fresh.get(digest)
         if fresh is not None:
@@ -210,7 +200,6 @@ class SqliteStore(KeepsHints):
         expected: Mapping[str, int] | None = None,
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
-        """See ``StreamStore.append``."""
         return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     async def drained(self) -> None:
@@ -281,19 +270,15 @@ class SqliteStore(KeepsHints):
     # --- removing ---
 
     async def sizes(self) -> list[StreamSize]:
-        """See ``StreamStore.sizes``."""
         return await self._reader.sizes()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
-        """See ``RetentionStore.prune``."""
         return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._between))
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
-        """See ``RetentionStore.forget``."""
         return await self._turns.run(lambda: self._remover.forget(streams, positions, at_ms, self._between))
 
     async def removed(self) -> dict[str, StreamRemoval]:
-        """See ``StreamReader.removed``."""
         return await self._reader.removed()
 
     def _check_end(self, pruned_end: int) -> None:
@@ -316,11 +301,9 @@ class SqliteStore(KeepsHints):
     # --- migrating a log from or to another backend (see ``Copyable``) ---
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        """See ``Copyable.copy_out``."""
         return self._reader.copy_out(after=after, most=most)
 
     async def copy_in(self, records: Sequence[Stored]) -> None:
-        """See ``Copyable.copy_in``."""
         try:
             await in_thread(self._copy, records)
         except OSError as error:
@@ -330,11 +313,9 @@ class SqliteStore(KeepsHints):
             ) from error
 
     async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
-        """See ``Copyable.tails``."""
         return await self._reader.tails(among)
 
     async def removal(self) -> Removal:
-        """See ``Copyable.removal``."""
         return await self._reader.removal()
 
     def _copy(self, records: Sequence[Stored]) -> None:
@@ -401,7 +382,6 @@ class SqliteStore(KeepsHints):
             self._connection.rollback()
 
     async def close(self) -> None:
-        """See ``StreamReader.close``."""
         if self._closed:
             return
         self._closed = True

@@ -126,7 +126,6 @@ class SqliteVerification:
         return self._path.stat().st_size if self._path.exists() else 0
 
     async def run(self) -> AsyncIterator[Finding]:
-        """See ``streams.log.verify.Verification.run``."""
         self.summary.segments = int(self._path.exists())
         # Read the head file before the log: a running writer commits first and then updates the head file.
         self._head = read_head(self.store / HEAD_FILE)

@@ -108,7 +108,7 @@ REQUIRED: dict[type[L0Payload], set[str]] = {
     p.UiAction: {"action_id", "agent_id", "tool_name", "args"},
     p.UiActionAck: {"action_id", "agent_id", "status"},
 }
-"""As seed 002 lists them, 5.1 to 5.11; written down here again, so that a changed model is seen."""
+"""The examples of the protocol; written down here again, so that a changed model is seen."""
 
 MODELS = list(GOOD)
 by_model = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.what())

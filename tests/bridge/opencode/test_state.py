@@ -1,4 +1,4 @@
-"""The capture state from a snapshot equals that folded from the whole log (FEATURES D3)."""
+"""The capture state from a snapshot equals that folded from the whole log."""
 
 from __future__ import annotations
 

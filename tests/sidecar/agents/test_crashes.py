@@ -1,4 +1,4 @@
-"""``kill -9`` at every step between a message's arrival and its effect (RELIABILITY 10; FEATURES F2).
+"""``kill -9`` at every step between a message's arrival and its effect.
 
 A process takes commands, answers them with events, messages and effects, and is killed at a named point, at any of its
 passings. The next one goes on, until nothing is left to do. ``TORTURE_RUNTIME_KILLS`` sets how often at each point.

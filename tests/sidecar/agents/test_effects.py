@@ -1,4 +1,4 @@
-"""Effects under a policy, with a ledger, on every backend (seed 001; FEATURES A1-A17, F3).
+"""Effects under a policy, with a ledger, on every backend.
 
 Here a runner works alone; ``test_effects_of_agents.py`` has agents, loops and restarts of the whole runtime.
 """

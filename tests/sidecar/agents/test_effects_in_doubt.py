@@ -1,4 +1,4 @@
-"""Effects whose attempt has no known end: repeated, asked about, or left to a person (seed 001)."""
+"""Effects whose attempt has no known end: repeated, asked about, or left to a person."""
 
 from __future__ import annotations
 

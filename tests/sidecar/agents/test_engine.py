@@ -1,4 +1,4 @@
-"""The engine of one agent, on every backend: exactly once, in order, and never half (seed 000; RELIABILITY 10, 11)."""
+"""The engine of one agent, on every backend: exactly once, in order, and never half."""
 
 from __future__ import annotations
 

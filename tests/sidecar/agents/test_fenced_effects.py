@@ -1,4 +1,4 @@
-"""A sidecar that lost its lock does no effect: it cannot note in the ledger that it begins (FEATURES U31)."""
+"""A sidecar that lost its lock does no effect: it cannot note in the ledger that it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Duplicates, any order, groups, restarts, snapshots, poison, two engines: equals an oracle (RELIABILITY 11)."""
+"""Duplicates, any order, groups, restarts, snapshots, poison, two engines: equals an oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard against agents that are not pure (seed 003; FEATURES R3, R6-R8)."""
+"""The guard against agents that are not pure."""
 
 from __future__ import annotations
 

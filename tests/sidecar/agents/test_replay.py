@@ -1,4 +1,4 @@
-"""Replaying an agent: equal to the log at every offset, or the first difference (seed 003; RELIABILITY 17)."""
+"""Replaying an agent: equal to the log at every offset, or the first difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kill -9`` at every step between a command on a real server and its last effect (RELIABILITY 10; FEATURES F2).
+"""``kill -9`` at every step between a command on a real server and its last effect.
 
 A process takes commands from the work queue, answers them with events, effects and commands for another home, and
 buries what cannot be handled. It is killed at a named point; the next one goes on, until the queue is empty and the

@@ -1,7 +1,4 @@
-"""``mirror verify`` reports a damaged copy and ``mirror rebuild`` fixes it, on every supported server.
-
-RELIABILITY test 9.
-"""
+"""``mirror verify`` reports a damaged copy and ``mirror rebuild`` fixes it, on every supported server."""
 
 from __future__ import annotations
 

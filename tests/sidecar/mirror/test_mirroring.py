@@ -73,7 +73,7 @@ async def halfway(task: MirrorTask) -> None:
 async def test_a_server_that_is_killed_held_wiped_and_upgraded_ends_with_the_log(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RELIABILITY 8, each fault once, while records keep arriving."""
+    """Each fault once, while records keep arriving."""
     each = size("MIRROR_RECORDS", 3000 if backend == "jsonl" else 1000) // 5
     monkeypatch.setattr("bridge.nats.mirror.publish.MAX_RUN", min(each // 6, 1000))
     store = await open_store(backend, tmp_path / "store")
