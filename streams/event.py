@@ -1,6 +1,7 @@
 """The one event envelope, ``StreamEvent``.
 
-Unknown fields survive a round trip, so an event from a newer writer is readable and keeps its bytes. This module does no I/O and reads no clock.
+Unknown fields survive a round trip, so an event from a newer writer is readable and keeps its bytes. This module does
+no I/O and reads no clock.
 """
 
 from __future__ import annotations
