@@ -53,6 +53,7 @@ COMMANDS = (
         LOOK,
         ("export ses_1a2b --output session.jsonl", "export ses_1a2b --format html -o session.html"),
     ),
+    Row("inspect", LOOK, ("inspect", "inspect ses_1a2b", "inspect --no-browser --port 4000")),
     Row("top", LOOK, ("top", "top --once")),
     Row("intents", LOOK, ("intents", "intents int_5f", "intents int_5f --cancel")),
     Row("checkpoints", LOOK, ("checkpoints", "checkpoints chk_5f --answer once", "checkpoints --all")),

@@ -94,6 +94,11 @@ def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
     yield "</body>\n</html>"
 
 
+def turn_html(turn: Turn, directory: str, reading: Reading) -> str:
+    """One turn of a session that ran in ``directory``, as in ``html_lines``."""
+    return "\n".join(_turns([turn], directory, reading))
+
+
 def markdown_html(text: str) -> str:
     """Markdown as harmless HTML, even where characters are written as entities."""
     tokens = _MARKDOWN.parse(text := printable(text))

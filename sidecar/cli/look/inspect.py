@@ -1,0 +1,72 @@
+"""``inspect``: a local page over the log, live and back in time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import home_of, note
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sidecar.inspector.access import Access
+    from streams.log.reader import LogReader
+
+
+async def inspect(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STREAM|EVENT]",
+            help="Open this session or event; give its id, or a unique part.",
+            autocompletion=complete.streams,
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 takes a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in your browser.")] = True,
+) -> None:
+    """Look at what agents did and why, in your browser: live, and at any moment of the past.
+
+    Serves the page on this machine only, until you press Ctrl-C. Only reads the log; answers and cancellations go
+    through the sidecar. The printed link works once, in one browser.
+    """
+    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.state import gather_status
+    from sidecar.inspector.data import Data
+    from sidecar.inspector.server import Inspector
+    from sidecar.read.select import open_reader
+
+    home = home_of(context)
+    reader = open_reader(home.store_path)
+    path = await _path(reader, name) if name is not None else "/"
+
+    async def send(method: str, args: Mapping[str, Any]) -> dict[str, Any]:
+        return await ask(home, method, dict(args), "it is safe to try again")
+
+    def ready(access: Access) -> None:
+        link = access.new_link(path)
+        note(f"Open {link}")
+        note("The link works once. Press Ctrl-C to end.")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(link)
+
+    data = Data(reader, own_identity().now_ms, send, lambda: gather_status(home))
+    await Inspector(data, own_identity().nonce, port).serve(ready)
+
+
+async def _path(reader: LogReader, name: str) -> str:
+    """The page of the session or the event that ``name`` names."""
+    from sidecar.read.select import NotFound, find_event, find_session
+
+    try:
+        stream, session = await find_session(reader, name)
+        return f"/s/{session or stream}"
+    except NotFound:
+        return f"/e/{(await find_event(reader, name)).event.id}"

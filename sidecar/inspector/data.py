@@ -1,0 +1,363 @@
+"""What the page shows, as JSON: the values of the command line's ``--json`` where a command shows the same."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+from sidecar.agents.inputs import agent_stream
+from sidecar.background.intents.intents import NAME as INTENTS
+from sidecar.background.intents.rows import as_row, spent_by
+from sidecar.background.people.checkpoints import CLOSED
+from sidecar.background.people.checkpoints import as_row as checkpoint_row
+from sidecar.background.reading import read_checkpoints, read_intents, read_notices
+from sidecar.inspector.past import Past, counted
+from sidecar.read.catalog import Catalog, is_agents
+from sidecar.read.changes.changes import totals
+from sidecar.read.compare import SHOWN, figures, same_until
+from sidecar.read.costs import TYPES, WAYS, By, Costs
+from sidecar.read.describe import describe
+from sidecar.read.detail import detail
+from sidecar.read.projects import short_directory
+from sidecar.read.select import SelectError, catalog_of, family_of, find_event, find_session, newest
+from sidecar.read.transcript.html import turn_html
+from sidecar.read.transcript.model import Reading, Session
+from sidecar.read.wording import one_line, printable
+from streams.log.reader import LogReader
+from streams.query import Filter
+from streams.store import Record
+
+Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+KEPT: Final = 4
+"""How many sessions stay in memory."""
+
+HITS: Final = 60
+MOST_TURNS: Final = 40
+"""How many turns one answer has; the page asks for more as the reader scrolls."""
+
+MOST_ROWS: Final = 500
+AROUND: Final = 60
+"""How many characters around a hit a snippet has, on each side."""
+
+ACTIONS: Final = {
+    "answer": "checkpoint_answer",
+    "cancel": "intent_cancel",
+    "apply": "intent_apply",
+}
+"""What the page's buttons ask of the sidecar. The sidecar judges the request as it judges one of the command line."""
+
+
+class Data:
+    """Reads one home's log. ``ask`` sends a request to the sidecar, and ``health`` gathers what ``status`` shows."""
+
+    def __init__(
+        self,
+        reader: LogReader,
+        now_ms: Callable[[], int],
+        ask: Ask,
+        health: Callable[[], Awaitable[dict[str, Any]]],
+    ) -> None:
+        self.reader, self._now_ms, self._ask, self._health = reader, now_ms, ask, health
+        self._pasts: OrderedDict[str, Past] = OrderedDict()
+
+    # --- the list ---
+
+    async def sessions(self) -> dict[str, Any]:
+        """Every root session, the newest first, and the work that each of them started."""
+        catalog, fault = await catalog_of(self.reader)
+        state = await read_intents(self.reader)
+        work: dict[str, int] = {}
+        phantoms = {each.session for each in state.intents.values() if each.session}
+        for each in state.intents.values():
+            if each.root:
+                work[each.root] = work.get(each.root, 0) + 1
+        rows = []
+        for stream in catalog.streams.values():
+            root = catalog.root_stream(stream.id)
+            if is_agents(stream.id) or not stream.sessions or root != stream.id or stream.id in phantoms:
+                continue
+            row = catalog.stream_json(stream.id)
+            own = catalog.own_session(stream.id)
+            row["agent"] = own.agent if own is not None else ""
+            row["place"] = short_directory(row["directory"], str(Path.home()))
+            row["background"] = work.get(own.id if own is not None else stream.id, 0)
+            row["position"] = stream.last_position
+            rows.append(row)
+        rows.sort(key=lambda row: row["position"], reverse=True)
+        return {"sessions": rows, "records": catalog.records, "now": self._now_ms(), "fault": str(fault or "")}
+
+    async def search(self, text: str) -> dict[str, Any]:
+        """The newest records with a text in what people, models and tools said and did."""
+        catalog, _ = await catalog_of(self.reader)
+        found, fault = await newest(
+            self.reader, Filter(text=text), HITS, lambda record: not is_agents(record.event.stream_id)
+        )
+        hits = []
+        for record in reversed(found):
+            root = catalog.root_stream(record.event.stream_id)
+            own = catalog.own_session(root)
+            line = describe(record.event)
+            hits.append(
+                {
+                    "event": record.event.id,
+                    "stream_id": root,
+                    "title": own.title if own is not None else "",
+                    "ts": record.event.ts,
+                    "label": line.label,
+                    "snippet": snippet(record.event.payload, text),
+                }
+            )
+        return {"hits": hits, "fault": str(fault or "")}
+
+    # --- one session ---
+
+    async def past(self, given: str) -> Past:
+        """The session that ``given`` names, with all that it started. Raises ``SelectError``."""
+        stream, session = await find_session(self.reader, given)
+        key = session or stream
+        past = self._pasts.get(key)
+        if past is None:
+            past = self._pasts[key] = Past(stream, await family_of(self.reader, stream, session=session))
+        self._pasts.move_to_end(key)
+        while len(self._pasts) > KEPT:
+            self._pasts.popitem(last=False)
+        await past.catch_up(self.reader)
+        return past
+
+    async def session(self, given: str, at: int | None) -> dict[str, Any]:
+        """The head of a session's page after ``at`` records, and where the slider can jump to."""
+        past = await self.past(given)
+        upto = past.upto(at)
+        catalog, spans = past.catalog(at), past.spans(at).found
+        conversation = past.conversation(at)
+        roots = conversation.roots
+        turns = [turn for root in roots for turn in root.turns]
+        cost = round(sum(each.cost for each in catalog.streams.values()), 9)
+        tokens: dict[str, int | float] = {}
+        for stream in catalog.streams.values():
+            for name, count in stream.tokens.items():
+                tokens[name] = tokens.get(name, 0) + count
+        own = catalog.sessions.get(past.stream)
+        waits = [span for span in spans if span.kind == "wait"]
+        now = past.records[upto - 1].event.ts if upto else 0
+        ended = [span for span in spans if span.kind == "turn"]
+        return {
+            "stream_id": past.stream,
+            "title": own.title if own is not None else "",
+            "directory": catalog.directory(past.stream),
+            "place": short_directory(catalog.directory(past.stream), str(Path.home())),
+            "agent": own.agent if own is not None else "",
+            "status": catalog.status(past.stream) if past.stream in catalog.streams else "unknown",
+            "records": len(past.records),
+            "at": upto,
+            "first_ts": past.records[0].event.ts if past.records else None,
+            "ts": now,
+            "turns": len(turns),
+            "cost": cost,
+            "tokens": tokens,
+            "working_ms": sum(max((span.end or now) - span.start, 0) for span in ended),
+            "waiting_ms": sum(max((span.end or now) - span.start, 0) for span in waits),
+            "counts": counted(past.marks, upto),
+            "marks": past.marks,
+            "asks": [asdict_of(ask) for ask in catalog.asks()],
+            "sessions": self._tree(catalog),
+            "hash": past.records[upto - 1].hash if upto else "",
+            "position": past.records[upto - 1].position if upto else None,
+            "fault": past.fault,
+        }
+
+    @staticmethod
+    def _tree(catalog: Catalog) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+
+        def add(session_id: str, depth: int) -> None:
+            session = catalog.sessions[session_id]
+            state = (
+                "waiting" if session.asks else "active" if session.is_active else "ended" if session.ended else "idle"
+            )
+            rows.append(
+                {"id": session.id, "title": session.title, "agent": session.agent, "depth": depth, "status": state}
+            )
+            for child in catalog.children(session_id):
+                add(child.id, depth + 1)
+
+        for root in catalog.roots():
+            add(root.id, 0)
+        return rows
+
+    async def conversation(self, given: str, at: int | None, first: int | None) -> dict[str, Any]:
+        """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns."""
+        past = await self.past(given)
+        roots = past.conversation(at).roots
+        turns = [(root, turn) for root in roots for turn in root.turns]
+        begin = max(len(turns) - MOST_TURNS, 0) if first is None else max(0, min(first, len(turns)))
+        reading = Reading(full=False, children=False, now_ms=self._now(past, at))
+        shown = [
+            {"number": number, "html": turn_html(turn, root.directory, reading)}
+            for number, (root, turn) in enumerate(turns[begin : begin + MOST_TURNS], begin)
+        ]
+        return {"turns": shown, "count": len(turns), "heads": _heads(roots)}
+
+    def _now(self, past: Past, at: int | None) -> int:
+        upto = past.upto(at)
+        return self._now_ms() if upto == len(past.records) else past.records[upto - 1].event.ts if upto else 0
+
+    async def timeline(self, given: str, at: int | None) -> dict[str, Any]:
+        """The spans of a session and its descendants until ``at``."""
+        past = await self.past(given)
+        upto = past.upto(at)
+        return {
+            "spans": [asdict(span) for span in past.spans(at).found],
+            "now": past.records[upto - 1].event.ts if upto else 0,
+        }
+
+    async def files(self, given: str, at: int | None, since: int) -> dict[str, Any]:
+        """The files that agents changed in the records after ``since``, up to ``at``, with diffs and approvals."""
+        past = await self.past(given)
+        turns = past.changes(at, since).turns()
+        return {"turns": [turn.as_json() for turn in turns], "totals": totals(turns)}
+
+    async def events(self, given: str, at: int | None, first: int) -> dict[str, Any]:
+        """Some records of a session, numbered from 1, from number ``first`` on."""
+        past = await self.past(given)
+        upto = past.upto(at)
+        begin = max(first - 1, 0)
+        rows = [
+            row_of(record) | {"number": number}
+            for number, record in enumerate(past.records[begin : min(begin + MOST_ROWS, upto)], begin + 1)
+        ]
+        return {"rows": rows, "count": upto}
+
+    async def compare(self, one: str, other: str) -> dict[str, Any]:
+        """Two sessions beside each other, and their records from the first difference on."""
+        pasts = [await self.past(one), await self.past(other)]
+        left, right = (past.records for past in pasts)
+        same = same_until(left, right)
+        begin = same or 0
+        rows = zip_longest(*([row_of(each) for each in past.records[begin : begin + SHOWN]] for past in pasts))
+        return {
+            "sides": [figures(past.stream, past.records) for past in pasts],
+            "same": same,
+            "rows": [] if same is None else list(rows),
+        }
+
+    # --- one event ---
+
+    async def event(self, given: str) -> dict[str, Any]:
+        """One record with its content in parts, what led to it, and what followed from it."""
+        from sidecar.read.causes import causes
+
+        record = await find_event(self.reader, given)
+        chain = await causes(self.reader, record)
+        catalog, _ = await catalog_of(self.reader)
+        root = catalog.root_stream(record.event.stream_id)
+        effects, _ = await newest(self.reader, Filter(causation_id=record.event.id), MOST_ROWS, after=record.position)
+        found = detail(record.event)
+        return {
+            "record": record.as_json(),
+            "row": row_of(record),
+            "root": root,
+            "number": await self._number(root, record),
+            "parts": [{"kind": part.kind, "text": printable(part.text)} for part in found.parts],
+            "facts": [[name, one_line(str(value))] for name, value in found.facts],
+            "causes": [row_of(each) for each in chain[:-1]],
+            "effects": [row_of(each) for each in effects],
+        }
+
+    async def _number(self, root: str, record: Record) -> int | None:
+        if is_agents(root):
+            return None
+        past = await self.past(root)
+        return next((n for n, each in enumerate(past.records, 1) if each.position == record.position), None)
+
+    # --- background work, costs, health ---
+
+    async def work(self) -> dict[str, Any]:
+        """Background work, what waits for a person, and the messages about it."""
+        state = await read_intents(self.reader)
+        listed = [as_row(each) | {"spent": spent_by(state, each.root)} for each in state.intents.values()]
+        asks = [checkpoint_row(each) for each in await read_checkpoints(self.reader) if each.state not in CLOSED]
+        notices = (await read_notices(self.reader))[-MOST_ROWS:]
+        return {"intents": listed[::-1], "checkpoints": asks, "notices": notices[::-1], "now": self._now_ms()}
+
+    async def costs(self, by: str) -> dict[str, Any]:
+        """What root sessions cost, by one of ``WAYS``."""
+        way: By = next((each for each in WAYS if each == by), "day")
+        costs = await costs_of(self.reader, way, Filter(types=TYPES))
+        return {"by": way, "sums": [each.as_json() for each in costs.sums()]}
+
+    async def health(self) -> dict[str, Any]:
+        """What ``status`` shows."""
+        return await self._health()
+
+    async def act(self, action: str, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what a button says. Raises ``SelectError`` for a button that does not exist, and the sidecar's errors."""
+        method = ACTIONS.get(action)
+        if method is None:
+            raise SelectError(f"the page has no button {one_line(action)[:40]!r}")
+        return await self._ask(method, args)
+
+
+async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
+    """The costs of the wanted records. Work that ran in the background counts in the session that started it."""
+    catalog, _ = await catalog_of(reader)
+    state = await read_intents(reader)
+    starters = {each.session: each.root for each in state.intents.values() if each.session and each.root}
+
+    def root_of(session: str) -> str:
+        root = catalog.lineage.root(session)
+        return starters.get(root, root)
+
+    costs = Costs(by, root_of, lambda root: catalog.directory(root))
+    async for record in reader.query(wanted):
+        costs.apply(record)
+    return costs
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """One record on one line."""
+    line = describe(record.event)
+    return {
+        "id": record.event.id,
+        "stream_id": record.event.stream_id,
+        "position": record.position,
+        "ts": record.event.ts,
+        "type": record.event.type,
+        "actor": one_line(record.event.actor),
+        "label": line.label,
+        "text": one_line(line.text)[:400],
+        "tone": line.tone,
+    }
+
+
+def snippet(payload: Any, text: str) -> str:
+    """The first value of a payload that has ``text``, and some of what is around it; empty if none has."""
+    values = [payload]
+    wanted = text.casefold()
+    while values:
+        value = values.pop(0)
+        if isinstance(value, dict):
+            values[:0] = list(value.values())
+        elif isinstance(value, list):
+            values[:0] = value
+        elif isinstance(value, str) and (at := value.casefold().find(wanted)) >= 0:
+            begin, end = max(at - AROUND, 0), at + len(text) + AROUND
+            return "…" * (begin > 0) + one_line(value[begin:end]) + "…" * (end < len(value))
+    return ""
+
+
+def asdict_of(ask: Any) -> dict[str, Any]:
+    """An open ask as JSON."""
+    return {name: getattr(ask, name) for name in ("request", "session", "event", "since_ms", "text")}
+
+
+def _heads(roots: list[Session]) -> list[str]:
+    return [root.title for root in roots]
+
+
+INTENT_STREAM: Final = agent_stream(INTENTS)

@@ -1,0 +1,141 @@
+// The frame of the page: which view belongs to an address, keys, search, and what is live.
+
+import { compare } from "/page/compare.js";
+import { costs } from "/page/costs.js";
+import { event } from "/page/event.js";
+import { health } from "/page/health.js";
+import { get, h, step } from "/page/lib.js";
+import { session } from "/page/session.js";
+import { found, sessions } from "/page/sessions.js";
+import { work } from "/page/work.js";
+
+const main = document.getElementById("main");
+const find = document.getElementById("find");
+const live = document.getElementById("live");
+const keys = document.getElementById("keys");
+
+/** The view that is shown: `element`, and what it does with `key`, `news` and `leave`. */
+let view = { element: h("div") };
+let turn = 0;
+
+const ROUTES = [
+  [/^\/$/, "sessions", sessions],
+  [/^\/s\/([^/]+)(?:\/(\w+))?$/, "sessions", session],
+  [/^\/e\/([^/]+)$/, "sessions", event],
+  [/^\/work$/, "work", work],
+  [/^\/compare\/([^/]+)\/([^/]+)$/, "sessions", compare],
+  [/^\/costs$/, "costs", costs],
+  [/^\/health$/, "health", health],
+];
+
+async function show() {
+  const mine = ++turn;
+  const address = new URL(location.href);
+  const query = address.searchParams.get("q");
+  const [rule, page, make] =
+    query && address.pathname === "/" ? [/^/, "sessions", () => found(query)] : (ROUTES.find(([each]) => each.test(address.pathname)) ?? ROUTES[0]);
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.dataset.page === page) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const args = (rule.exec(address.pathname) ?? []).slice(1).map((each) => each && decodeURIComponent(each));
+  let made;
+  try {
+    if (view.stays?.(args, make)) return;
+    made = await make(...args);
+  } catch (error) {
+    made = { element: h("p", { class: "empty" }, error.message) };
+  }
+  if (mine !== turn) return;
+  view.leave?.();
+  view = made;
+  main.replaceChildren(made.element);
+  made.shown?.();
+  document.title = made.title ? `${made.title} · Durable Stream` : "Durable Stream";
+}
+
+export function go(path, { replace = false } = {}) {
+  history[replace ? "replaceState" : "pushState"](null, "", path);
+  show();
+}
+
+addEventListener("popstate", show);
+addEventListener("click", (click) => {
+  const link = click.target.closest?.("a[href]");
+  if (!link || click.ctrlKey || click.metaKey || click.shiftKey || click.button || link.target) return;
+  const to = new URL(link.href);
+  if (to.origin !== location.origin || link.getAttribute("href").startsWith("#")) return;
+  click.preventDefault();
+  go(to.pathname + to.search);
+});
+
+document.querySelector(".find").addEventListener("submit", (submit) => submit.preventDefault());
+let typed;
+find.addEventListener("input", () => {
+  clearTimeout(typed);
+  typed = setTimeout(() => go(find.value.trim() ? `/?q=${encodeURIComponent(find.value.trim())}` : "/", { replace: true }), 150);
+});
+
+addEventListener("keydown", (press) => {
+  if (press.key === "Escape") {
+    find.blur();
+    view.key?.("Escape");
+    return;
+  }
+  if (press.ctrlKey || press.metaKey || press.altKey) return;
+  if (press.target.closest?.("input:not([type=range]), select, textarea, dialog")) {
+    if (press.key === "Enter" && press.target === find) main.querySelector(".hit, .row:not(.heads)")?.click();
+    return;
+  }
+  if (press.key === "/") find.focus();
+  else if (press.key === "?") keys.showModal();
+  else if (press.key === "j" || press.key === "k") step(main.querySelectorAll("[data-row]"), press.key === "j" ? 1 : -1);
+  else if (press.key === "Enter" && press.target === document.body) main.querySelector("[data-row].at")?.click();
+  else if (!view.key?.(press.key)) return;
+  press.preventDefault();
+});
+keys.addEventListener("click", () => keys.close());
+
+let asking = false;
+let again = false;
+async function news() {
+  if (asking) {
+    again = true;
+    return;
+  }
+  asking = true;
+  try {
+    await view.news?.();
+    await badge();
+  } catch {
+    // The view stays as it was. The mark in the bar says that nothing arrives.
+  } finally {
+    asking = false;
+  }
+  if (again) {
+    again = false;
+    news();
+  }
+}
+
+async function badge() {
+  const waiting = document.getElementById("waiting");
+  const count = (await get("work")).checkpoints.length;
+  waiting.textContent = count ? String(count) : "";
+  waiting.hidden = !count;
+}
+
+const source = new EventSource("/api/live");
+source.addEventListener("head", () => {
+  live.classList.add("on");
+  live.textContent = "live";
+  live.title = "New events arrive by themselves";
+  news();
+});
+source.addEventListener("error", () => {
+  live.classList.remove("on");
+  live.textContent = "offline";
+  live.title = "`durable-stream inspect` does not answer";
+});
+
+show();

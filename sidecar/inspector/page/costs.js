@@ -1,0 +1,36 @@
+// What sessions cost, by day, project, model, agent or session; the work that a session started counts in it.
+
+import { amount, get, h, money, tokensOf } from "/page/lib.js";
+
+const WAYS = ["day", "project", "model", "agent", "session"];
+
+export async function costs() {
+  const element = h("div", { class: "page" });
+  let by = "day";
+
+  async function draw() {
+    const { sums } = await get("costs", { by });
+    const most = Math.max(...sums.map((each) => each.cost || tokensOf(each.tokens) / 1e9), 1e-12);
+    const chips = WAYS.map((way) => h("button", { class: "chip", "aria-pressed": String(way === by), onclick: () => ((by = way), draw()) }, `by ${way}`));
+    const rows = sums.map((each) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, by === "session" ? h("a", { href: `/s/${encodeURIComponent(each.key)}`, "data-row": true }, each.key) : each.key || "–"),
+        h("td", { style: { width: "30%" } }, h("div", { class: "meter", style: { width: `${((each.cost || tokensOf(each.tokens) / 1e9) / most) * 100}%` } })),
+        h("td", { class: "num" }, money(each.cost)),
+        h("td", { class: "num quiet" }, amount(tokensOf(each.tokens))),
+        h("td", { class: "num quiet" }, amount(each.steps)),
+        h("td", { class: "num quiet" }, amount(each.sessions)),
+      ),
+    );
+    const heads = [by, "", "cost", "tokens", "model calls", "sessions"].map((each, at) => h("th", { class: at > 1 ? "num" : "" }, each));
+    element.replaceChildren(
+      h("div", { class: "filters" }, chips),
+      rows.length ? h("table", { class: "sums" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)) : h("p", { class: "empty" }, "No model call was recorded yet."),
+    );
+  }
+
+  await draw();
+  return { element, title: "Costs", news: draw };
+}

@@ -1,0 +1,31 @@
+// Is it recording, and is the log intact: what `durable-stream status` says.
+
+import { get, h, plural } from "/page/lib.js";
+
+export async function health() {
+  const element = h("div", { class: "page" });
+
+  async function draw() {
+    const found = await get("health");
+    const good = !found.problems.length;
+    const rows = [
+      ["home", found.home],
+      ["sidecar", found.sidecar ? `running, pid ${found.sidecar.pid}, version ${found.sidecar.version}` : "not running: the next OpenCode starts it"],
+      ["linked", found.links?.length ? plural(found.links.length, "OpenCode") : "no OpenCode"],
+      ["log", found.log?.head === null || found.log?.head === undefined ? "cannot be opened" : `${plural(found.log.head + 1 - (found.log.pruned || 0), "record")}, ${found.log.backend ?? ""}`],
+      ["waiting in the spool", found.spool?.bytes ?? found.spool?.files ?? "nothing"],
+      ["gaps", found.gaps || "none"],
+    ];
+    element.replaceChildren(
+      h("h1", { class: good ? "good" : "bad" }, good ? "All is well" : "Something is wrong"),
+      ...found.problems.map((text) => h("p", { class: "note" }, text)),
+      ...found.notes.map((text) => h("p", { class: "quiet" }, text)),
+      ...found.asks.map((text) => h("p", { class: "wait" }, text)),
+      h("dl", { class: "grid" }, rows.map(([label, value]) => [h("dt", {}, label), h("dd", {}, String(value))])),
+      h("p", { class: "faint" }, "durable-stream doctor looks closer, and durable-stream verify reads every record."),
+    );
+  }
+
+  await draw();
+  return { element, title: "Health", news: draw };
+}

@@ -1,0 +1,124 @@
+// What every page needs: elements, requests, and values as people write them.
+
+/** An element with attributes, listeners (`onclick`) and children; texts are never parsed as HTML. */
+export function h(tag, given = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(given)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(made.style, value);
+    else made.setAttribute(name, value === true ? "" : String(value));
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+/** An error that the server explained. */
+export class Refused extends Error {
+  constructor(code, text) {
+    super(text);
+    this.code = code;
+  }
+}
+
+async function answered(response) {
+  const found = await response.json().catch(() => ({ code: "unreadable", error: "The answer could not be read." }));
+  if (!response.ok) throw new Refused(found.code, found.error);
+  return found;
+}
+
+export async function get(path, values = {}) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(values)) if (value !== null && value !== undefined) query.set(name, value);
+  let response;
+  try {
+    response = await fetch(`/api/${path}${query.size ? `?${query}` : ""}`);
+  } catch {
+    throw new Refused("offline", "`durable-stream inspect` has ended. Run it again, and open its link.");
+  }
+  if (response.status === 401) throw new Refused("no-login", await response.text());
+  return answered(response);
+}
+
+export const act = async (action, args) =>
+  answered(
+    await fetch(`/api/do/${action}`, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(args),
+    }),
+  );
+
+const UNKNOWN = "–";
+const SANE_MS = 366 * 86_400_000;
+
+export function span(ms) {
+  if (typeof ms !== "number" || ms < 0) return UNKNOWN;
+  if (ms > SANE_MS) return "?";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  const seconds = ms / 1000;
+  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
+  return minutes < 48 * 60 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 1440)} d`;
+}
+
+export function money(cost) {
+  if (!cost) return UNKNOWN;
+  if (cost > 1e9) return "?";
+  return cost >= 0.995 ? `$${cost.toFixed(2)}` : `$${cost.toFixed(4)}`;
+}
+
+export function amount(count) {
+  if (typeof count !== "number") return UNKNOWN;
+  if (count < 0 || count > 1e15) return "?";
+  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (count >= size) return `${(count / size).toFixed(1)}${unit}`;
+  return String(count);
+}
+
+export const tokensOf = (tokens = {}) => tokens.total || Object.values(tokens).reduce((sum, each) => sum + each, 0);
+
+const pad = (number) => String(number).padStart(2, "0");
+
+export function clock(ts) {
+  const when = new Date(ts);
+  return Number.isNaN(when.valueOf()) ? "?" : `${pad(when.getHours())}:${pad(when.getMinutes())}:${pad(when.getSeconds())}`;
+}
+
+export function day(ts) {
+  const when = new Date(ts);
+  return Number.isNaN(when.valueOf()) ? "?" : `${when.getFullYear()}-${pad(when.getMonth() + 1)}-${pad(when.getDate())}`;
+}
+
+export function ago(ts, now) {
+  const seconds = Math.floor((now - ts) / 1000);
+  if (!ts) return UNKNOWN;
+  if (seconds < 0) return "?";
+  if (seconds < 60) return "just now";
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ago`;
+  return seconds < 30 * 86_400 ? `${Math.floor(seconds / 86_400)} d ago` : day(ts);
+}
+
+export const plural = (count, word) => `${amount(count)} ${word}${count === 1 ? "" : "s"}`;
+
+export function status(state) {
+  return h("span", { class: `status ${state}` }, state);
+}
+
+/** Move the mark among rows with j and k; Enter opens the marked one. */
+export function step(rows, by) {
+  const list = [...rows].filter((row) => row.offsetParent !== null);
+  const at = list.findIndex((row) => row.classList.contains("at"));
+  const next = list[Math.max(0, Math.min(list.length - 1, at < 0 ? (by > 0 ? 0 : list.length - 1) : at + by))];
+  if (!next) return;
+  list[at]?.classList.remove("at");
+  next.classList.add("at");
+  next.scrollIntoView({ block: "nearest" });
+}
+
+export function diffOf(patch) {
+  const kinds = { "+": "add", "-": "del", "@": "hunk" };
+  const lines = patch.split("\n").filter((line) => !/^(Index: |=+$|--- |\+\+\+ )/.test(line));
+  return h("pre", { class: "diff" }, lines.map((line) => h("span", { class: kinds[line[0]] ?? "same" }, line || " ")));
+}

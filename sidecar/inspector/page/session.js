@@ -1,0 +1,257 @@
+// One session: conversation, timeline, files and events, at any moment; the slider chooses the moment.
+
+import { go } from "/page/app.js";
+import { detailOf } from "/page/event.js";
+import { amount, clock, day, diffOf, get, h, money, plural, span, status, tokensOf } from "/page/lib.js";
+import { slider } from "/page/slider.js";
+import { timeline } from "/page/timeline.js";
+
+const TABS = ["conversation", "timeline", "files", "events"];
+
+export async function session(name, tab = "conversation") {
+  const path = `s/${encodeURIComponent(name)}`;
+  const wanted = new URL(location.href).searchParams;
+  let at = Number(wanted.get("at")) || null;
+  let head = await get(`${path}/head`, { at });
+  let shown = TABS.includes(tab) ? tab : TABS[0];
+  let drawing = 0;
+
+  const side = h("aside", { class: "side", "aria-label": "Sessions of this tree" });
+  const top = h("div", { class: "head" });
+  const tabs = h("div", { class: "tabs", role: "navigation", "aria-label": "Views" });
+  const body = h("div", { class: "body" });
+  const middle = h("div", {}, top, tabs, body);
+  const panel = h("aside", { class: "detail", hidden: true, "aria-label": "The selected event" });
+  const bar = slider({ move, head: () => head, at: () => at });
+  const element = h("div", { class: "session" }, side, middle, panel, bar.element);
+
+  function drawHead() {
+    element.classList.toggle("alone", head.sessions.length < 2);
+    side.replaceChildren(
+      h("h2", {}, plural(head.sessions.length, "session")),
+      ...head.sessions.map((each) =>
+        h(
+          "a",
+          { class: "leaf", href: `/s/${encodeURIComponent(each.id)}`, style: { paddingLeft: `${8 + each.depth * 14}px` }, title: each.title },
+          each.title || each.agent || each.id.slice(-10),
+          h("br"),
+          h("small", {}, each.agent, " "),
+          status(each.status),
+        ),
+      ),
+    );
+    const fact = (label, value) => h("span", {}, `${label} `, h("b", {}, value));
+    top.replaceChildren(
+      ...(head.fault ? [h("p", { class: "note" }, `Shown up to the damage: ${head.fault}`)] : []),
+      h("h1", {}, head.title || "(no title)"),
+      h(
+        "p",
+        { class: "facts" },
+        status(head.counts.error && head.status === "idle" ? head.status : head.status),
+        h("span", { title: head.directory }, head.place || "–"),
+        fact("worked", span(head.working_ms)),
+        head.waiting_ms ? fact("waited for a person", span(head.waiting_ms)) : null,
+        fact("turns", head.turns),
+        fact("tokens", amount(tokensOf(head.tokens))),
+        fact("cost", money(head.cost)),
+        head.counts.error ? h("span", { class: "bad" }, plural(head.counts.error, "error")) : null,
+        h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, `${amount(head.records)} events`),
+      ),
+      ...head.asks.map((ask) =>
+        h("p", { class: "card waits" }, h("b", {}, "Waits for you: "), ask.text, " ", h("a", { class: "wait", href: "/work" }, "Answer")),
+      ),
+    );
+    tabs.replaceChildren(
+      ...TABS.map((each) => h("a", { href: address(each, at), "aria-current": each === shown && "page" }, each[0].toUpperCase() + each.slice(1))),
+      ...(at === null ? [] : [h("span", { class: "past" }, `as of event ${amount(head.at)}`)]),
+    );
+    bar.draw();
+  }
+
+  const address = (which, moment) => `/${path}/${which}${moment === null ? "" : `?at=${moment}`}`;
+
+  async function drawBody({ keep = false } = {}) {
+    const mine = ++drawing;
+    const made = await VIEWS[shown]({ path, at, head, select, keep, since: bar.since() });
+    if (mine !== drawing) return;
+    const isAtEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
+    body.replaceChildren(made);
+    if (keep && isAtEnd && shown === "conversation") scrollTo(0, document.documentElement.scrollHeight);
+  }
+
+  async function move(to) {
+    at = to === null || to >= head.records ? null : Math.max(to, 1);
+    history.replaceState(null, "", address(shown, at));
+    bar.draw();
+    const found = await get(`${path}/head`, { at });
+    if ((at === null ? found.records : at) !== found.at) return; // the reader has moved on meanwhile
+    head = found;
+    drawHead();
+    await drawBody({ keep: true });
+  }
+
+  async function select(id) {
+    panel.hidden = false;
+    element.classList.add("detailed");
+    const close = h("button", { class: "close", "aria-label": "Close", onclick: unselect }, "×");
+    try {
+      panel.replaceChildren(close, ...detailOf(await get(`e/${encodeURIComponent(id)}`), { move }));
+    } catch (error) {
+      panel.replaceChildren(close, h("p", { class: "quiet" }, error.message));
+    }
+  }
+
+  function unselect() {
+    panel.hidden = true;
+    element.classList.remove("detailed");
+  }
+
+  function pick(which) {
+    shown = which;
+    history.pushState(null, "", address(which, at));
+    drawHead();
+    drawBody();
+    scrollTo(0, 0);
+  }
+
+  tabs.addEventListener("click", (click) => {
+    const chosen = TABS.find((each) => click.target.textContent?.toLowerCase() === each);
+    if (!chosen || click.ctrlKey || click.metaKey) return;
+    click.preventDefault();
+    click.stopPropagation();
+    pick(chosen);
+  });
+
+  drawHead();
+  await drawBody();
+  if (wanted.get("event")) select(wanted.get("event"));
+  return {
+    element,
+    title: head.title,
+    shown: () => bar.draw(),
+    leave: () => bar.leave(),
+    key(key) {
+      if (key === "Escape") return unselect(), true;
+      if (TABS[Number(key) - 1]) return pick(TABS[Number(key) - 1]), true;
+      return bar.key(key);
+    },
+    async news() {
+      if (at !== null) {
+        head = { ...head, records: (await get(`${path}/head`)).records };
+        bar.draw();
+        return;
+      }
+      const found = await get(`${path}/head`);
+      if (found.records === head.records && found.status === head.status) return;
+      head = found;
+      drawHead();
+      await drawBody({ keep: true });
+    },
+  };
+}
+
+const VIEWS = {
+  async conversation({ path, at }) {
+    const talk = h("div", { class: "talk" });
+    const found = await get(`${path}/conversation`, { at });
+    if (!found.count) return h("p", { class: "empty" }, "Nothing was said yet.");
+    const put = (turns, where) => {
+      for (const turn of where === "before" ? [...turns].reverse() : turns) {
+        const made = h("div", { class: "turn-html", id: `turn-${turn.number}` });
+        made.innerHTML = turn.html; // made by the renderer of the exports, which escapes every text
+        if (where === "before") talk.insertBefore(made, talk.firstElementChild);
+        else talk.append(made);
+      }
+    };
+    put(found.turns, "after");
+    let first = found.turns[0]?.number ?? 0;
+    const more = h(
+      "button",
+      {
+        class: "more",
+        async onclick() {
+          const from = Math.max(first - 40, 0);
+          const earlier = (await get(`${path}/conversation`, { at, first: from })).turns.filter((turn) => turn.number < first);
+          const height = document.documentElement.scrollHeight;
+          put(earlier, "before");
+          first = from;
+          scrollBy(0, document.documentElement.scrollHeight - height);
+          more.hidden = first === 0;
+        },
+      },
+      "Show earlier turns",
+    );
+    more.hidden = first === 0;
+    return h("div", {}, more, talk);
+  },
+
+  async timeline({ path, at, select }) {
+    return timeline(await get(`${path}/timeline`, { at }), select);
+  },
+
+  async files({ path, at, since }) {
+    const found = await get(`${path}/files`, { at, since });
+    if (!found.turns.length) return h("p", { class: "empty" }, "No agent changed a file with a tool until then. What commands changed is not known.");
+    const counted = found.totals;
+    return h(
+      "div",
+      {},
+      h("p", { class: "quiet" }, `${plural(counted.files, "file")}, +${counted.added} −${counted.removed}. What commands changed is not known.`),
+      found.turns.map((turn) => [
+        h("h2", {}, turn.undone ? "(undone) " : "", (turn.prompt || "(no prompt)").slice(0, 200)),
+        turn.files.map((file) => [
+          h("p", {}, h("code", {}, file.file), " ", h("span", { class: "good" }, file.added === null ? "" : `+${file.added}`), " ", h("span", { class: "bad" }, file.removed === null ? "" : `−${file.removed}`)),
+          file.edits.map((edit) => [
+            edit.approvals.map((each) => h("p", { class: "wait" }, `${each.reply ?? "not answered"}${each.by ? ` by ${each.by}` : ""}${each.waited_ms ? ` after ${span(each.waited_ms)}` : ""}`)),
+            edit.diff ? diffOf(edit.diff) : h("p", { class: "faint" }, "The whole file was written; what was there before is not known."),
+          ]),
+        ]),
+        turn.decisions.map((each) => h("p", { class: "wait" }, `${each.reply ?? "not answered"}: ${each.asked}`)),
+      ]),
+    );
+  },
+
+  async events({ path, at, select, head }) {
+    const table = h("tbody");
+    const load = async (first) => {
+      const found = await get(`${path}/events`, { at, first });
+      for (const row of found.rows) {
+        const mark = row.tone === "bad" || /error/.test(row.type) ? "bad" : "";
+        table.append(
+          h(
+            "tr",
+            { "data-row": true, tabindex: 0, onclick: () => select(row.id), onkeydown: (press) => press.key === "Enter" && select(row.id) },
+            h("td", { class: "num faint" }, row.number),
+            h("td", { class: "faint mono", title: day(row.ts) }, clock(row.ts)),
+            h("td", { class: "quiet" }, row.actor),
+            h("td", { class: "type" }, row.type),
+            h("td", { class: `what ${mark}`, title: row.text }, h("b", {}, row.label), row.text ? `  ${row.text}` : ""),
+          ),
+        );
+      }
+      return first + found.rows.length - 1 < found.count ? first + found.rows.length : 0;
+    };
+    // The newest rows matter most, so a long session starts with its last ones.
+    const size = 500;
+    let first = Math.max(head.at - size + 1, 1);
+    await load(first);
+    const more = h("button", { class: "more", onclick: async () => {
+      const from = Math.max(first - size, 1);
+      const rows = (await get(`${path}/events`, { at: first - 1, first: from })).rows;
+      const below = [...table.children];
+      table.replaceChildren();
+      const kept = h("tbody");
+      kept.append(...below);
+      const until = first;
+      first = from;
+      await load(from);
+      while (table.children.length > rows.length) table.lastElementChild.remove();
+      table.append(...kept.children);
+      more.hidden = first === 1 || until === 1;
+    } }, "Show earlier events");
+    more.hidden = first === 1;
+    return h("div", {}, more, h("table", { class: "events" }, table));
+  },
+};
+
+export { go };

@@ -1,0 +1,127 @@
+// The slider along the bottom: which moment is shown, and the ways to another one.
+
+import { amount, clock, day, h } from "/page/lib.js";
+
+const COLOURS = { turn: "--strong", ask: "--wait-bar", error: "--bad", edit: "--accent" };
+
+/** `move(n)` shows the session as of event n, `null` now; `head()` and `at()` tell what is shown. */
+export function slider({ move, head, at }) {
+  const canvas = h("canvas", { "aria-hidden": true });
+  const range = h("input", { type: "range", min: 1, step: 1, "aria-label": "Moment: event", title: "[ and ] step" });
+  const told = h("output");
+  const play = h("button", { title: "Play", "aria-label": "Play", onclick: toggle }, "▶");
+  const speed = h("button", { class: "jump", title: "Speed", onclick: faster }, "1×");
+  const jump = (label, text, by) => h("button", { title: label, "aria-label": label, class: Math.abs(by) > 1 ? "jump" : "", onclick: () => (Math.abs(by) > 1 ? toMark(by) : shift(by)) }, text);
+  const element = h(
+    "div",
+    { class: "slider", role: "group", "aria-label": "Time" },
+    play,
+    speed,
+    jump("Previous turn, ask, error or edit", "«", -2),
+    jump("One event back", "‹", -1),
+    h("div", { class: "track" }, canvas, range),
+    jump("One event on", "›", 1),
+    jump("Next turn, ask, error or edit", "»", 2),
+    h("button", { title: "Back to now (0)", onclick: () => move(null) }, "now"),
+    told,
+  );
+  let playing = null;
+  let times = 1;
+  let pending = null;
+
+  const now = () => at() ?? head().records;
+  const shift = (by) => move(Math.max(now() + by, 1));
+
+  function toMark(by) {
+    const numbers = head().marks.map(([number]) => number);
+    const next = by > 0 ? numbers.find((number) => number > now()) : numbers.findLast((number) => number < now());
+    move(next ?? (by > 0 ? null : 1));
+  }
+
+  function faster() {
+    times = times >= 64 ? 1 : times * 4;
+    speed.textContent = `${times}×`;
+  }
+
+  function toggle() {
+    if (playing !== null) return stop();
+    play.textContent = "⏸";
+    const from = at() === null ? 1 : now();
+    playing = 0;
+    next(from);
+  }
+
+  // Plays in recorded time, but waits at most a second for the next event.
+  async function next(number) {
+    if (playing === null) return;
+    await move(number);
+    if (number >= head().records) return stop();
+    playing = setTimeout(() => next(number + Math.max(1, Math.floor(times / 4))), Math.max(40, 600 / times));
+  }
+
+  function stop() {
+    clearTimeout(playing);
+    playing = null;
+    play.textContent = "▶";
+  }
+
+  range.addEventListener("input", () => {
+    stop();
+    const to = Number(range.value);
+    if (pending !== null) {
+      pending = to;
+      return;
+    }
+    pending = to;
+    requestAnimationFrame(async () => {
+      for (let wanted = pending; ; wanted = pending) {
+        await move(wanted);
+        if (pending === wanted) break;
+      }
+      pending = null;
+    });
+  });
+
+  function draw() {
+    const { records, marks, ts } = head();
+    range.max = records;
+    if (pending === null) range.value = now();
+    range.setAttribute("aria-valuetext", `event ${now()} of ${records}`);
+    told.replaceChildren(h("b", {}, amount(now())), ` of ${amount(records)} `, h("span", { class: "when" }, ts ? `· ${day(ts)} ${clock(ts)}` : ""));
+    const width = canvas.clientWidth;
+    if (!width) return;
+    const scale = devicePixelRatio || 1;
+    canvas.width = width * scale;
+    canvas.height = 14 * scale;
+    const paint = canvas.getContext("2d");
+    const style = getComputedStyle(document.documentElement);
+    paint.scale(scale, scale);
+    for (const kind of ["turn", "edit", "ask", "error"]) {
+      paint.fillStyle = style.getPropertyValue(COLOURS[kind]);
+      for (const [number, mark] of marks)
+        if (mark === kind) paint.fillRect(((number - 1) / Math.max(records - 1, 1)) * (width - 2), kind === "turn" ? 6 : 2, 2, kind === "turn" ? 8 : 12);
+    }
+  }
+
+  const observer = new ResizeObserver(draw);
+  observer.observe(canvas);
+  return {
+    element,
+    draw,
+    since: () => 0,
+    leave() {
+      stop();
+      observer.disconnect();
+    },
+    key(key) {
+      if (key === "[") shift(-1);
+      else if (key === "]") shift(1);
+      else if (key === "{") toMark(-2);
+      else if (key === "}") toMark(2);
+      else if (key === "0") move(null);
+      else if (key === " ") toggle();
+      else return false;
+      return true;
+    },
+  };
+}

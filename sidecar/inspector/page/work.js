@@ -1,0 +1,115 @@
+// Background work: what waits for a person, what runs, what ended; answers and cancellations.
+
+import { act, ago, amount, get, h, money, span, status } from "/page/lib.js";
+
+const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
+
+export async function work() {
+  const element = h("div", { class: "page" });
+  const said = h("p", { class: "note", role: "alert", hidden: true });
+
+  async function press(action, args) {
+    try {
+      await act(action, args);
+      said.hidden = true;
+      await draw();
+    } catch (error) {
+      said.textContent = error.message;
+      said.hidden = false;
+    }
+  }
+
+  async function draw() {
+    // A half-typed answer must survive news.
+    if (element.contains(document.activeElement) && document.activeElement.tagName === "INPUT") return;
+    const found = await get("work");
+    const running = found.intents.filter((each) => !ENDED.has(each.state));
+    const ended = found.intents.filter((each) => ENDED.has(each.state));
+    const nothing = !found.checkpoints.length && !found.intents.length;
+    element.replaceChildren(
+      said,
+      ...section("Waiting for you", found.checkpoints.map((each) => ask(each, found.now, press))),
+      ...section("Running", running.map((each) => job(each, found.now, press))),
+      ...section("Ended", ended.map((each) => job(each, found.now, press))),
+      ...section("Messages", found.notices.slice(0, 40).map((each) => message(each, found.now))),
+      ...(nothing ? [h("p", { class: "empty" }, "No background work yet, and nothing waits for you. An agent starts some with the tool agent_spawn; you do with ", h("code", {}, "durable-stream spawn"), ".")] : []),
+    );
+  }
+
+  await draw();
+  return { element, title: "Work", news: draw };
+}
+
+const section = (title, rows) => (rows.length ? [h("h2", {}, title), ...rows] : []);
+
+function ask(each, now, press) {
+  const answer = (...texts) => press("answer", { checkpoint: each.id, answer: texts });
+  const field = h("input", { placeholder: "Your answer", "aria-label": "Your answer" });
+  const isPermission = each.kind === "permission";
+  const options = isPermission ? [] : each.options;
+  return h(
+    "article",
+    { class: "card waits", "data-row": true },
+    h("header", {}, h("span", { class: "title" }, isPermission ? "Asks for permission" : "Asks"), h("span", { class: "faint" }, each.session.slice(-10)), h("span", { class: "wait" }, ago(each.opened, now))),
+    h("p", {}, each.text),
+    each.left_out ? h("p", { class: "bad" }, `${each.left_out} characters are left out: read all of it with durable-stream checkpoints ${each.id}`) : null,
+    h(
+      "div",
+      { class: "buttons" },
+      isPermission
+        ? [
+            each.left_out ? null : h("button", { class: "button main", onclick: () => answer("once") }, "Allow once"),
+            each.always?.length && !each.left_out ? h("button", { class: "button", onclick: () => answer("always"), title: each.always.join(", ") }, `Always allow ${each.always.join(", ")}`) : null,
+            h("button", { class: "button", onclick: () => answer("reject") }, "Reject"),
+          ]
+        : [
+            options.map((text) => h("button", { class: "button", onclick: () => answer(text) }, text)),
+            field,
+            h("button", { class: "button main", onclick: () => field.value && answer(field.value) }, "Send"),
+          ],
+    ),
+  );
+}
+
+function job(each, now, press) {
+  const facts = [
+    each.model || each.agent,
+    each.tokens ? `${amount(each.tokens)} tokens` : "",
+    each.cost ? money(each.cost) : "",
+    each.ran_ms ? span(each.ran_ms) : "",
+    each.wall_ms ? `of ${span(each.wall_ms)}` : "",
+    each.asks?.length ? "waits for you" : "",
+  ].filter(Boolean);
+  const isOpen = !ENDED.has(each.state);
+  const changes = each.changes?.count;
+  return h(
+    "article",
+    { class: "card" },
+    h(
+      "header",
+      {},
+      status(each.state),
+      h("a", { class: "title", href: each.session ? `/s/${encodeURIComponent(each.session)}` : undefined, "data-row": true }, each.title || each.prompt.slice(0, 120)),
+      h("span", { class: "quiet" }, facts.join(" · ")),
+      h("span", { class: "faint" }, ago(each.ended || each.started || each.created, now)),
+    ),
+    each.reason || each.fault ? h("p", { class: each.state === "failed" ? "bad" : "quiet" }, each.fault || each.reason) : null,
+    each.result ? h("p", { class: "quiet" }, each.result.length > 400 ? `${each.result.slice(0, 400)} …` : each.result) : null,
+    h(
+      "div",
+      { class: "buttons" },
+      isOpen ? h("button", { class: "button", onclick: () => confirm(`Cancel “${each.title || each.id}” and everything it started?`) && press("cancel", { intent: each.id }) }, "Cancel") : null,
+      !isOpen && changes && !each.applied ? h("button", { class: "button", onclick: () => confirm(`Apply ${changes} changed files to ${each.directory}?`) && press("apply", { intent: each.id }) }, `Apply ${changes} changes`) : null,
+    ),
+  );
+}
+
+const message = (each, now) =>
+  h(
+    "div",
+    { class: "hit" },
+    h("span", { class: "faint" }, `${each.kind === "wake" ? "to a session" : "to you"} · ${each.state}`),
+    h("span", { class: "snippet" }, each.text.replace(/<[^>]*>/g, " ").slice(0, 300)),
+    h("span", { class: "faint" }, ago(each.queued, now)),
+    h("span", { class: "faint" }, each.channels.map((one) => `${one.channel}: ${one.state}`).join(", ")),
+  );

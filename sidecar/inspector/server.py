@@ -1,0 +1,202 @@
+"""The inspector's HTTP server: pages, data and live news on one port of the loopback interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from bridge.opencode.link.link import RequestError
+from sidecar.inspector.access import Access
+from sidecar.inspector.data import Data
+from sidecar.link.client import ClientError
+from sidecar.read.select import SelectError
+from streams.errors import StreamError
+from streams.log.reader import LogReader
+
+log = logging.getLogger("sidecar.inspector")
+
+PAGE: Final = Path(__file__).with_name("page")
+MOST_BODY: Final = 64 * 1024
+LOOK_SECONDS: Final = 0.25
+"""How often an open page looks for new records."""
+
+PULSE_SECONDS: Final = 15.0
+"""How often an open page is told that nothing has happened, so that a closed one is noticed."""
+
+_encode: Final = msgspec.json.Encoder()
+
+
+def _answer(value: Any, status: int = 200) -> Response:
+    return Response(_encode.encode(value), status, media_type="application/json")
+
+
+def _failed(code: str, text: str, status: int) -> Response:
+    return _answer({"code": code, "error": text}, status)
+
+
+def _number(request: Request, name: str) -> int | None:
+    given = request.query_params.get(name)
+    return int(given) if given is not None and given.isascii() and given.isdigit() and len(given) < 16 else None
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _guarded(handler: Handler) -> Handler:
+    """A handler whose errors become JSON that says what happened."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except SelectError as error:
+            return _failed(error.code, str(error), 404)
+        except RequestError as error:
+            return _failed(error.code, str(error), 409)
+        except (StreamError, ClientError) as error:
+            return _failed(getattr(error, "code", "unavailable"), str(error), 503)
+
+    return handle
+
+
+def build(data: Data) -> Starlette:
+    """The application, without ``Access``."""
+
+    async def page(request: Request) -> Response:
+        return FileResponse(PAGE / "index.html")
+
+    async def sessions(request: Request) -> Response:
+        return _answer(await data.sessions())
+
+    async def search(request: Request) -> Response:
+        text = request.query_params.get("q", "").strip()
+        return _answer(await data.search(text[:200]) if text else {"hits": [], "fault": ""})
+
+    async def session(request: Request) -> Response:
+        name, at = request.path_params["name"], _number(request, "at")
+        match request.path_params["what"]:
+            case "head":
+                return _answer(await data.session(name, at))
+            case "conversation":
+                return _answer(await data.conversation(name, at, _number(request, "first")))
+            case "timeline":
+                return _answer(await data.timeline(name, at))
+            case "files":
+                return _answer(await data.files(name, at, _number(request, "since") or 0))
+            case "events":
+                return _answer(await data.events(name, at, _number(request, "first") or 1))
+        return _failed("not-found", "there is no such view of a session", 404)
+
+    async def event(request: Request) -> Response:
+        return _answer(await data.event(request.path_params["name"]))
+
+    async def compare(request: Request) -> Response:
+        query = request.query_params
+        return _answer(await data.compare(query.get("a", ""), query.get("b", "")))
+
+    async def work(request: Request) -> Response:
+        return _answer(await data.work())
+
+    async def costs(request: Request) -> Response:
+        return _answer(await data.costs(request.query_params.get("by", "day")))
+
+    async def health(request: Request) -> Response:
+        return _answer(await data.health())
+
+    async def live(request: Request) -> Response:
+        return StreamingResponse(news(data.reader), media_type="text/event-stream")
+
+    async def act(request: Request) -> Response:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MOST_BODY:
+                return _failed("too-large", "the request is too large", 413)
+        try:
+            args = json.loads(body)
+        except ValueError:
+            args = None
+        if not isinstance(args, dict) or request.headers.get("content-type") != "application/json":
+            return _failed("bad-request", "send one JSON object", 400)
+        return _answer(await data.act(request.path_params["action"], args))
+
+    pages = ["/", "/s/{name}", "/s/{name}/{tab}", "/e/{name}", "/work", "/compare/{a}/{b}", "/costs", "/health"]
+    return Starlette(
+        routes=[
+            *(Route(path, page) for path in pages),
+            Route("/api/sessions", _guarded(sessions)),
+            Route("/api/search", _guarded(search)),
+            Route("/api/s/{name}/{what}", _guarded(session)),
+            Route("/api/e/{name}", _guarded(event)),
+            Route("/api/compare", _guarded(compare)),
+            Route("/api/work", _guarded(work)),
+            Route("/api/costs", _guarded(costs)),
+            Route("/api/health", _guarded(health)),
+            Route("/api/live", live),
+            Route("/api/do/{action}", _guarded(act), methods=["POST"]),
+            Mount("/page", StaticFiles(directory=PAGE)),
+        ]
+    )
+
+
+async def news(reader: LogReader) -> AsyncIterator[bytes]:
+    """Server-sent events: the position of the log's last record, whenever it changes."""
+    last, quiet = None, 0.0
+    while True:
+        head = await asyncio.to_thread(lambda: reader.head)
+        if head != last:
+            last, quiet = head, 0.0
+            yield b"event: head\ndata: " + str(head).encode() + b"\n\n"
+        elif quiet >= PULSE_SECONDS:
+            quiet = 0.0
+            yield b": still here\n\n"
+        await asyncio.sleep(LOOK_SECONDS)
+        quiet += LOOK_SECONDS
+
+
+class Inspector:
+    """One served page.
+
+    Raises:
+        OSError: the port is in use (from ``start``).
+    """
+
+    def __init__(self, data: Data, nonce: Callable[[], str], port: int = 0) -> None:
+        self._data, self._nonce, self._wanted = data, nonce, port
+        self.access: Access | None = None
+
+    async def serve(self, ready: Callable[[Access], None]) -> None:
+        """Serve until the process is interrupted; ``ready`` is called once the port is open."""
+        import socket
+
+        listener = socket.socket(socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self._wanted))
+        access = Access(build(self._data), self._nonce, listener.getsockname()[1])
+        self.access = access
+        config = uvicorn.Config(
+            access,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            date_header=False,
+            limit_concurrency=64,
+            timeout_graceful_shutdown=1,
+            ws="none",
+        )
+        server = uvicorn.Server(config)
+        listener.listen(64)
+        ready(access)
+        await server.serve(sockets=[listener])

@@ -1,0 +1,104 @@
+"""Two runs beside each other: how long they are the same, and what differs from there on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any, Final
+
+from sidecar.read.catalog import Catalog
+from sidecar.read.changes.edits import file_changes
+from sidecar.read.describe import describe
+from sidecar.read.fields import as_text
+from sidecar.read.spans import Spans
+from streams.store import Record
+
+_OWN: Final = frozenset(
+    [
+        "session",
+        "turn",
+        "message",
+        "assistant_message",
+        "part",
+        "call",
+        "request",
+        "parent",
+        "child",
+        "project",
+        "root",
+        "id",
+        "messageID",
+        "sessionID",
+        "directory",
+        "snapshot",
+        "title",
+        "started_ms",
+        "ended_ms",
+        "duration_ms",
+        "time",
+        "created",
+        "version",
+    ]
+)
+"""Fields that differ between any two runs: ids, times and places."""
+
+SHOWN: Final = 40
+"""How many records after the first difference are shown."""
+
+
+def same_until(left: Sequence[Record], right: Sequence[Record]) -> int | None:
+    """How many records at the beginning have the same type and content; ``None`` if both runs are the same.
+
+    Ids, times and directories do not count.
+    """
+    for number, (one, other) in enumerate(zip_longest(left, right)):
+        if one is None or other is None or essence(one) != essence(other):
+            return number
+    return None
+
+
+def essence(record: Record) -> tuple[str, Any]:
+    """What a record says, without what differs in each run."""
+    return record.event.type, _without(record.event.payload)
+
+
+def _without(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(each) for name, each in value.items() if name not in _OWN}
+    if isinstance(value, list):
+        return [_without(each) for each in value]
+    return value
+
+
+def figures(stream: str, records: Sequence[Record]) -> dict[str, Any]:
+    """What one run amounts to: ``turns, tools, files, tokens, cost, working_ms, records``."""
+    catalog, spans = Catalog(), Spans()
+    tools: dict[str, int] = {}
+    files: dict[str, None] = {}
+    for record in records:
+        catalog.apply(record)
+        spans.apply(record)
+        payload = record.event.payload
+        if record.event.type == "execution.step" and payload.get("kind") != "inference":
+            tool = as_text(payload.get("tool")) or "tool"
+            tools[tool] = tools.get(tool, 0) + 1
+            files |= dict.fromkeys(change.file for change in file_changes(payload))
+    now = records[-1].event.ts if records else 0
+    own = catalog.sessions.get(stream)
+    streams = catalog.streams.values()
+    return {
+        "stream_id": stream,
+        "title": own.title if own is not None else "",
+        "records": len(records),
+        "turns": sum(each.turns for each in streams),
+        "tools": tools,
+        "files": list(files),
+        "tokens": sum(each.tokens.get("total") or sum(each.tokens.values()) for each in streams),
+        "cost": round(sum(each.cost for each in streams), 9),
+        "working_ms": sum(max((each.end or now) - each.start, 0) for each in spans.found if each.kind == "turn"),
+    }
+
+
+def line_of(record: Record) -> str:
+    """A record in one line."""
+    return str(describe(record.event))

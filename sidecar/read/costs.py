@@ -1,0 +1,90 @@
+"""What sessions cost, by day, project, model, agent or session. Pure.
+
+Each step counts once: in the session at the root of its tree, with the work that this session started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from bridge.opencode.capture.tokens import add_tokens
+from sidecar.read.catalog import add_cost
+from sidecar.read.fields import as_mapping, as_text
+from sidecar.read.wording import local_time
+from streams.store import Record
+
+By = Literal["day", "project", "model", "agent", "session"]
+WAYS: Final = get_args(By)
+TYPES: Final = ("execution.step",)
+"""The types of records that the fold needs."""
+
+
+@dataclass(slots=True)
+class Sum:
+    """What the steps under one key used. ``sessions`` counts root sessions."""
+
+    key: str
+    cost: float
+    steps: int
+    tokens: dict[str, int | float]
+    roots: set[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """The sum in the form that ``costs --json`` prints."""
+        return {
+            "key": self.key,
+            "cost": self.cost,
+            "steps": self.steps,
+            "sessions": len(self.roots),
+            "tokens": self.tokens,
+        }
+
+
+class Costs:
+    """A fold over records in position order.
+
+    ``root_of`` returns the root session of a session, and ``project_of`` the directory of a root session.
+    """
+
+    def __init__(self, by: By, root_of: Callable[[str], str], project_of: Callable[[str], str]) -> None:
+        self._by, self._root_of, self._project_of = by, root_of, project_of
+        self._sums: dict[str, Sum] = {}
+
+    def apply(self, record: Record) -> None:
+        """Apply one record; records of other types change nothing."""
+        event, payload = record.event, record.event.payload
+        if event.type not in TYPES or payload.get("kind") != "inference":
+            return
+        root = self._root_of(as_text(payload.get("session")) or event.stream_id)
+        key = self._key(record, payload, root)
+        known = self._sums.get(key)
+        if known is None:
+            known = self._sums[key] = Sum(key, 0.0, 0, {}, set())
+        known.cost = add_cost(known.cost, payload)
+        known.steps += 1
+        known.roots.add(root)
+        add_tokens(known.tokens, payload.get("tokens"))
+
+    def _key(self, record: Record, payload: dict[str, Any], root: str) -> str:
+        match self._by:
+            case "day":
+                return local_time(record.event.ts, "%Y-%m-%d")
+            case "project":
+                return self._project_of(root)
+            case "model":
+                model = as_mapping(payload.get("model"))
+                return "/".join(filter(None, (as_text(model.get(each)) for each in ("provider", "model"))))
+            case "agent":
+                return record.event.actor
+            case "session":
+                return root
+
+    def sums(self) -> list[Sum]:
+        """Days in order; everything else by cost, then by tokens, the most first."""
+        if self._by == "day":
+            return sorted(self._sums.values(), key=lambda each: each.key)
+        return sorted(
+            self._sums.values(), key=lambda each: (each.cost, sum(each.tokens.values()), each.steps), reverse=True
+        )
