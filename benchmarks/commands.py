@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.report import Row
 
 STARTS = 15
-RECORDING = Path(__file__).parents[1] / "sidecar" / "recordings" / "demo.jsonl"
+RECORDING = Path(__file__).parents[1] / "sidecar" / "record" / "recordings" / "demo.jsonl"
 
 COMMANDS = (("streams", 0.64, 0.8), ("log", 0.64, 0.8), ("status", 0.64, 0.8), ("doctor", 0.16, 0.3))
 """Reading commands, each with floor and aim of ``--version``'s time divided by its own: 0.16 s / 0.25 s (``doctor``:

@@ -40,16 +40,14 @@ class PruneArgs(Args):
 class ForgetArgs(Args):
     """See ``LogRequests.forget``."""
 
-    streams: list[str] = Field(description="full names of the streams to forget entirely")
-    sessions: list[str] = Field(
-        default=[], description="ids of the sessions whose records are forgotten in every other stream"
-    )
+    streams: list[str] = Field(description="full names, forgotten entirely")
+    sessions: list[str] = Field(default=[], description="ids, whose records are forgotten in every other stream")
 
 
 class ImportArgs(Args):
     """See ``ImportRequests.file``."""
 
-    path: str = Field(description="the absolute path of a file written by `export`")
+    path: str = Field(description="a file of `export`, absolute")
 
 
 class SidecarRequests:
@@ -61,14 +59,13 @@ class SidecarRequests:
     def register(self, requests: Requests) -> None:
         """Add these requests to the table."""
         requests.register("ping", NoArgs, self.ping, "`boot`")
-        requests.register("status", NoArgs, self.status, "everything printed by `durable-stream status --json`")
+        requests.register("status", NoArgs, self.status, "what `durable-stream status --json` prints")
         requests.register("metrics", NoArgs, self.metrics, "`text`: the response to `GET /metrics`")
         requests.register(
             "stop",
             NoArgs,
             self.stop,
-            "`stopping`, `pid`; `linked` (the pids of linked OpenCode processes) and `headless` (the pid of a headless "
-            "OpenCode that has work), which start another sidecar; the sidecar drains and exits",
+            "`stopping`, `pid`; `linked` and `headless`: pids of OpenCodes that will start another sidecar",
         )
 
     async def ping(self, args: NoArgs) -> dict[str, Any]:
@@ -108,9 +105,9 @@ class LogRequests:
 
     def register(self, requests: Requests) -> None:
         """Add these requests to the table."""
-        requests.register("migrate", MigrateArgs, self.migrate, "the state of the migration, as `migration` returns it")
+        requests.register("migrate", MigrateArgs, self.migrate, "as `migration`")
         requests.register("migration", NoArgs, self.migration, "the state of the current or last migration")
-        freed = "`freed`: the size in bytes of the deleted old store"
+        freed = "`freed`: bytes"
         requests.register("discard_old", NoArgs, self.discard_old, freed)
         requests.register("prune", PruneArgs, self.prune, "`plan`; `done`: what was removed, or null")
         requests.register("forget", ForgetArgs, self.forget, "counts of what was replaced")
@@ -153,12 +150,9 @@ class ImportRequests:
 
     def register(self, requests: Requests) -> None:
         """Add these requests to the table."""
-        imported = "`services`: how many OpenCode 2 services were read; `sessions`: how many old sessions were recorded"
+        imported = "`services` that were read, `sessions` that were recorded: their numbers"
         requests.register("import_history", NoArgs, self.import_history, imported)
-        counts = (
-            "`added`, `known`, `forgotten`: how many records were new, already in the log, and skipped because their "
-            "content was forgotten"
-        )
+        counts = "`added`, `known` (already in the log), `forgotten` (and left out): numbers of records"
         requests.register("import_file", ImportArgs, self.file, counts)
 
     async def import_history(self, args: NoArgs) -> dict[str, int]:
@@ -190,7 +184,7 @@ class NatsRequests:
         """Add these requests to the table."""
         requests.register("nats", NoArgs, self.address, "`port`, `token`, `server_id` of the embedded server")
         requests.register("mirror", NoArgs, self.mirror, "the mirror's progress")
-        requests.register("mirror_rebuild", NoArgs, self.rebuild, "the state of the rebuild that it starts")
+        requests.register("mirror_rebuild", NoArgs, self.rebuild, "as `mirror_rebuilding`")
         requests.register("mirror_rebuilding", NoArgs, self.rebuilding, "the state of the current or last rebuild")
 
     async def address(self, args: NoArgs) -> dict[str, Any]:

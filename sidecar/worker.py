@@ -38,20 +38,16 @@ _POLICY = ("max_attempts", "backoff_seconds", "idempotency_key", "deadline_secon
 class SendArgs(Args):
     """See ``Worker.send``."""
 
-    agent: str = Field(max_length=100, description="the agent's name")
+    agent: str = Field(max_length=100, description="its name")
     type: str = Field(max_length=160, description="the command's type")
     payload: dict[str, Any] = Field(default={}, description="the command's payload")
-    key: str | None = Field(
-        default=None,
-        max_length=300,
-        description="idempotency key: of several commands with the same key, only the first is handled",
-    )
+    key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
 
 
 class LetterArgs(Args):
     """See ``Worker.redrive`` and ``Worker.drop``."""
 
-    letter: str = Field(max_length=100, description="the id of the dead letter")
+    letter: str = Field(max_length=100, description="its id")
 
 
 class Worker:

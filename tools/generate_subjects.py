@@ -11,8 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bridge.nats import headers as h
-from bridge.nats.headers import fill_headers, message_id
-from bridge.nats.jetstream.stream_plan import DAY_S, HOUR_S, StreamDefinition, keeps, wanted
+from bridge.nats.jetstream.stream_plan import DAY_S, HOUR_S, StreamDefinition, wanted
 from bridge.nats.l0 import recursion
 from bridge.nats.l0.captured import MEANINGS, OUTCOMES
 from bridge.nats.l0.context import RecordContext
@@ -121,15 +120,9 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 HEADERS = (
     (h.TRACEPARENT, "the event's own W3C trace context (version 00), or else one derived from the stream's id"),
-    (
-        h.TRACE_MADE,
-        "`true` if the `traceparent` was derived because the event had no valid one; such events are counted",
-    ),
-    (
-        h.TRACESTATE,
-        "passed on unchanged; if the value is malformed, or the trace is not continued, it is dropped and counted",
-    ),
-    (h.TIMESTAMP, "the time in milliseconds since 1970, UTC; filled in if missing"),
+    (h.TRACE_MADE, "`true` if the event had no valid `traceparent`; such events are counted"),
+    (h.TRACESTATE, "passed on unchanged; dropped and counted if it is malformed or the trace is not continued"),
+    (h.TIMESTAMP, "milliseconds since 1970, UTC; filled in if missing"),
     (h.VERSION, f"the version of the L0 protocol, `{PROTOCOL_VERSION}`; filled in if missing"),
     (h.MESSAGE_TYPE, "the type of the L0 message, such as `agent.step`, or of the record; filled in if missing"),
     (h.SENDER, "the sending agent; filled in if missing"),
@@ -138,39 +131,27 @@ HEADERS = (
     (
         h.MESSAGE_ID,
         "`{event}` for a record, `{event}:l0` and `{event}:l0:state` for its L0 messages, `{event}:cmd` and "
-        "`{event}:wakeup` for a command and its wakeup; "
-        "a rebuild of the mirror adds its number: `{event}:2`",
+        "`{event}:wakeup` for a command and its wakeup; a rebuild of the mirror adds its number: `{event}:2`",
     ),
     (f"{h.LOG}`, `{h.POSITION}", "the id of the home's log, and the record's position in it; also on L0 messages"),
-    (h.OFFSET, "the record's offset in its stream"),
-    (h.HASH, "the record's hash in the hash chain of its stream"),
-    (h.FORM, "the form of the record's body: `whole`, `forgotten`, `pointer` or `stub`"),
+    (f"{h.OFFSET}`, `{h.HASH}", "the record's offset in its stream, and its hash in the stream's hash chain"),
+    (h.FORM, "the form of a record's body, see [above](#records-commands-dead-letters)"),
     (
         f"{DEAD_SUBJECT}`, `{DEAD_DURABLE}`, `{DEAD_ATTEMPTS}`, `{DEAD_REASON}",
-        "only on a dead letter: the original message's subject, the durable consumer that gave up, the number of "
-        "attempts, and the reason",
+        "on a dead letter: the message's subject, the consumer that gave up, the number of attempts, the reason",
     ),
 )
 
 DECISIONS = (
-    "Headers contain milliseconds instead of ISO times, so one format fits every header and every possible `ts`.",
-    "A generated `traceparent` is derived from ids, so a record has the same trace in every rebuild and home.",
-    "An invalid `traceparent` is treated as missing, as W3C requires, and is counted separately.",
+    "A time is in milliseconds, not in ISO form, so one format fits every `ts`.",
     'Sender and receiver always check `CG-Recursion-Depth`, not only "when strictness is required".',
-    "A message for `enqueue` without a depth gets its chain's depth; if the chain has none, the message is refused.",
-    "A captured session whose parent is unknown has no depth, so its messages have no `CG-Recursion-Depth`.",
+    "A message for `enqueue` without a depth gets its chain's depth; if the chain has none, it is refused. A captured "
+    "session whose parent is unknown has no depth.",
     "A suffix may have dots (`internal.delegate`), so an L0 subject has eight or more tokens.",
-    "`tool_result` and `stop` have no subject: both go to the agent's inbox, and a wakeup announces them.",
     "A wakeup's `inbox_id` is the id of the command's event, and its `reason` is the command's type.",
-    "A `partial` report does not end a call, which still waits for its result.",
-    "`__cg_control.after_execution` counts only for tools on an allow-list.",
-    "`cg_cmd_v1` is a work queue. The protocol's table of modes says so; its list of streams gives only an age.",
-    "`turn.ended` is published both as `task` and as `state`, so the `state` has an id of its own, `{event}:l0:state`.",
+    f"`cg_cmd_{PROTOCOL_VERSION}` is a work queue. The protocol's table of modes says so; its list does not.",
     "In a captured session, `turn_epoch` numbers the turns from 1, and a turn's outcome is in `stats.outcome`.",
-    "In a record's subject, the stream, log and project are one token each; only dots in the type remain dots.",
-    "Messages that cannot be decoded become dead letters and are never acknowledged as handled.",
-    'An original payload of the form `{"$sha256": …}` looks like a forgotten one, so verification tries both readings.',
-    "A record that exceeds the server's limit even as a `pointer` becomes a `stub`, so no record can stop the mirror.",
+    'A payload that is really of the form `{"$sha256": …}` looks forgotten, so verification tries both readings.',
 )
 
 
@@ -193,7 +174,7 @@ def page() -> str:
             *_streams(),
             "## Decisions",
             "",
-            "The following decisions fill gaps in the text of the L0 protocol, or correct it:",
+            "These fill gaps in the text of the L0 protocol, or correct it:",
             "",
             *(f"- {each}" for each in DECISIONS),
             "",
@@ -202,53 +183,45 @@ def page() -> str:
 
 
 def _introduction() -> list[str]:
+    l0 = "cg.{ver}.{project}.{channel}"
     return [
         "# Subjects on NATS",
         "",
         "Generated by `make docs` from the tables in `bridge/nats/`, which publishers and consumers also use.",
         "",
         *_prose(
-            """This page lists the messages that are published on NATS, and their subjects. The *L0 protocol* defines
-            messages between agents, tools and user interfaces; its message families are listed below. The *mirror*,
-            the part of the sidecar that publishes, sends records (`evt.`), the L0 events of agents, pieces of answers,
-            and commands for agents in other homes. Each such command is followed by a *wakeup*, which tells the agent
-            that a command is waiting. Commands for agents are kept in a stream of their own, and so are dead
-            letters."""
+            """The *mirror*, a part of the sidecar, publishes each record of the log, and for some records also messages
+            of the *L0 protocol*, which agents, tools and user interfaces share."""
         ),
-        "",
         "| subject | what | stream |",
         "|---|---|---|",
-        "| `evt.{project}.{log}.{stream}.{type}` | a record of a home's log | `MESHFORGE_EVENTS` |",
-        "| `cmd.{project}.{workspace}.{agent}.{type}` | a command for an agent | `MESHFORGE_COMMANDS` |",
-        "| `dlq.{durable}.{subject}` | a message that could not be handled | `MESHFORGE_DLQ` |",
-        "| `cg.{ver}.{project}.{channel}.evt.{component}.{target}.{suffix}` | an event of the L0 protocol | "
-        f"`cg_evt_{PROTOCOL_VERSION}` |",
-        "| `cg.{ver}.{project}.{channel}.cmd.{component}.{target}.{suffix}` | a command of the L0 protocol | "
-        f"`cg_cmd_{PROTOCOL_VERSION}` |",
-        "| `cg.{ver}.{project}.{channel}.str.{component}.{target}.{suffix}` | a piece of an answer, which may be lost "
-        "| none |",
+        "| `evt.{project}.{log}.{stream}.{type}` | a record | `MESHFORGE_EVENTS` |",
+        "| `cmd.{project}.{workspace}.{agent}.{type}` | a command for an agent; a wakeup (5.1) follows "
+        "| `MESHFORGE_COMMANDS` |",
+        "| `dlq.{durable}.{subject}` | a *dead letter*: a message that could not be handled | `MESHFORGE_DLQ` |",
+        f"| `{l0}.evt.{{component}}.{{target}}.{{suffix}}` | an L0 event | `cg_evt_{PROTOCOL_VERSION}` |",
+        f"| `{l0}.cmd.{{component}}.{{target}}.{{suffix}}` | an L0 command | `cg_cmd_{PROTOCOL_VERSION}` |",
+        f"| `{l0}.str.{{component}}.{{target}}.{{suffix}}` | a piece of an answer, which may be lost | none |",
         "",
         *_prose(
-            f"""In a subject, `ver` is `{PROTOCOL_VERSION}`, `channel` says who may see the message (`{CHANNEL}`), and
-            `component` is one of {", ".join(f"`{each}`" for each in COMPONENTS)}; `durable` is the name of the durable
-            consumer (the position that the server keeps for a reader) from which the message came. In a pattern for
-            subjects, `*` matches one token, and `>` at the end matches one or more tokens. In the names of L0 families
-            below, `evt.agent…`, `cmd.…` and `str.…` are short for the full `cg.…` subject."""
+            f"""`ver` is `{PROTOCOL_VERSION}`. `channel` says who may see the message (`{CHANNEL}`). `component` is one
+            of {", ".join(f"`{each}`" for each in COMPONENTS)}. `durable` names the durable consumer: the position that
+            the server keeps for a reader. In a pattern, `*` matches one token, and a final `>` one or more."""
         ),
     ]
 
 
 def _names() -> list[str]:
-    names = ("ses_dff2", "agent/oracle", "a.b", "*", "two words", "ü", "\r\n", "")
+    names = ("ses_dff2", "agent/oracle", "a.b", "two words", "")
     return [
         "## Names",
         "",
         *_prose(
-            f"""Each name becomes one token of a subject: the name's UTF-8 bytes, with all but `A-Z a-z 0-9 _ - ~`
-            written as `%XX`. Dots in a type or a suffix stay dots. Different names have different tokens, and every
-            token can be decoded, except a token that would be longer than {MAX_TOKEN} characters. A token that would
-            be too long is cut off, and ends in `%~` and 32 hex digits of the name's SHA-256. A subject has at most
-            {MAX_SUBJECT} bytes."""
+            f"""A name becomes one token: its UTF-8 bytes, with all but `A-Z a-z 0-9 _ - ~` written as `%XX`. Only dots
+            in a type or a suffix stay dots. A token longer than {MAX_TOKEN} characters is cut, and ends in `%~` and 32
+            hex digits of the name's SHA-256. Different names have different tokens, and any
+            other token can be decoded.
+            A subject has at most {MAX_SUBJECT} bytes."""
         ),
         "| name | token |",
         "|---|---|",
@@ -267,28 +240,28 @@ def _records() -> list[str]:
         "## Records, commands, dead letters",
         "",
         *_prose(
-            """The body of a record's message is the canonical event, so a consumer can compute the hash chain from the
-            bodies of a stream and compare the hashes with `DS-Hash`: hash = sha256(previous ‖ event with its payload
-            replaced by `{"$sha256": hex of the canonical payload}`), where `previous` is the hash of the stream's
-            previous record as 32 bytes, or zeros for the first record. A record may also be published as messages of
-            the L0 protocol (see below); these L0 messages are published before the record itself. A server that accepts
-            atomic batches leaves its `Nats-Batch-` headers on the messages, after the headers of Durable Stream.
-            Listeners on core NATS may receive the last records of a batch slightly out of order; the stream and
-            `DS-Position` have the right order."""
+            """The body of a record's message is the canonical event. So a reader can check the hash chain from the
+            messages alone: `DS-Hash` = sha256(previous ‖ event with its payload replaced by `{"$sha256": hex of the
+            canonical payload}`), where `previous` is the `DS-Hash` of the stream's previous record as 32 bytes, or
+            zeros. A record's L0 messages come before the record. Listeners on core NATS may get the last records of a
+            batch slightly out of order; the stream and `DS-Position` have the right order. On a server with
+            atomic batches,
+            the server's `Nats-Batch-` headers follow ours."""
         ),
         *_example(message.subject, message.headers, json.loads(message.body)),
         "| `DS-Form` | body |",
         "|---|---|",
         "| `whole` | the canonical event |",
-        "| `forgotten` | the canonical event, in which a digest replaces the forgotten payload, as in the log |",
-        "| `pointer` | the record exceeds the server's limit, so a digest replaces the payload, which the log has |",
+        "| `forgotten` | the same, with a digest instead of the forgotten payload, as in the log |",
+        "| `pointer` | the same, with a digest instead of a payload that exceeds the server's limit |",
         "| `stub` | even a `pointer` is too large: id, ts, stream_id, type, and `$sha256` of the canonical event |",
         "",
-        f"The server's limit (by default {DEFAULT_MAX_PAYLOAD:,} bytes) applies to the headers and body together.",
+        f"The server's limit (by default {DEFAULT_MAX_PAYLOAD:,} bytes) applies to headers and body together.",
         "",
         *_prose(
-            f"""A command has a subject such as `{command}`. If that command becomes a dead letter, the dead letter
-            has the subject `{dead_letter_subject(consumer_name("oracle"), str(command))}`."""
+            f"""A command such as `{command}` becomes, as a dead letter,
+            `{dead_letter_subject(consumer_name("oracle"), str(command))}`. A message that cannot be decoded becomes
+            one, too, and is never acknowledged as handled."""
         ),
         "| record | in the L0 protocol |",
         "|---|---|",
@@ -298,26 +271,24 @@ def _records() -> list[str]:
         ),
         "| `message.part.delta` (several joined; not a record) | `str.agent.{session}.chunk` |",
         "",
-        "The turn's outcome determines the task's `status`: "
-        + ", ".join(f"{k} → `{v}`" for k, v in OUTCOMES.items())
-        + ".",
+        "The turn's outcome gives the task's `status`: " + ", ".join(f"{k} → `{v}`" for k, v in OUTCOMES.items()) + ".",
         "",
     ]
 
 
 def _families() -> list[str]:
-    lines = [
+    return [
         "## Families of the L0 protocol",
         "",
         *_prose(
-            f"""The body of an L0 message is canonical JSON of at most {MAX_BODY // 1024} KiB; a field that is an
-            object has at most {MAX_OBJECT // 1024} KiB. Fields that are not listed here are kept when a message is
-            decoded and encoded again. In the tables, required fields are **bold**."""
+            f"""A body is canonical JSON of at most {MAX_BODY // 1024} KiB. Fields that are not listed are kept.
+            Required fields are **bold**. {_PLAIN[0].upper()}{_PLAIN[1:]}, unless the list says otherwise; an
+            object has at most {MAX_OBJECT // 1024} KiB. `evt.agent…`, `cmd.…` and `str.…` are short for the
+            full `cg.…` subject. A message
+            of the inbox has no subject: a wakeup announces it. The headers are those [below](#headers)."""
         ),
+        *(line for family in FAMILIES for line in _family(family)),
     ]
-    for family in FAMILIES:
-        lines += _family(family)
-    return lines
 
 
 def _family(family: Family) -> list[str]:
@@ -327,43 +298,36 @@ def _family(family: Family) -> list[str]:
     subject = None
     if family.category != "inbox":
         subject = str(L0Subject(PROJECT, family.category, family.component, target, suffix))
-    stream = keeps(wanted(), subject) if subject is not None else None
-    kept = f"Kept in the stream `{stream.name}`." if stream is not None else "Not kept in a stream."
-    lines += [f"{family.route[0].upper()}{family.route[1:]}. {kept} {family.note}".rstrip(), ""]
-    lines += ["| field | type |", "|---|---|", *_fields(family.model)]
-    if family.model.FORBIDDEN:
-        lines += [f"| ~~{name}~~ | never: {why} |" for name, why in family.model.FORBIDDEN.items()]
-    lines.append("")
-    headers: dict[str, str] = {}
-    if subject is not None and family.category != "str":
-        headers = fill_headers(
-            {h.TRACEPARENT: traceparent(SESSION, SESSION), h.RECURSION_DEPTH: "0"},
-            origin=SESSION,
-            timestamp_ms=1_700_000_000_000,
-            message_type=f"{family.component}.{suffix}",
-            sender="build",
-            message_id=message_id(_EVENT, part="l0" if family.category == "evt" else ""),
-        ).headers
-    return lines + _example(subject, headers, payload.fields())
+    before = [each.section for each in FAMILIES if each.model is family.model]
+    told = f"The fields are those of {before[0]}." if before[0] != family.section else _fields(family.model)
+    lines += _prose(f"{family.route[0].upper()}{family.route[1:]}. {family.note}") + _prose(told)
+    return lines + _example(subject, {}, payload.fields())
 
 
-def _fields(model: type[L0Payload]) -> list[str]:
+_PLAIN = "a field is text of 1 to 512 characters"
+
+
+def _fields(model: type[L0Payload]) -> str:
     schema = model.model_json_schema()
     required = set(schema.get("required", ()))
-    return [
-        f"| {f'**{name}**' if name in required else name} | {_type(field)} |"
-        for name, field in schema["properties"].items()
+    fields = [
+        f"{f'**{name}**' if name in required else name}{_type(field)}" for name, field in schema["properties"].items()
     ]
+    never = [f"Never `{name}`: {why}." for name, why in model.FORBIDDEN.items()]
+    return " ".join([f"Fields: {', '.join(fields)}.", *never])
 
 
 def _type(field: dict[str, Any]) -> str:
+    """What differs from a plain field: `` (an object)``."""
     if "anyOf" in field:
-        return " or ".join(_type(each) for each in field["anyOf"] if each.get("type") != "null")
+        kinds = [_type(each) for each in field["anyOf"] if each.get("type") != "null"]
+        return next((kind for kind in kinds if kind), "").replace(")", " or text)" if "" in kinds else ")")
     if "enum" in field:
-        return ", ".join(f"`{each}`" for each in field["enum"])
+        return f" ({' / '.join(f'`{each}`' for each in field['enum'])})"
     if field["type"] == "string":
-        return f"text, {field.get('minLength', 0)} to {field['maxLength']} characters"
-    return "whole number" if field["type"] == "integer" else str(field["type"])
+        plain = field.get("minLength", 0) == 1 and field["maxLength"] == 512
+        return "" if plain else f" (up to {field['maxLength']})"
+    return " (a whole number)" if field["type"] == "integer" else f" (an {field['type']})"
 
 
 def _example(subject: str | None, headers: dict[str, str], body: dict[str, Any]) -> list[str]:
@@ -378,11 +342,10 @@ def _headers() -> list[str]:
         "## Headers",
         "",
         *_prose(
-            f"""The name of a header is a letter followed by letters, digits, `-` and `_`. The value of a header is
-            printable ASCII, at most {MAX_VALUE} characters. A message has at most {MAX_HEADERS} headers. In free text,
-            anything but printable ASCII is written as `%XX`, so no text can end a header or begin another header. `str`
-            messages have no headers. `CG-*` keys in a payload are accepted; `doctor` reports how many commands had
-            such keys."""
+            f"""A name is a letter, followed by letters, digits, `-` and `_`. A value is printable ASCII of at most
+            {MAX_VALUE} characters; anything else is written as `%XX`, so no text can end or begin a header. A message
+            has at most {MAX_HEADERS} headers; `str` messages have none. `CG-*` keys in a payload are accepted; `doctor`
+            counts the commands that had some."""
         ),
         "| header | what |",
         "|---|---|",
@@ -407,13 +370,11 @@ def _recursion() -> list[str]:
         "## Recursion depth",
         "",
         *_prose(
-            f"""The *depth* of a task says how many spawns led to it: a task that a user starts has depth 0, and a
-            spawned task is one level deeper than its spawner. Only the spawner computes the new depth. Both the sender
-            and the receiver of a message verify the depth. If a message has a depth in its header, and a depth is also
-            recorded for its `correlation_id`, the two depths must be equal. A depth at or above the limit
-            ({recursion.MAX_DEPTH} by default) ends the chain. A `task` message then reports the end of the chain:
-            `failed` with `{recursion.EXCEEDED}`. A message that violates the rules below ends the chain as `failed`
-            with `{recursion.VIOLATION}`."""
+            f"""The *depth* of a task says how many spawns led to it; a task that a user starts has depth 0. Only the
+            spawner counts one up; sender and receiver both check. If a depth is also recorded for the message's
+            `correlation_id`, the two must be equal. A depth at or above the limit ({recursion.MAX_DEPTH} by default)
+            ends the chain with a `task` of status `failed`, code `{recursion.EXCEEDED}`; a message that violates the
+            rules below ends it with `{recursion.VIOLATION}`."""
         ),
         "| operation | depth in the header | recorded depth |",
         "|---|---|---|",
@@ -430,23 +391,20 @@ def _streams() -> list[str]:
         "## Streams",
         "",
         *_prose(
-            """All streams use file storage. The sidecar creates a missing stream. If the settings of a stream differ
-            from the table below, the sidecar corrects these settings and keeps the stream's other settings. The sidecar
-            refuses a stream that it cannot correct, gives the reasons, and changes nothing. It cannot correct a stream
-            that has other storage, that is sealed, that is a mirror, that has overlapping subjects, or that is a work
-            queue where it should not be (or the reverse)."""
+            """The sidecar creates missing streams, with file storage, and corrects settings that differ from the table;
+            other settings stay. It refuses, and does not change, a stream with other storage, one that is sealed or a
+            mirror, one with overlapping subjects, and one that is a work queue where it should not be, or the
+            reverse."""
         ),
         "| stream | subjects | retention | age | what |",
         "|---|---|---|---|---|",
         *(_stream(each) for each in wanted()),
         "",
-        "| | storage | who gets a message |",
-        "|---|---|---|",
-        "| `cmd` | work queue | one worker; workers that use the same durable consumer share the messages |",
-        "| `evt` | stream | every durable consumer, each at its own position; readers that use the same durable "
-        "consumer share the messages |",
-        "| `str` | not stored | current subscribers only |",
-        "",
+        *_prose(
+            """Workers with the same durable consumer share the messages of a work queue, so one of them gets each
+            command. Every durable consumer gets every event, at its own position. Only those that listen at that moment
+            get `str` messages."""
+        ),
     ]
 
 

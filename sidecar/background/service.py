@@ -376,13 +376,13 @@ class DurableStream:
             "intent_apply",
             IntentArgs,
             self._request_apply,
-            "the intent; `was_applied`: whether its changes had already been applied",
+            "the intent; `was_applied`: if it was so before",
         )
         requests.register(
             "intent_discard",
             DiscardArgs,
             self._request_discard,
-            "`ref` and `worktree`: what is removed, or would be; empty if there is none",
+            "`ref`, `worktree`: what is removed; empty if there is none",
         )
         self.people.register(requests)
 

@@ -75,10 +75,9 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ONE,
         "tool_result",
         ToolResult,
-        "a tool → an agent's inbox, followed by a wakeup (5.1)",
-        "Several reports with the same `(agent_turn_id, tool_call_id)` count as one; after a report "
-        "with the status `partial`, the call still waits for its result. `__cg_control.after_execution` in a result "
-        "counts only for tools on an allow-list.",
+        "a tool → an agent's inbox",
+        "Reports with the same `(agent_turn_id, tool_call_id)` count as one; after a `partial` one, the call still "
+        "waits for its result. `__cg_control.after_execution` in a result counts only for tools on an allow-list.",
         "agent",
     ),
     Family(
@@ -88,7 +87,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ONE,
         "stop",
         Stop,
-        "the process that cancels → an agent's inbox, followed by a wakeup (5.1)",
+        "the process that cancels → an agent's inbox",
         "",
         "agent",
     ),
@@ -100,7 +99,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ONE,
         ToolCommand,
         "an agent → a tool service",
-        "The message never contains `args`; the card named by `tool_call_card_id` contains them.",
+        "",
         "provider",
     ),
     Family(
@@ -132,8 +131,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "task",
         Task,
         "an agent → everyone",
-        "A chain that is too deep ends as `failed` with `recursion_depth_exceeded`; a chain that violates the protocol "
-        "ends as `failed` with `protocol_violation`.",
+        "",
         "agent",
     ),
     Family(
@@ -166,8 +164,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "action",
         UiAction,
         "a user interface → its worker",
-        "`action_id` makes the action idempotent. Such actions are possible only with a tool that explicitly "
-        "allows them; by default, no tool does.",
+        "`action_id` makes the action idempotent. Only a tool that explicitly allows such actions takes them; by "
+        "default, none does.",
     ),
     Family("5.11", "evt", "sys", "ui", "action_ack", UiActionAck, "the worker → user interfaces"),
 )

@@ -15,13 +15,13 @@ from sidecar.registry import Args
 class IntentArgs(Args):
     """A request about one intent."""
 
-    intent: str = Field(max_length=100, description="the intent's id, or a unique prefix of it")
+    intent: str = Field(max_length=100, description="its id, or a unique prefix of it")
 
 
 class DiscardArgs(IntentArgs):
     """A request to discard what an ended intent left behind."""
 
-    preview: bool = Field(default=False, description="only say what would be removed")
+    preview: bool = Field(default=False, description="only tell")
 
 
 def check_ended(state: State, intent: Intent) -> None:

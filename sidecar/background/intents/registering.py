@@ -16,30 +16,26 @@ DEFAULT_MINUTES: Final = 60.0
 class RegisterArgs(Args):
     """See ``DurableStream.register_intent``."""
 
-    prompt: str = Field(min_length=1, max_length=100_000, description="everything the background agent needs to know")
-    title: str = Field(default="", max_length=100, description="the work's title, in a few words")
-    directory: str = Field(max_length=8192, description="the project directory, absolute")
+    prompt: str = Field(min_length=1, max_length=100_000, description="all that the agent must know")
+    title: str = Field(default="", max_length=100, description="a few words")
+    directory: str = Field(max_length=8192, description="the project, absolute")
     parent: str | None = Field(default=None, max_length=200, description="the session that gets the result")
     agent: str | None = Field(default=None, max_length=100, description="the OpenCode agent to run")
     models: list[str] = Field(
-        default=[],
-        description="`provider/model` names in order of preference: after a provider error, the next one is used",
+        default=[], description="`provider/model` names; after a provider error, the next one is used"
     )
-    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="how many minutes the work may run")
-    tokens: int = Field(default=0, ge=0, description="how many tokens the work may use (0: no limit for this work)")
-    cost: float = Field(default=0.0, ge=0, description="how many dollars the work may cost (0: no limit for this work)")
+    minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="the most it may work")
+    tokens: int = Field(default=0, ge=0, description="the most it may use, 0: no limit")
+    cost: float = Field(default=0.0, ge=0, description="the same in dollars")
     isolation: Literal["auto", "worktree", "shared"] | None = Field(
         default=None, description="where the agent edits; default: `[phantom] isolation`"
     )
     continues: str | None = Field(
         default=None,
         max_length=100,
-        description="an ended intent (its id, or a unique prefix of it): the work goes on in its session and worktree, "
-        "with its parent, agent and project",
+        description="an ended intent, whose session, worktree, parent, agent and project the work takes over",
     )
-    key: str | None = Field(
-        default=None, max_length=300, description="idempotency key: requests with the same key register only one intent"
-    )
+    key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
 
 
 _GIVEN: Final = {

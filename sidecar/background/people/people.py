@@ -64,31 +64,25 @@ _LOOK_SECONDS: Final = 0.05
 class AnswerArgs(Args):
     """See ``People.answer``."""
 
-    checkpoint: str = Field(min_length=1, max_length=200, description="the checkpoint's id, or a unique prefix of it")
+    checkpoint: str = Field(min_length=1, max_length=200, description="its id, or a unique prefix of it")
     answer: list[str] = Field(
         min_length=1,
         max_length=50,
-        description="for a permission `once`, `always` or `reject` (only `reject` may be followed by a message); "
-        "otherwise an answer for each question, or `reject`",
+        description="as `--answer` of `durable-stream checkpoints`",
     )
     proof: str = Field(
         default="",
         max_length=64,
-        description="shows that a person gave the answer in the list of OpenCode's terminal: HMAC-SHA256 of the id and "
-        "the answers, keyed with the home's token",
+        description="that a person gave it in OpenCode's terminal: HMAC-SHA256 of id and answers, by the home's token",
     )
 
 
 class SignalArgs(Args):
     """See ``People.signal``."""
 
-    name: str = Field(pattern=signals.SIGNAL, description="the signal's name")
-    payload: Any = Field(default=None, description="the payload, given to everyone who waits for the signal")
-    key: str | None = Field(
-        default=None,
-        max_length=300,
-        description="idempotency key: requests with the same key raise the signal only once",
-    )
+    name: str = Field(pattern=signals.SIGNAL, description="its name")
+    payload: Any = Field(default=None, description="what everyone who waits for it gets")
+    key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
 
 
 class People:
