@@ -14,31 +14,11 @@ from sidecar.read.spans import Spans
 from streams.store import Record
 
 _OWN: Final = frozenset(
-    [
-        "session",
-        "turn",
-        "message",
-        "assistant_message",
-        "part",
-        "call",
-        "request",
-        "parent",
-        "child",
-        "project",
-        "root",
-        "id",
-        "messageID",
-        "sessionID",
-        "directory",
-        "snapshot",
-        "title",
-        "started_ms",
-        "ended_ms",
-        "duration_ms",
-        "time",
-        "created",
-        "version",
-    ]
+    (
+        *("session", "turn", "message", "assistant_message", "part", "call", "request", "parent", "child", "root"),
+        *("id", "messageID", "sessionID", "project", "directory", "snapshot", "title", "version"),
+        *("started_ms", "ended_ms", "duration_ms", "time", "created"),
+    )
 )
 """Fields that differ between any two runs: ids, times and places."""
 
