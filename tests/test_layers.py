@@ -86,6 +86,13 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/read",
         "sidecar/record",
     ),
+    "sidecar/inspector": (
+        *_STREAMS,
+        _LINK,
+        "sidecar/background",
+        "sidecar/link",
+        "sidecar/read",
+    ),
     "sidecar/cli": (
         *_STREAMS,
         "bridge/nats",
@@ -94,7 +101,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar",
         *(
             f"sidecar/{room}"
-            for room in ["agents", "background", "care", "install", "link", "mirror", "read", "record"]
+            for room in ["agents", "background", "care", "inspector", "install", "link", "mirror", "read", "record"]
         ),
     ),
     "sidecar": (

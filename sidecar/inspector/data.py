@@ -9,8 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.agents.inputs import agent_stream
-from sidecar.background.intents.intents import NAME as INTENTS
+from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.people.checkpoints import CLOSED
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
@@ -41,6 +40,8 @@ MOST_TURNS: Final = 40
 """How many turns one answer has; the page asks for more as the reader scrolls."""
 
 MOST_ROWS: Final = 500
+LINES: Final = 4
+"""How many of its last events a running piece of work shows."""
 AROUND: Final = 60
 """How many characters around a hit a snippet has, on each side."""
 
@@ -122,7 +123,7 @@ class Data:
         key = session or stream
         past = self._pasts.get(key)
         if past is None:
-            past = self._pasts[key] = Past(stream, await family_of(self.reader, stream, session=session))
+            past = self._pasts[key] = Past(stream, key, await family_of(self.reader, stream, session=session))
         self._pasts.move_to_end(key)
         while len(self._pasts) > KEPT:
             self._pasts.popitem(last=False)
@@ -142,7 +143,7 @@ class Data:
         for stream in catalog.streams.values():
             for name, count in stream.tokens.items():
                 tokens[name] = tokens.get(name, 0) + count
-        own = catalog.sessions.get(past.stream)
+        own = catalog.sessions.get(past.session)
         waits = [span for span in spans if span.kind == "wait"]
         now = past.records[upto - 1].event.ts if upto else 0
         ended = [span for span in spans if span.kind == "turn"]
@@ -281,6 +282,10 @@ class Data:
         """Background work, what waits for a person, and the messages about it."""
         state = await read_intents(self.reader)
         listed = [as_row(each) | {"spent": spent_by(state, each.root)} for each in state.intents.values()]
+        for row in listed:
+            if row["session"] and row["state"] not in ENDED:
+                last, _ = await newest(self.reader, Filter(streams=(row["session"],)), LINES)
+                row["lines"] = [row_of(each) for each in last]
         asks = [checkpoint_row(each) for each in await read_checkpoints(self.reader) if each.state not in CLOSED]
         notices = (await read_notices(self.reader))[-MOST_ROWS:]
         return {"intents": listed[::-1], "checkpoints": asks, "notices": notices[::-1], "now": self._now_ms()}
@@ -313,7 +318,7 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
         root = catalog.lineage.root(session)
         return starters.get(root, root)
 
-    costs = Costs(by, root_of, lambda root: catalog.directory(root))
+    costs = Costs(by, root_of, catalog.directory)
     async for record in reader.query(wanted):
         costs.apply(record)
     return costs
@@ -358,6 +363,3 @@ def asdict_of(ask: Any) -> dict[str, Any]:
 
 def _heads(roots: list[Session]) -> list[str]:
     return [root.title for root in roots]
-
-
-INTENT_STREAM: Final = agent_stream(INTENTS)

@@ -48,10 +48,12 @@ class _Kept:
 class Past:
     """The records of one session and everything that it started, oldest first, and folds of them.
 
-    ``records`` grows with the log: see ``catch_up``. ``fault`` is the damage that ended reading, if any.
+    ``session`` is the session whose page it is. ``records`` grows with the log: see ``catch_up``. ``fault`` is the
+    damage that ended reading, if any.
     """
 
     stream: str
+    session: str
     family: Family
     records: list[Record] = field(default_factory=list)
     marks: list[tuple[int, Mark]] = field(default_factory=list)

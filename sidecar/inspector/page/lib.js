@@ -9,7 +9,7 @@ export function h(tag, given = {}, ...children) {
     else if (name === "style") Object.assign(made.style, value);
     else made.setAttribute(name, value === true ? "" : String(value));
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return made;
 }
 

@@ -1,6 +1,5 @@
 // One session: conversation, timeline, files and events, at any moment; the slider chooses the moment.
 
-import { go } from "/page/app.js";
 import { detailOf } from "/page/event.js";
 import { amount, clock, day, diffOf, get, h, money, plural, span, status, tokensOf } from "/page/lib.js";
 import { slider } from "/page/slider.js";
@@ -47,7 +46,7 @@ export async function session(name, tab = "conversation") {
       h(
         "p",
         { class: "facts" },
-        status(head.counts.error && head.status === "idle" ? head.status : head.status),
+        status(head.status),
         h("span", { title: head.directory }, head.place || "–"),
         fact("worked", span(head.working_ms)),
         head.waiting_ms ? fact("waited for a person", span(head.waiting_ms)) : null,
@@ -189,14 +188,15 @@ const VIEWS = {
     return timeline(await get(`${path}/timeline`, { at }), select);
   },
 
-  async files({ path, at, since }) {
+  async files({ path, at, since, head }) {
     const found = await get(`${path}/files`, { at, since });
-    if (!found.turns.length) return h("p", { class: "empty" }, "No agent changed a file with a tool until then. What commands changed is not known.");
+    const between = since ? ` between events ${since} and ${at ?? head.records}` : "";
+    if (!found.turns.length) return h("p", { class: "empty" }, `No agent changed a file with a tool${between || " until then"}. What commands changed is not known.`);
     const counted = found.totals;
     return h(
       "div",
       {},
-      h("p", { class: "quiet" }, `${plural(counted.files, "file")}, +${counted.added} −${counted.removed}. What commands changed is not known.`),
+      h("p", { class: "quiet" }, `${plural(counted.files, "file")}, +${counted.added} −${counted.removed}${between}. What commands changed is not known.`),
       found.turns.map((turn) => [
         h("h2", {}, turn.undone ? "(undone) " : "", (turn.prompt || "(no prompt)").slice(0, 200)),
         turn.files.map((file) => [
@@ -253,5 +253,3 @@ const VIEWS = {
     return h("div", {}, more, h("table", { class: "events" }, table));
   },
 };
-
-export { go };

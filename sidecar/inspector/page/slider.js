@@ -12,6 +12,7 @@ export function slider({ move, head, at }) {
   const play = h("button", { title: "Play", "aria-label": "Play", onclick: toggle }, "▶");
   const speed = h("button", { class: "jump", title: "Speed", onclick: faster }, "1×");
   const jump = (label, text, by) => h("button", { title: label, "aria-label": label, class: Math.abs(by) > 1 ? "jump" : "", onclick: () => (Math.abs(by) > 1 ? toMark(by) : shift(by)) }, text);
+  const mark = h("button", { class: "jump", title: "Show what changed since this event (m)", "aria-pressed": "false", onclick: setMark }, "from here");
   const element = h(
     "div",
     { class: "slider", role: "group", "aria-label": "Time" },
@@ -23,11 +24,13 @@ export function slider({ move, head, at }) {
     jump("One event on", "›", 1),
     jump("Next turn, ask, error or edit", "»", 2),
     h("button", { title: "Back to now (0)", onclick: () => move(null) }, "now"),
+    mark,
     told,
   );
   let playing = null;
   let times = 1;
   let pending = null;
+  let from = 0;
 
   const now = () => at() ?? head().records;
   const shift = (by) => move(Math.max(now() + by, 1));
@@ -36,6 +39,15 @@ export function slider({ move, head, at }) {
     const numbers = head().marks.map(([number]) => number);
     const next = by > 0 ? numbers.find((number) => number > now()) : numbers.findLast((number) => number < now());
     move(next ?? (by > 0 ? null : 1));
+  }
+
+  /** The second handle: the files are shown with what changed after it. */
+  function setMark() {
+    from = from ? 0 : now();
+    mark.textContent = from ? `from ${from}` : "from here";
+    mark.setAttribute("aria-pressed", String(from > 0));
+    draw();
+    move(at());
   }
 
   function faster() {
@@ -96,6 +108,11 @@ export function slider({ move, head, at }) {
     const paint = canvas.getContext("2d");
     const style = getComputedStyle(document.documentElement);
     paint.scale(scale, scale);
+    if (from) {
+      const x = ((from - 1) / Math.max(records - 1, 1)) * (width - 2);
+      paint.fillStyle = style.getPropertyValue("--accent-soft");
+      paint.fillRect(x, 0, ((now() - from) / Math.max(records - 1, 1)) * (width - 2), 14);
+    }
     for (const kind of ["turn", "edit", "ask", "error"]) {
       paint.fillStyle = style.getPropertyValue(COLOURS[kind]);
       for (const [number, mark] of marks)
@@ -108,7 +125,7 @@ export function slider({ move, head, at }) {
   return {
     element,
     draw,
-    since: () => 0,
+    since: () => Math.min(from, now()),
     leave() {
       stop();
       observer.disconnect();
@@ -120,6 +137,7 @@ export function slider({ move, head, at }) {
       else if (key === "}") toMark(2);
       else if (key === "0") move(null);
       else if (key === " ") toggle();
+      else if (key === "m") setMark();
       else return false;
       return true;
     },

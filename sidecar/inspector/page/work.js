@@ -94,6 +94,7 @@ function job(each, now, press) {
       h("span", { class: "faint" }, ago(each.ended || each.started || each.created, now)),
     ),
     each.reason || each.fault ? h("p", { class: each.state === "failed" ? "bad" : "quiet" }, each.fault || each.reason) : null,
+    each.lines?.length ? h("pre", {}, each.lines.map((row) => `${row.label}: ${row.text}`.slice(0, 160)).join("\n")) : null,
     each.result ? h("p", { class: "quiet" }, each.result.length > 400 ? `${each.result.slice(0, 400)} …` : each.result) : null,
     h(
       "div",
