@@ -16,7 +16,7 @@ UNIT_WORKERS ?= $(shell echo $$(( $(CORES) * 2 )))
 # Compiled modules are kept: the tests start about a thousand Python processes of this checkout.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test compiled test-unit test-python test-shim torture lint format docs bench opencode nats-server clean help
+.PHONY: demo test compiled test-unit test-python test-shim torture lint format docs bench opencode nats-server chromium clean help
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -28,7 +28,7 @@ demo: $(VENV)/installed ## Kill the sidecar and OpenCode under a recording and a
 
 test: test-shim test-python ## All tests, the real OpenCode included
 
-test-python: $(VENV)/installed opencode nats-server compiled
+test-python: $(VENV)/installed opencode nats-server chromium compiled
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SHARED) --durations=10
 
 # In a fresh clone, each worker would compile all tests for itself, which takes longer than many of them. Errors are
@@ -78,6 +78,9 @@ bench: $(VENV)/installed-bench opencode ## Measure the log and the link against 
 opencode: $(VENV)/installed ## Install the pinned OpenCode 1 and 2 for the tests
 	$(BIN)/python tools/install_opencode.py
 	$(BIN)/python tools/install_opencode.py --two
+
+chromium: $(VENV)/installed
+	@$(BIN)/python tools/install_chromium.py >/dev/null
 
 nats-server: $(VENV)/installed ## Install the oldest supported NATS server for the tests
 	$(BIN)/python tools/install_nats_server.py

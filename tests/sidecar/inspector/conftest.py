@@ -1,0 +1,119 @@
+"""A served page in a real Chromium."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+from tests.sidecar.cli.helpers import command, environment, make_home
+from tools.install_chromium import find
+
+WAIT_MS = 30_000
+T = TypeVar("T")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+
+
+@dataclass
+class Served:
+    """A running ``inspect``: its link, which works once, and everything that it printed."""
+
+    link: str
+    process: subprocess.Popen[str]
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        """The address without a path."""
+        return self.link[: self.link.index("/", 8)]
+
+
+def aside(function: Callable[..., T], *arguments: Any) -> T:
+    """Call something that runs an event loop; Playwright has one in the thread of the test."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+@contextmanager
+def inspecting(home: Path, *arguments: str) -> Iterator[Served]:
+    """Run ``inspect`` as a user does, and end it."""
+    process = subprocess.Popen(
+        command(home, "inspect", "--no-browser", *arguments),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(TZ="UTC"),
+    )
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, line + process.stderr.read()
+        yield Served(found[0], process)
+    finally:
+        process.terminate()
+        process.communicate(timeout=WAIT_MS / 1000)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of a worker."""
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=find(), args=list(QUIET))
+        yield opened
+        opened.close()
+
+
+DEMO = "../../sidecar/record/recordings/demo"
+RECORDINGS = ("chat", "permission_once", "task_parallel", "question_replied", "write_edit", "http_401")
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with recordings of the real OpenCode."""
+    return aside(make_home, tmp_path_factory.mktemp("inspected") / "home", DEMO, *RECORDINGS)
+
+
+@pytest.fixture(scope="session")
+def served(filled: Path) -> Iterator[Served]:
+    """The page over ``filled``."""
+    with inspecting(filled) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def context(browser: Browser, served: Served) -> Iterator[object]:
+    """A browser that is logged in."""
+    made = browser.new_context(viewport={"width": 1440, "height": 900})
+    made.set_default_timeout(WAIT_MS)
+    page = made.new_page()
+    page.goto(served.link)
+    page.wait_for_selector(".row")
+    page.close()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(context: object) -> Iterator[Page]:
+    """A page that reports no error of its own and asks nobody but us."""
+    opened: Page = context.new_page()  # type: ignore[attr-defined]
+    faults: list[str] = []
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+
+    def heard(message: ConsoleMessage) -> None:
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            faults.append(message.text)
+
+    opened.on("console", heard)
+    opened.on("request", lambda request: faults.append(request.url) if "127.0.0.1" not in request.url else None)
+    yield opened
+    opened.close()
+    assert faults == []

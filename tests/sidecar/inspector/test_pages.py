@@ -1,0 +1,194 @@
+"""Each page of the inspector, in a real Chromium, over sessions that a real OpenCode recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from tests.sidecar.cli.helpers import append, make_home, run_process
+from tests.sidecar.inspector.conftest import DEMO, WAIT_MS, Served, aside, inspecting
+
+ROOT = "ses_dff0a5b68ffegK4yUQGH09hey7"
+TITLE = "Fix the failing login test"
+
+
+def record(home: Path, events: list[StreamEvent]) -> None:
+    """Add events to a log, as a sidecar does."""
+    asyncio.run(append(home / "store", [events]))
+
+
+def test_sessions_are_listed_with_their_project_and_open_by_keyboard(page: Page, served: Served) -> None:
+    page.goto(served.base)
+    row = page.locator(".row", has_text=TITLE)
+    expect(row).to_contain_text("2 children")
+    expect(page.locator(".group", has_text="/home/ada/shop")).to_be_visible()
+    page.keyboard.press("j")
+    expect(page.locator(".row.at")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.locator(".tabs")).to_be_visible()
+    page.go_back()
+    row.click()
+    expect(page.locator("h1")).to_have_text(TITLE)
+    expect(page.locator(".side .leaf")).to_have_count(3)
+
+
+def test_a_search_shows_snippets_that_open_at_the_event(page: Page, served: Served) -> None:
+    page.goto(served.base)
+    page.keyboard.press("/")
+    page.keyboard.type("identity, not equality")
+    expect(page.locator(".hit mark").first).to_have_text("identity, not equality")
+    page.locator(".hit", has_text="says").first.click()
+    expect(page.locator(".chain li.this")).to_contain_text("identity, not equality")
+    expect(page.locator(".chain li").first).to_contain_text("The login test fails")
+    page.get_by_text("Show the session at event").click()
+    expect(page.locator(".past")).to_contain_text("as of event")
+    expect(page.locator(".detail")).to_contain_text("identity, not equality")
+
+
+def test_the_conversation_is_the_one_of_the_exports(page: Page, served: Served, filled: Path, browser: Browser) -> None:
+    page.goto(f"{served.base}/s/{ROOT}")
+    talk = page.locator(".talk")
+    expect(talk).to_contain_text("check() compares the two strings with is")
+    html = run_process(filled, "read", ROOT, "--format", "html").out
+    file = browser.new_page()
+    file.set_content(html)
+    exported = file.locator("body .prompt, body .said, body .call").all_inner_texts()
+    file.close()
+    assert page.locator(".talk .prompt, .talk .said, .talk .call").all_inner_texts() == exported
+
+
+def test_the_slider_shows_every_tab_as_it_was(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}?at=14")
+    expect(page.locator(".past")).to_have_text("as of event 14")
+    expect(page.locator(".talk")).to_contain_text("still open")
+    expect(page.locator(".talk")).not_to_contain_text("Thanks. Commit it.")
+    page.keyboard.press("3")
+    expect(page.locator(".body")).to_contain_text("No agent changed a file")
+    page.keyboard.press("4")
+    expect(page.locator(".events tr")).to_have_count(14)
+    page.keyboard.press("]")
+    expect(page.locator(".events tr")).to_have_count(15)
+    page.keyboard.press("[")
+    expect(page.locator(".events tr")).to_have_count(14)
+    page.keyboard.press("}")
+    expect(page.locator(".past")).not_to_have_text("as of event 14")
+    page.keyboard.press("0")
+    expect(page.locator(".past")).to_have_count(0)
+    page.keyboard.press("3")
+    expect(page.locator(".diff .add")).to_contain_text("== password")
+
+
+def test_the_timeline_shows_children_waits_and_what_a_bar_is(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}/timeline")
+    expect(page.locator(".lanes .turn")).to_have_count(4)
+    expect(page.locator(".lanes .wait-bar")).to_have_count(1)
+    page.locator(".lanes .tool").first.click()
+    expect(page.locator(".detail")).to_contain_text("python3 test_login.py")
+    page.keyboard.press("Escape")
+    expect(page.locator(".detail")).to_be_hidden()
+
+
+def test_two_runs_are_compared(page: Page, served: Served, filled: Path) -> None:
+    streams = [each["stream_id"] for each in run_process(filled, "streams", "--json").objects()]
+    other = next(each for each in streams if each != ROOT)
+    page.goto(f"{served.base}/compare/{ROOT}/{other}")
+    expect(page.locator(".sums").first).to_contain_text("bash")
+    expect(page.locator("#main h2")).to_contain_text("then they part")
+    page.goto(f"{served.base}/compare/{ROOT}/{ROOT}")
+    expect(page.locator("#main h2")).to_have_text("They are the same")
+
+
+def test_costs_work_and_health_answer_their_questions(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/costs")
+    page.get_by_text("by model").click()
+    expect(page.locator(".sums")).to_contain_text("mock/mock-1")
+    page.goto(f"{served.base}/work")
+    expect(page.locator(".page")).to_contain_text("No background work yet")
+    page.goto(f"{served.base}/health")
+    expect(page.locator("#main dl")).to_contain_text("records")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "dark"), (1024, "light"), (390, "light"), (390, "dark")])
+def test_nothing_is_wider_than_the_screen(browser: Browser, filled: Path, width: int, scheme: str) -> None:
+    with inspecting(filled) as served:
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+        page = context.new_page()
+        page.goto(served.link)
+        for path in ("/", f"/s/{ROOT}", f"/s/{ROOT}/timeline", f"/s/{ROOT}/files", "/costs", "/health"):
+            page.goto(served.base + path)
+            page.wait_for_selector(".page, .session")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        context.close()
+
+
+def test_new_events_arrive_by_themselves(browser: Browser, tmp_path: Path) -> None:
+    home = aside(make_home, tmp_path / "home", "chat")
+    stream = run_process(home, "streams", "--json").objects()[0]["stream_id"]
+    with inspecting(home) as served:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(served.link)
+        expect(page.locator("#live")).to_have_text("live")
+        page.goto(f"{served.base}/s/{stream}")
+        expect(page.locator(".talk")).to_be_visible()
+        identity = seeded_identity(9)
+        said = {
+            "stream_id": stream,
+            "type": "human.input",
+            "actor": "user",
+            "source": {"agent": "user", "adapter": "opencode"},
+            "payload": {"session": stream, "message": "msg_new", "parts": [{"type": "text", "text": "And now this."}]},
+        }
+        aside(record, home, [identity.stamp(said)])
+        expect(page.locator(".talk")).to_contain_text("And now this.")
+        page.close()
+
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e‮]]>'\"&amp;{{7*7}}"
+
+
+def test_hostile_text_in_every_field_is_shown_and_does_nothing(browser: Browser, tmp_path: Path) -> None:
+    home = aside(make_home, tmp_path / "home", DEMO)
+    identity = seeded_identity(7)
+    evil = {"session": "ses_evil", "title": HOSTILE, "directory": HOSTILE, "agent": HOSTILE, "text": HOSTILE}
+    evil |= {"message": "m", "turn": "m", "tool": HOSTILE, "input": {"command": HOSTILE}, "output": HOSTILE}
+    evil |= {"error": HOSTILE, "parts": [{"type": "text", "text": HOSTILE}], "kind": "permission", "state": "asked"}
+    evil |= {"request": "r", "metadata": {"command": HOSTILE, "diff": HOSTILE}, "patterns": [HOSTILE], "call": "c"}
+    evil |= {"model": {"provider": HOSTILE, "model": HOSTILE}, "outcome": HOSTILE, "always": [HOSTILE]}
+    types = "lifecycle.session.created human.input turn.started execution.output execution.step workflow.checkpoint"
+    about = {"stream_id": "ses_evil", "actor": HOSTILE, "source": {"agent": "a", "adapter": "opencode"}}
+    made = [
+        identity.stamp({**about, "type": kind, "payload": evil})
+        for kind in [*types.split(), "agent.error", "turn.ended"]
+    ]
+    aside(record, home, made)
+    with inspecting(home) as served:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        ran: list[str] = []
+        page.on("dialog", lambda dialog: (ran.append(dialog.message), dialog.dismiss()))
+        page.on("pageerror", lambda error: ran.append(str(error)))
+        page.goto(served.link)
+        for path in (
+            "/",
+            "/s/ses_evil",
+            "/s/ses_evil/timeline",
+            "/s/ses_evil/files",
+            "/s/ses_evil/events",
+            "/?q=alert",
+            "/work",
+            "/costs",
+        ):
+            page.goto(served.base + path)
+            page.wait_for_selector(".page, .session")
+            assert page.locator("#main img, #main script").count() == 0, path
+        page.goto(f"{served.base}/s/ses_evil/events")
+        page.locator(".events tr").nth(4).click()
+        expect(page.locator(".detail")).to_contain_text("<script>alert(2)</script>")
+        assert ran == []
+        page.close()
