@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-RECORDING = ROOT / "sidecar" / "recordings" / "demo.jsonl"
+RECORDING = ROOT / "sidecar" / "record" / "recordings" / "demo.jsonl"
 COLUMNS = 100
 
 _BLOCK = re.compile(r"```console\n\$ durable-stream (?P<arguments>[^\n]*)\n(?P<output>.*?)```", re.DOTALL)
