@@ -38,9 +38,8 @@ def page() -> str:
     lines += [
         "",
         "A string of more than 8 MiB (8,388,608 characters) is replaced by its digest, its size and its first 64 KiB.",
-        "Readers say so where it stands, and `status` counts such records. What is missing is in OpenCode's own",
-        "history only. Counts of tokens, costs and durations that cannot be true are recorded as told, but shown as",
-        "`?` and left out of sums.",
+        "Readers say so where it stands, and `status` counts such records; the rest is in OpenCode's history only.",
+        "Tokens, costs and durations that cannot be true are recorded as told, shown as `?` and left out of sums.",
         "",
         "## Known, but not final",
         "",

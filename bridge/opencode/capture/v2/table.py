@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
         "compaction_started",
         ("turn.started",),
         "message of the compaction",
-        "Not within a turn; an automatic compaction before the first step belongs to the prompt's turn.",
+        "One during a turn starts no turn. An automatic one before the first step belongs to the prompt's turn.",
     ),
     Rule(
         "compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "message of the compaction"
