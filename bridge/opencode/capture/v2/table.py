@@ -15,9 +15,9 @@ RULES: tuple[Rule, ...] = (
         "created",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
-        "The first session of a process is created before the plugin is loaded, so the service's API describes it. "
-        "`tool.progress` or the end of the call names a child session. If neither does, it belongs to the open call with "
-        "the same description and agent. Background work: as in OpenCode 1.",
+        "The service's API describes the first session of a process, which is older than the plugin. `tool.progress` "
+        "or the end of the call names a child session; if neither does, it belongs to the open call with the same "
+        "description and agent. Background work: as in OpenCode 1.",
     ),
     Rule(
         "forked",
@@ -86,8 +86,8 @@ RULES: tuple[Rule, ...] = (
         "execution_interrupted",
         ("turn.ended",),
         "user message",
-        "The outcome is `aborted` if a person aborted the turn; `stopped` after a refused call, which the service "
-        "reports as `shutdown`; `interrupted` after a real shutdown that the service does not go on from.",
+        "`aborted` by a person; `stopped` after a refused call, which the service reports as `shutdown`; `interrupted` "
+        "after a real shutdown that the service does not go on from.",
     ),
     Rule("step.ended", "event", "step_ended", ("execution.step",), "assistant message"),
     Rule(
