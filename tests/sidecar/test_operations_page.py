@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
 import tomllib
@@ -15,7 +16,8 @@ from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import append, run
 from tests.streams.builders import events
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "operations.md"
 LINKED = "2026-11-22 01:53:48,183 INFO sidecar: link opened: pid 7, instance 12ab, OpenCode 1.18.33\n"
 
 
@@ -69,3 +71,18 @@ def test_the_page_lists_every_setting_with_its_default() -> None:
     assert {(section, key) for section, keys in written.items() for key in keys} == {
         (section, key) for section, field in Config.model_fields.items() for key in type(field.default).model_fields
     }
+
+
+def test_the_page_lists_every_check_of_doctor() -> None:
+    section = PAGE.read_text().partition("\n## Doctor\n")[2].partition("\n## ")[0]
+    listed = {
+        name for row in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE) for name in re.findall("`([^`]+)`", row)
+    }
+    calls = [call for path in (ROOT / "sidecar").rglob("*.py") for call in ast.walk(ast.parse(path.read_text()))]
+    named = {
+        str(call.args[0].value)
+        for call in calls
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Check"
+        if isinstance(call.args[0], ast.Constant)
+    }
+    assert named and named - listed == set()
