@@ -22,7 +22,7 @@ Each event has an idempotency key `{type}:{session}:{id}`. The third column says
 (by two plugin copies, a resend, a recording played again) gets the same key, and is recorded once.
 
 A *boot* is one run of an OpenCode process, an *instance* is one instance of the plugin in it. A *part* is a piece of a
-message, such as a text or a tool call. A *bus event* is an event that OpenCode itself sends.
+message, such as a text or a tool call. OpenCode sends *bus events*.
 
 | OpenCode | event | id in the key | notes |
 |---|---|---|---|

@@ -77,7 +77,7 @@ RULES: tuple[Rule, ...] = (
         "execution_succeeded",
         ("turn.ended",),
         "user message",
-        "The outcome is `completed`, also if a step failed and another one succeeded.",
+        "`completed`, also if a step failed and another succeeded.",
     ),
     Rule("execution.failed", "event", "execution_failed", ("agent.error", "turn.ended"), "event; user message"),
     Rule(
