@@ -12,7 +12,11 @@ import pytest
 from tools.generate_readme import DemoHome, stale_blocks
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "plugin-shim" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def test_the_readme_shows_what_the_commands_print() -> None:
@@ -31,12 +35,20 @@ def test_every_command_is_in_the_readme_and_every_named_command_exists() -> None
     assert named - commands - {"for"} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_named_files_exist(page: Path) -> None:
     text = page.read_text()
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            linked = page.parent / target if target else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
     for name in re.findall(r"`((?:streams|bridge|sidecar|plugin-shim|tests|tools|docs)/[\w./-]+\.\w+)`", text):
         assert (ROOT / name).exists(), name
 

@@ -76,7 +76,7 @@ def test_the_page_is_true(example_home: Path, tmp_path: Path) -> None:
     until_ready(example_home)
     asyncio.run(send_over_nats(example_home))
     assert lines(tmp_path, 2) == ["hello", "sent over NATS"]
-    run(example_home, "play", str(ROOT / "sidecar" / "recordings" / "demo.jsonl"), "--speed", "max")
+    run(example_home, "play", str(ROOT / "sidecar" / "record" / "recordings" / "demo.jsonl"), "--speed", "max")
     end = time.monotonic() + LIMIT_SECONDS
     while not run(example_home, "query", "--type", "watcher.failed", "--json").objects():
         assert time.monotonic() < end

@@ -25,7 +25,7 @@ def test_a_wheel_holds_all_it_needs(tmp_path: Path) -> None:
     shim = target / "sidecar" / "shim"
     sources = {path.name for path in (ROOT / "plugin-shim" / "src").glob("*.js")}
     assert {path.name for path in shim.glob("*.js")} == sources
-    assert (target / "sidecar" / "recordings" / "demo.jsonl").exists()
+    assert (target / "sidecar" / "record" / "recordings" / "demo.jsonl").exists()
     config = tmp_path / "config"
     done = subprocess.run(
         [sys.executable, "-m", "sidecar.cli", "--home", tmp_path / "home", "install"],

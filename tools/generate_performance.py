@@ -10,6 +10,7 @@ The plot contains the digest of its figures, so ``--check`` does not need matplo
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from hashlib import sha256
@@ -24,41 +25,64 @@ LIMITS = {"raw file, 64 lines a sync": "raw file, 64 lines a sync"}
 
 HEAD = """# Performance
 
-Each row of the table compares the speed of an operation with its *limit*: the speed of the reference that the column
-`figure` names. `make bench` runs the operation and its reference alternately in short slices, so that both run under
-the same load, and compares their medians. **R** is the speed of the disk alone: single writes of 1 KiB, each followed
-by a sync. An event takes about 1 KiB. The column `figure` shows the measured speed as a multiple of the limit. Rows
-that measure a time or an amount of memory have no limit; their floor and aim apply to the column `measured`. The
-*floor* of a figure is what we promise, and the *aim* is what we would like to reach. No test asserts a time. The times
-of `durable-stream` commands are the best of several alternating runs, with compiled bytecode, as in an installed
-package. *64 in flight* means that 64 events are waiting to be stored at any time. *1 M* means a million events, and
-*p50* and *p99* are percentiles. *Serve ready* means that a sidecar that was just started is ready to record. In the
-rows *prompts in OpenCode*, the words after the comma say in which state the sidecar, the spool or the disk is.
+`make bench` measures each operation and its *reference* alternately, in short slices under the same load, and compares
+the medians. A *floor* is what we promise, an *aim* what we would like; no test asserts a time. Figures below their
+floor are **bold**. **R** is the disk alone: single writes of 1 KiB, each with a sync. An event takes about 1 KiB.
+*64 in flight* means that 64 events wait to be stored at any time; *1 M* is a million events.
 
-Unless a note below names another machine, the figures were measured on: {machine}.
+Measured on: {machine}.
 
 ![Durable appends per second with 64 in flight, compared with peers and limits](performance.svg)
-
-| path | measured | limit | figure | floor | aim | |
-|---|---:|---:|---:|---:|---:|---|
 """
+
+TABLES = {
+    "In OpenCode": r"time that a hook|prompts in|starts of|spawn until|end of the work",
+    "Commands": r"start of a command|(streams|log|status|doctor), an|newest 5|log --last",
+    "A million events": r".*1 M events|pause in|memory gained|the same query",
+    "Hooks, NATS": r"hook to|last ack|mirror|(jsonl|sqlite|commands): ",
+    "The log": r"",
+}
+"""The tables of the page, and the beginnings of the rows in them: a row is in the first table that it fits."""
+
+SAID = re.compile(r",? 1 M events( in(?= sqlite))?|(?<=prompts) in OpenCode|(?<=blocks) OpenCode")
+"""What the heading of a row's table says already."""
 
 
 def page(figures: dict[str, Any], notes: str) -> str:
-    """Return the page. ``notes`` is the hand-written part below the table, kept unchanged."""
-    rows = [_row(row) for row in figures["rows"]]
-    return HEAD.format(machine=figures["machine"]) + "\n".join(rows) + "\n" + notes
+    """Return the page. ``notes`` is the hand-written part below the tables, kept unchanged."""
+    tables: dict[str, list[str]] = {name: [] for name in TABLES}
+    peers: dict[str, list[dict[str, Any]]] = {}
+    for row in figures["rows"]:
+        if row["verdict"] in ("ahead", "behind"):
+            peers.setdefault(row["unit"], []).append(row)
+        else:
+            tables[next(name for name, begin in TABLES.items() if re.match(begin, row["path"]))].append(_row(row))
+    shown = [
+        f"### {name}\n\n| | measured | reference | floor–aim |\n|---|---:|---:|---:|\n" + "\n".join(rows) + "\n"
+        for name, rows in tables.items()
+    ]
+    shown.append(
+        "### Peers, 64 in flight\n\n| peer | its speed | jsonl | sqlite |\n|---|---:|---:|---:|\n"
+        + "".join(_peer(name, rows) for name, rows in peers.items())
+    )
+    return HEAD.format(machine=figures["machine"]) + "\n" + "\n".join(shown) + notes
 
 
 def _row(row: dict[str, Any]) -> str:
     if row["limit"]:
-        digits = 0 if row["limit"] >= 100 else 2
-        value, limit = f"{row['value']:,.{digits}f}/s", f"{row['limit']:,.{digits}f}/s"
-        figure = f"{row['figure']:.2f} × {row['unit']}"
+        value = f"{row['value']:,.{0 if row['limit'] >= 100 else 2}f}/s"
+        figure = f"{row['figure']:.2f}"
+        figure = (f"**{figure}**" if row["verdict"] == "BELOW FLOOR" else figure) + f" × {row['unit']}"
     else:
-        value, limit, figure = f"{row['value']:.3g} {row['unit']}", "", ""
-    floor, aim = ("" if row[name] is None else f"{row[name]:g}" for name in ("floor", "aim"))
-    return f"| {row['path']} | {value} | {limit} | {figure} | {floor} | {aim} | {row['verdict']} |"
+        value, figure = f"{row['value']:.3g} {row['unit']}", ""
+    range_ = "" if row["floor"] is None else f"{row['floor']:g}–{row['aim']:g}"
+    cells = [SAID.sub("", row["path"]), value, figure, range_]
+    return "|" + "|".join(f" {cell} " if cell else "" for cell in cells) + "|"
+
+
+def _peer(name: str, rows: list[dict[str, Any]]) -> str:
+    ours = " | ".join(f"{row['figure']:.2f} ×" for row in sorted(rows, key=lambda row: str(row["path"])))
+    return f"| {name} | {rows[0]['limit']:,.0f}/s | {ours} |\n"
 
 
 def bars(figures: dict[str, Any]) -> list[tuple[str, float, str]]:
@@ -110,7 +134,7 @@ def main(arguments: list[str]) -> int:
     figures = json.loads(FIGURES.read_text())
     is_drawn = PLOT.exists() and digest(figures) in PLOT.read_text()
     old = PAGE.read_text() if PAGE.exists() else ""
-    # Keep the notes, which begin with the first heading below the table.
+    # Keep the notes, which begin with the first heading of the second level.
     begin = old.find("\n## ")
     wanted = page(figures, old[begin:] if begin >= 0 else "")
     if "--check" in arguments:

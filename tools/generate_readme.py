@@ -1,4 +1,4 @@
-"""Run the commands that the README shows, and put their output into it.
+"""Run the commands that the README shows, and put their output into it; and draw the picture of one of them.
 
 Such a command is a block that begins with ``$ durable-stream``. It runs on a
 terminal of 100 columns, in a home with the demo's recording.
@@ -8,6 +8,8 @@ terminal of 100 columns, in a home with the demo's recording.
 from __future__ import annotations
 
 import fcntl
+import html
+import io
 import json
 import os
 import pty
@@ -21,9 +23,14 @@ import termios
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-RECORDING = ROOT / "sidecar" / "recordings" / "demo.jsonl"
+PICTURE, DRAWN = ROOT / "docs" / "read.svg", "read"
+"""The picture in the README, and the command whose output it shows."""
+RECORDING = ROOT / "sidecar" / "record" / "recordings" / "demo.jsonl"
 COLUMNS = 100
 
 _BLOCK = re.compile(r"```console\n\$ durable-stream (?P<arguments>[^\n]*)\n(?P<output>.*?)```", re.DOTALL)
@@ -54,15 +61,28 @@ def told(arguments: str, home: Path) -> str:
 
 def run(arguments: str, home: Path) -> str:
     """Return what ``durable-stream ARGUMENTS`` prints on a terminal, without colours and trailing spaces."""
+    text = _ANSI.sub("", printed(arguments, home, NO_COLOR="1")).replace("\r\n", "\n")
+    return "".join(line.rstrip() + "\n" for line in text.strip("\n").split("\n"))
+
+
+def draw(home: Path) -> str:
+    """Return an SVG of the output of ``DRAWN``, in the colours of the terminal."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    console.print(Text.from_ansi(printed(DRAWN, home, COLORTERM="truecolor").replace("\r\n", "\n").strip("\n")))
+    return console.export_svg(title=f"durable-stream {DRAWN}", unique_id=DRAWN)
+
+
+def printed(arguments: str, home: Path, **variables: str) -> str:
+    """Return everything that ``durable-stream ARGUMENTS`` writes to a terminal."""
     command = [sys.executable, "-m", "sidecar.cli", *shlex.split(arguments)]
     environment = {
         **os.environ,
         "DURABLE_STREAM_HOME": str(home),
         "XDG_CONFIG_HOME": str(home.parent / "config"),
-        "NO_COLOR": "1",
-        "TERM": "xterm",
+        "TERM": "xterm-256color",
         "PAGER": "cat",
         "TZ": "UTC",
+        **variables,
     }
     environment.pop("COLUMNS", None)
     master, slave = pty.openpty()
@@ -71,8 +91,7 @@ def run(arguments: str, home: Path) -> str:
         os.close(slave)
         output = b"".join(_read(master))
     os.close(master)
-    text = _ANSI.sub("", output.decode()).replace("\r\n", "\n")
-    return "".join(line.rstrip() + "\n" for line in text.strip("\n").split("\n"))
+    return output.decode()
 
 
 def _read(master: int) -> Iterator[bytes]:
@@ -102,12 +121,15 @@ class DemoHome:
 
 
 def stale_blocks(home: Path) -> list[str]:
-    """Return the commands whose output in the README is stale."""
+    """Return the commands whose output in the README, or in its picture, is stale."""
     stale = []
     for block in _BLOCK.finditer(README.read_text()):
         actual = run(told(block["arguments"], home), home)
         if _lasting(actual) != _lasting(block["output"]):
             stale.append(f"$ durable-stream {block['arguments']}\n{actual}")
+    drawn = "".join(re.findall(rf"{DRAWN}-line-\d+\)\">(.*?)</text>", PICTURE.read_text()))
+    if "".join(html.unescape(drawn).split()) != "".join(run(DRAWN, home).split()):
+        stale.append(f"{PICTURE}: $ durable-stream {DRAWN}")
     return stale
 
 
@@ -119,7 +141,7 @@ def _lasting(output: str) -> str:
 
 
 def main() -> int:
-    """Rewrite all blocks."""
+    """Rewrite all blocks and the picture."""
     with DemoHome() as home:
 
         def anew(block: re.Match[str]) -> str:
@@ -128,6 +150,7 @@ def main() -> int:
             return f"```console\n$ durable-stream {arguments}\n{output}```"
 
         text = _BLOCK.sub(anew, README.read_text())
+        PICTURE.write_text(draw(home))
     README.write_text(text)
     return 0
 

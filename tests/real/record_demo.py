@@ -22,7 +22,7 @@ from tests.real.opencode import RealOpenCode
 from tools.install_opencode import binary_path
 
 REPOSITORY = Path(__file__).parents[2]
-RECORDING = REPOSITORY / "sidecar" / "recordings" / "demo.jsonl"
+RECORDING = REPOSITORY / "sidecar" / "record" / "recordings" / "demo.jsonl"
 
 FILES = {
     "login.py": "def check(name, password, users):\n    return users.get(name) is password\n",

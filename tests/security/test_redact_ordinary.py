@@ -63,7 +63,10 @@ class TestOrdinaryText:
 class TestWhatIsShipped:
     def test_the_demo_and_the_recordings_hold_no_secret(self) -> None:
         """These are real sessions without secrets, so any redaction in them is a mistake."""
-        paths = [*(ROOT / "tests" / "recordings").glob("*.jsonl"), ROOT / "sidecar" / "recordings" / "demo.jsonl"]
+        paths = [
+            *(ROOT / "tests" / "recordings").glob("*.jsonl"),
+            ROOT / "sidecar" / "record" / "recordings" / "demo.jsonl",
+        ]
         assert len(paths) > 60
         redactor = Redactor()
         for path in paths:

@@ -123,15 +123,17 @@ def test_no_metrics_takes_all_that_metrics_takes(method: str) -> None:
 def test_the_operations_page_lists_the_metrics_as_they_are_registered() -> None:
     metrics = SidecarMetrics()
     metrics.read_from(dict)
-    registered = {
-        f.name + ("_total" if f.type == "counter" else ""): [f.type, f.documentation]
-        for f in metrics.registry.collect()
-    }
+    registered = {f.name + ("_total" if f.type == "counter" else ""): f for f in metrics.registry.collect()}
     page = (REPOSITORY / "docs" / "operations.md").read_text()
     section = page.partition("\n## Metrics\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|([^|]*)\| (.*) \|$", section, re.MULTILINE)
-    assert {name: [kind, text] for name, kind, _, text in rows} == registered and len(rows) == len(registered)
-    labelled = {name for name, _, labels, _ in rows if labels.strip()}
+    rows = re.findall(r"^\| `(\w+)(?:\{(\w+)\})?`( \(histogram\))? \| (.*) \|$", section, re.MULTILINE)
+    assert {name: text for name, _, _, text in rows} == {n: f.documentation for n, f in registered.items()}
+    assert len(rows) == len(registered)
+    kinds = {
+        name: "histogram" if mark else "counter" if name.endswith("_total") else "gauge" for name, _, mark, _ in rows
+    }
+    assert kinds == {name: f.type for name, f in registered.items()}
+    labelled = {name for name, label, _, _ in rows if label}
     assert labelled == {name for name in registered if not name.startswith("durable_stream")} | {
         "durable_stream_agent_duplicates_total",
         "durable_stream_agent_failures_total",

@@ -1,19 +1,23 @@
-"""docs/operations.md shows what the commands really print; numbers may differ."""
+"""docs/operations.md shows what the commands really print, and all settings; numbers may differ."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from sidecar.config import Config
 from sidecar.home import Home
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import append, run
 from tests.streams.builders import events
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "operations.md"
 LINKED = "2026-11-22 01:53:48,183 INFO sidecar: link opened: pid 7, instance 12ab, OpenCode 1.18.33\n"
 
 
@@ -40,7 +44,7 @@ def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.Monk
     asyncio.run(append(home.store_path, [events(43)]))
 
     pages = shown()
-    assert list(pages) == ["install", "uninstall", "doctor --fix", "repair --dry-run", "repair"]
+    assert list(pages) == ["install", "uninstall", "doctor --fix", "repair --dry-run"]
     printed = {"install": run(home.path, "install", **environ).out}
     (ada / ".opencode").mkdir()
     home.path.chmod(0o755)
@@ -48,9 +52,37 @@ def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.Monk
     (home.store_path / "store.json").unlink()
     with next((home.store_path / "log").iterdir()).open("ab") as segment:
         segment.write(b'{"crc":"half a line')
-    for command in ("repair --dry-run", "repair"):
-        printed[command] = run(home.path, *command.split(), **environ).out
+    printed["repair --dry-run"] = run(home.path, "repair", "--dry-run", **environ).out
+    assert run(home.path, "repair", **environ).code == 0
     printed["uninstall"] = run(home.path, "uninstall", **environ).out
     for command, text in printed.items():
         told = re.sub(r"\d+ MiB", "N MiB", text.replace(str(ada), "/home/ada"))
-        assert told == re.sub(r"\d+ MiB", "N MiB", pages[command]), command
+        # A line of the page that says … stands for lines that it leaves out.
+        wanted = re.escape(re.sub(r"\d+ MiB", "N MiB", pages[command])).replace("…\\\n", "(?:.*\n)+")
+        assert re.fullmatch(wanted, told), (command, told)
+
+
+def test_the_page_lists_every_setting_with_its_default() -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    listed = Config.model_validate(tomllib.loads(block))
+    assert listed == Config()
+    # A setting without a default is in a comment, with an example.
+    written = tomllib.loads(re.sub(r"^# (?=\w+ = )", "", block, flags=re.MULTILINE))
+    assert {(section, key) for section, keys in written.items() for key in keys} == {
+        (section, key) for section, field in Config.model_fields.items() for key in type(field.default).model_fields
+    }
+
+
+def test_the_page_lists_every_check_of_doctor() -> None:
+    section = PAGE.read_text().partition("\n## Doctor\n")[2].partition("\n## ")[0]
+    listed = {
+        name for row in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE) for name in re.findall("`([^`]+)`", row)
+    }
+    calls = [call for path in (ROOT / "sidecar").rglob("*.py") for call in ast.walk(ast.parse(path.read_text()))]
+    named = {
+        str(call.args[0].value)
+        for call in calls
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Check"
+        if isinstance(call.args[0], ast.Constant)
+    }
+    assert named and named - listed == set()

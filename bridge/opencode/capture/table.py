@@ -46,8 +46,7 @@ RULES: tuple[Rule, ...] = (
         "",
         ("lifecycle.session.resumed",),
         "boot",
-        "OpenCode does not announce that it continues a session. Recorded once per boot, if the session's first hook "
-        "in that boot is not `session.created`.",
+        "Once per boot, if the session's first hook in that boot is not `session.created`.",
     ),
     Rule(
         "session.deleted",
@@ -73,8 +72,7 @@ RULES: tuple[Rule, ...] = (
         ("agent.handoff", "turn.started", "turn.ended", "agent.error"),
         "user message; assistant message for errors",
         "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
-        "different OpenCode agent answers from now on, for example `build` after `plan`. Other updates "
-        "of a message are not final, so they are not recorded.",
+        "different OpenCode agent answers from now on, for example `build` after `plan`.",
     ),
     Rule(
         "message.removed",
@@ -82,8 +80,7 @@ RULES: tuple[Rule, ...] = (
         "message_removed",
         ("opencode.message.removed",),
         "bus event",
-        "`/undo`, for example, removes a message. `prompt` holds the first words of the removed prompt. OpenCode "
-        "reports the removal when the next prompt is sent.",
+        "By `/undo`, for example; reported when the next prompt is sent. `prompt` holds its first words.",
     ),
     Rule(
         "session.idle",
@@ -110,8 +107,8 @@ RULES: tuple[Rule, ...] = (
         "",
         ("human.input", "turn.started"),
         "user message",
-        "OpenCode sends no `chat.message` for `!` commands. Both events are held until the `bash` part arrives, "
-        "because only that part names the command (`shell`). The turn's trigger is `shell`, and the turn has no model.",
+        "Held until the `bash` part arrives, which names the command (`shell`). The turn's trigger is `shell`, and it "
+        "has no model.",
     ),
     Rule(
         "tool.execute.after",
@@ -119,8 +116,7 @@ RULES: tuple[Rule, ...] = (
         "tool_after",
         ("execution.step",),
         "part",
-        "The hook is held until the last update of its part arrives, and then completes that part's step. If no update "
-        "arrives within 2 s, the hook itself is recorded as the step.",
+        "Completes the step of its part's last update. If none arrives within 2 s, the hook itself is the step.",
     ),
     Rule(
         "session.error",

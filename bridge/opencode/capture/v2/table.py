@@ -15,10 +15,9 @@ RULES: tuple[Rule, ...] = (
         "created",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
-        "The first session of a process is created before the plugin is loaded, so the service's API describes it. "
-        "A child session names its parent session; `tool.progress` or the end of the call names the child session. If "
-        "neither does, the child session belongs to the open call with the same description and agent. "
-        "For a session of background work, `agent.spawned` names the turn and the call that asked for the work.",
+        "The service's API describes the first session of a process, which is older than the plugin. `tool.progress` "
+        "or the end of the call names a child session; if neither does, it belongs to the open call with the same "
+        "description and agent. Background work: as in OpenCode 1.",
     ),
     Rule(
         "forked",
@@ -26,8 +25,7 @@ RULES: tuple[Rule, ...] = (
         "created",
         ("lifecycle.session.created",),
         "the session",
-        "A fork is its own root session; `fork` names its origin. Its first messages are the origin's, and are not "
-        "recorded again.",
+        "A root session; `fork` names its origin, whose messages are not recorded again.",
     ),
     Rule(
         "the first event of a session from another service process",
@@ -79,7 +77,7 @@ RULES: tuple[Rule, ...] = (
         "execution_succeeded",
         ("turn.ended",),
         "user message",
-        "The outcome is `completed`, also if a step failed and another one succeeded.",
+        "`completed`, also if a step failed and another succeeded.",
     ),
     Rule("execution.failed", "event", "execution_failed", ("agent.error", "turn.ended"), "event; user message"),
     Rule(
@@ -88,8 +86,8 @@ RULES: tuple[Rule, ...] = (
         "execution_interrupted",
         ("turn.ended",),
         "user message",
-        "The outcome is `aborted` if a person aborted the turn; `stopped` after a refused call, which the service "
-        "reports as `shutdown`; `interrupted` after a real shutdown that the service does not go on from.",
+        "`aborted` by a person; `stopped` after a refused call, which the service reports as `shutdown`; `interrupted` "
+        "after a real shutdown that the service does not go on from.",
     ),
     Rule("step.ended", "event", "step_ended", ("execution.step",), "assistant message"),
     Rule(
@@ -109,7 +107,7 @@ RULES: tuple[Rule, ...] = (
         "text_cut",
         ("capture.gap",),
         "assistant message",
-        "Made by the sidecar, with the reason `text_cut`, for an answer of which a killed service kept no word.",
+        "Made by the sidecar (reason `text_cut`) for an answer of which a killed service kept no word.",
     ),
     Rule(
         "tool.success",
@@ -133,8 +131,7 @@ RULES: tuple[Rule, ...] = (
         "compaction_started",
         ("turn.started",),
         "message of the compaction",
-        "An automatic compaction before the first step belongs to the prompt's turn. A compaction during a turn does "
-        "not start a new turn.",
+        "One during a turn starts no turn. An automatic one before the first step belongs to the prompt's turn.",
     ),
     Rule(
         "compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "message of the compaction"
@@ -163,8 +160,7 @@ RULES: tuple[Rule, ...] = (
         "checkpoint",
         ("workflow.checkpoint",),
         "request and state",
-        "The service keeps open requests only. Those that are open when the plugin links are listed; one that was "
-        "asked and answered while the plugin was not loaded is lost.",
+        "Also those open when the plugin links. One asked and answered while it was not loaded is lost.",
     ),
     Rule("permission.replied", "event", "checkpoint", ("workflow.checkpoint",), "request and state"),
     Rule("form.created", "event", "checkpoint", ("workflow.checkpoint",), "form and state", "A question or a form."),
