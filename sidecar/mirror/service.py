@@ -17,7 +17,6 @@ from bridge.nats.jetstream.options import ConnectOptions
 from bridge.opencode.link.frames import HookItem
 from sidecar.config import NatsConfig
 from sidecar.home import Home
-from sidecar.install.extras import extra_command
 from sidecar.mirror.settings import external_options, mirror_bytes, pull_settings
 from sidecar.private_files import HomeError, private_directory
 from streams.store import StreamStore
@@ -33,16 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sidecar.mirror")
 
-LIBRARY = frozenset({"nats", "nkeys", "nacl"})
-"""Package names of the client library."""
-
 DRAIN_SECONDS: Final = 2.0
 """How long a stopping sidecar waits for the mirror to catch up. The next sidecar continues the mirror."""
-
-
-def missing() -> str:
-    """A text that says that the NATS library is missing, with the command that installs the library."""
-    return f"the library nats-py is missing; run `{extra_command('nats')}`"
 
 
 class MirrorSource(NamedTuple):
@@ -95,17 +86,12 @@ class NatsService:
         """Start in the background. The caller holds the home's lock."""
         if self._config.mode == "off":
             return
-        try:
-            # The library is optional and takes a tenth of a second to load, so load it only if NATS is switched on.
-            from bridge.nats.jetstream.sessions import Sessions
-            from sidecar.mirror.deltas import DeltaStream
-            from sidecar.mirror.server.server import EmbeddedServer
-            from sidecar.mirror.task import MirrorTask
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0] not in LIBRARY:
-                raise
-            self._fail(missing())
-            return
+        # The library takes a tenth of a second to load, so load it only if NATS is switched on.
+        from bridge.nats.jetstream.sessions import Sessions
+        from sidecar.mirror.deltas import DeltaStream
+        from sidecar.mirror.server.server import EmbeddedServer
+        from sidecar.mirror.task import MirrorTask
+
         if self._config.mode == "embedded":
             try:
                 private_directory(self._home.nats_path)

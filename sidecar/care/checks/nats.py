@@ -38,24 +38,9 @@ def check_nats(scene: Scene) -> list[Check]:
         now = None
     if config.mode == "off":
         return [*found, Check("nats", "ok", "off: the log is not mirrored")]
-    if (missing := _library()) is not None:
-        return [*found, _note(*missing)]
     if config.mode == "embedded":
         return [*found, *_embedded(config, scene.home.nats_path, now), *_mirror(now)]
     return [*found, *_external(config), *_mirror(now)]
-
-
-def _library() -> tuple[str, str] | None:
-    from sidecar.mirror.service import LIBRARY, missing
-
-    try:
-        import bridge.nats.jetstream.connection  # noqa: F401 - only to see whether it can be imported
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in LIBRARY:
-            raise
-        text, _, hint = missing().partition("; ")
-        return text, hint
-    return None
 
 
 def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None) -> list[Check]:

@@ -45,6 +45,8 @@ async def demo(out: Output) -> int:
     """Play, kill, continue, compare and verify. Return 0 if nothing is missing, duplicated or damaged, otherwise 1."""
     with tempfile.TemporaryDirectory(prefix="durable-stream-demo-") as directory:
         killed, whole = Home(Path(directory) / "killed"), Home(Path(directory) / "whole")
+        killed.create()
+        killed.config_path.write_text('[nats]\nmode = "embedded"\n')
         hooks = len(read_recording(RECORDING).items)
         _heading(out, f"A recorded OpenCode session ({hooks} hooks) is played into an empty log")
         try:
@@ -128,7 +130,9 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
         f"  hash chains    {'intact' if not findings else f'{len(findings)} faults'}, "
         f"{verification.summary.records} records verified"
     )
-    held = not missing and not extra and not added and not findings
+    copied, differences = await _on_jetstream(killed)
+    out.text(f"  on JetStream   {copied} records read back, {differences} differences")
+    held = not missing and not extra and not added and not findings and not differences and copied == before
     out.text()
     if held:
         out.text("Nothing is missing, and nothing is duplicated.", "bold green")
@@ -136,6 +140,31 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
     else:
         out.text("The log is not as it should be: please report this with the output above.", "bold red")
     return 0 if held else 1
+
+
+async def _on_jetstream(home: Home) -> tuple[int, int]:
+    """How many records the embedded NATS server has, and how many messages differ from the log."""
+    from sidecar.config import load_config
+    from sidecar.mirror.reaching import sessions_of
+    from sidecar.mirror.verify import MirrorCheck
+    from streams.log.presence import located
+
+    async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
+        while (await client.request("mirror"))["lag"]:  # noqa: ASYNC110 - another process: there is no event to wait for
+            await asyncio.sleep(0.02)
+    manifest = located(home.store_path)
+    sessions = sessions_of(home, load_config(home.config_path).nats, own_identity().nonce)
+    try:
+        check = MirrorCheck(
+            LogReader(home.store_path),
+            manifest.log_id if manifest is not None else "",
+            sessions,
+            now_ms=own_identity().now_ms,
+        )
+        differences = [difference async for difference in check.run()]
+    finally:
+        await sessions.close()
+    return check.summary.records - check.summary.waiting, len(differences)
 
 
 async def _keys(home: Home) -> Counter[tuple[str, str]]:

@@ -33,7 +33,7 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
     embedded server.
 
     Raises:
-        Failure: NATS is off, the embedded server is not running, or the client library is missing.
+        Failure: NATS is off, or the embedded server is not running.
     """
     if config.mode == "off":
         raise Failure("nats-off", f"NATS is off in {home.path}, so nothing is mirrored; {TURN_ON}")
@@ -43,14 +43,8 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
             f"the embedded NATS server of {home.path} runs with the sidecar, which is not running; start a "
             "sidecar with `durable-stream serve`",
         )
-    try:
-        from sidecar.mirror.reaching import sessions_of
-    except ModuleNotFoundError as error:
-        from sidecar.mirror.service import LIBRARY, missing
+    from sidecar.mirror.reaching import sessions_of
 
-        if error.name is None or error.name.split(".")[0] not in LIBRARY:
-            raise
-        raise Failure("nats-library", missing()) from None
     return sessions_of(home, config, own_identity().nonce)
 
 

