@@ -12,7 +12,7 @@ from sidecar.record.opencode2.registration import Registration
 
 
 async def test_an_answer_that_drips_for_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "WHOLE_SECONDS", 0.2)
+    monkeypatch.setattr(http, "WHOLE_SECONDS", 1.0)
 
     ended = asyncio.Event()
 
