@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.real.background import intents, only, refused, spawn, with_plugin
 from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
+from tests.sidecar.inspector.conftest import WAIT_MS, aside, chromium, inspecting
 
 pytestmark = pytest.mark.real_opencode
 
@@ -186,3 +188,23 @@ def test_a_session_of_the_project_is_read(client: RealOpenCode, durable: Durable
     wait_until(lambda: "xyzzy" in json.dumps(durable.log(first)), "the first session in the log")
     client.prompt(second, f"CALL:stream_read {json.dumps({'stream': first})}")
     assert "xyzzy" in json.dumps(client.messages(second)[-1])
+
+
+def test_the_inspector_shows_running_work_and_answers_its_ask(client: RealOpenCode, durable: DurableStream) -> None:
+    command = {"command": "echo from the page", "description": "say it"}
+    work = spawn(f"CALL:bash {json.dumps(command)}", title="work on the page")
+    parent = client.create_session("parent")
+    with inspecting(durable.home) as served, chromium() as browser:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(served.link)
+        aside(client.prompt, parent, work)
+        expect(page.locator("#waiting")).to_have_text("1", timeout=WAIT_MS)
+        page.get_by_role("link", name="Work").click()
+        waits, card = page.locator(".card.waits"), page.locator(".card", has_text="work on the page")
+        expect(waits).to_contain_text("echo from the page")
+        expect(card.locator(".status")).to_have_text("running")
+        waits.get_by_text("Allow once").click()
+        expect(waits).to_have_count(0, timeout=WAIT_MS)
+        expect(card.locator(".status")).to_have_text("completed", timeout=WAIT_MS)
+    assert "from the page" in result(durable)

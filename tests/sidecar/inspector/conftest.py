@@ -62,13 +62,20 @@ def inspecting(home: Path, *arguments: str) -> Iterator[Served]:
         process.communicate(timeout=WAIT_MS / 1000)
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of a worker."""
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A Chromium. Until it ends, what runs an event loop needs ``aside``."""
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=find(), args=list(QUIET))
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One Chromium for the tests of a file."""
+    with chromium() as opened:
+        yield opened
 
 
 DEMO = "../../sidecar/record/recordings/demo"
@@ -81,14 +88,14 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return aside(make_home, tmp_path_factory.mktemp("inspected") / "home", DEMO, *RECORDINGS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(filled: Path) -> Iterator[Served]:
     """The page over ``filled``."""
     with inspecting(filled) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def context(browser: Browser, served: Served) -> Iterator[object]:
     """A browser that is logged in."""
     made = browser.new_context(viewport={"width": 1440, "height": 900})
