@@ -47,7 +47,8 @@ def page() -> str:
         "to the log. An event with another shape than the known one is stored whole as `opencode.{type}`.",
         "",
         ", ".join(_state(rule) for rule in states)
-        + ", running tool parts, unfinished text and message updates (the final update contains their whole content).",
+        + ", later updates of running tool parts, unfinished text and message updates (the final update contains their "
+        "whole content).",
         "",
         "## Dropped and counted",
         "",

@@ -47,7 +47,7 @@ _VARIES = re.compile(
 
 
 _EVENT = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{6}\b")
-WHY_POSITION = 22
+WHY_POSITION = 27
 """The record used for "an event" in a command: the answer of the first child agent."""
 
 

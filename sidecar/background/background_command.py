@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.state import Intent
+from sidecar.background.intents.waits import state_shown
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import Checkpoint
 from sidecar.read.asked import on_one_line
@@ -74,5 +75,6 @@ def _waiting(each: Checkpoint) -> str:
 
 def _line(intent: Intent, now_ms: int) -> str:
     ran = rough_span(intent.ran(now_ms)) if intent.started is not None else ""
-    parts = (intent.id, intent.state, ran, money(intent.cost) if intent.cost else "", intent.title, intent.reason)
+    state = state_shown(intent.state, len(intent.asks))
+    parts = (intent.id, state, ran, money(intent.cost) if intent.cost else "", intent.title, intent.reason)
     return one_line(" · ".join(filter(None, parts)))[:MAX_LINE]

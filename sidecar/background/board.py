@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from bridge.opencode.capture.table import STEP_STARTED
 from sidecar.agents.inputs import agent_stream, is_applied
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED
@@ -31,7 +32,7 @@ LOOK_BACK: Final = 200
 
 _WAITS: Final = ("open", "answering")
 _SEEN: Final = "observed"
-_QUIET: Final = ("capture.", "lifecycle.")
+_QUIET: Final = ("capture.", "lifecycle.", STEP_STARTED)
 
 
 class Board:
@@ -73,8 +74,9 @@ class Board:
         ``agents``: background work that has not ended, and what ended in the last hour, oldest first; ``asks`` is how
         many answers of a person it is waiting for. ``roots``: what each session that started several agents has used.
         ``waiting``: what is waiting for a person's answer. ``sessions``: the other sessions with an open turn; ``host``
-        is true if OpenCode started it in the background by itself. ``doing`` is what a session did last, and ``done``
-        when, or ``None``. ``unseen``: how many messages to sessions have not been seen there yet.
+        is true if OpenCode started it in the background by itself, and ``asks`` is as above. ``doing`` is the call that
+        a session runs since ``began``, or what it did last, at ``done``; both are ``None`` if unknown. ``unseen``: how
+        many messages to sessions have not been seen there yet.
         """
         data = self._intents.data
         ended = [i for i in data.intents.values() if i.state in ENDED and now_ms - (i.ended or 0) < RECENT_MS]
@@ -89,6 +91,7 @@ class Board:
                 "since": s.turn_ms,
                 **self._last(s.id),
                 "host": s.is_background,
+                "asks": len(s.asks),
             }
             for s in self.catalog.sessions.values()
             if s.is_active and s.id not in working
@@ -140,8 +143,12 @@ class Board:
         return sorted(rows, key=lambda row: row["since"])
 
     def _last(self, session: str) -> dict[str, Any]:
+        known = self.catalog.sessions.get(session)
+        if known is not None and (calls := known.running):
+            more = f" (and {len(calls) - 1} more)" if len(calls) > 1 else ""
+            return {"doing": calls[0].text + more, "began": calls[0].since_ms, "done": None}
         at, doing = self._doing.get(session, (None, ""))
-        return {"doing": doing, "done": at}
+        return {"doing": doing, "began": None, "done": at}
 
 
 async def open_board(reader: Any) -> tuple[Board, int]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.capture.table import STEP_STARTED
 from sidecar.processes import still_runs
 from streams.errors import StreamError
 from streams.event import StreamEvent
@@ -262,12 +263,22 @@ async def records_to_forget(
     ids: Collection[str] = (),
 ) -> AsyncIterator[Record]:
     """The records to forget that still have a payload: all records in ``streams``, and in the streams ``elsewhere`` the
-    records of ``sessions``, and those that name one of ``ids``, as the message with a result does.
+    records of ``sessions``, and those that name one of ``ids``, as the message with a result does. With a step goes the
+    record that it started, which has the same input but no id.
     """
+    starts: dict[str, Record] = {}
     async for record in log.query(Filter(streams=tuple(sorted({*streams, *elsewhere})))):
         event = record.event
-        if not is_digest(event.payload) and (event.stream_id in streams or _is_of(event, sessions, ids)):
+        if is_digest(event.payload):
+            continue
+        call = f"{event.payload.get('session')}:{event.payload.get('part')}"
+        start = starts.pop(call, None) if event.type in ("agent.spawned", "execution.step") else None
+        if event.stream_id in streams or _is_of(event, sessions, ids):
+            if start is not None:
+                yield start
             yield record
+        elif event.type == STEP_STARTED:
+            starts[call] = record
 
 
 def _is_of(event: StreamEvent, sessions: Collection[str], ids: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from sidecar.background.people.checkpoints import CLOSED
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import read_checkpoints, read_intents, read_notices
 from sidecar.inspector.past import Past, counted
-from sidecar.read.catalog import Catalog, is_agents
+from sidecar.read.catalog import Catalog, is_agents, repeats
 from sidecar.read.changes.changes import totals
 from sidecar.read.compare import SHOWN, figures, same_until
 from sidecar.read.costs import TYPES, WAYS, By, Costs
@@ -95,9 +95,7 @@ class Data:
     async def search(self, text: str) -> dict[str, Any]:
         """The newest records with a text in what people, models and tools said and did."""
         catalog, _ = await catalog_of(self.reader)
-        found, fault = await newest(
-            self.reader, Filter(text=text), HITS, lambda record: not is_agents(record.event.stream_id)
-        )
+        found, fault = await newest(self.reader, Filter(text=text), HITS, lambda record: not repeats(record.event))
         hits = []
         for record in reversed(found):
             root = catalog.root_stream(record.event.stream_id)

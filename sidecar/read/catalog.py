@@ -11,18 +11,21 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from bridge.opencode.capture.table import STEP_STARTED
 from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
 from sidecar.read.asked import CHECKPOINT, asked_text
+from sidecar.read.describe import call_text
 from sidecar.read.fields import as_int, as_mapping, as_text, has_cut, is_forgotten
 from sidecar.read.losses import GAP, SHOWN, Loss, loss_text
 from sidecar.read.wording import cut_middle
+from streams.event import StreamEvent
 from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
 from streams.store import NOTHING, Record
 
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 8
+CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 9
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
@@ -31,12 +34,24 @@ def is_agents(stream_id: str) -> bool:
     return stream_id.startswith("agent/")
 
 
+def repeats(event: StreamEvent) -> bool:
+    """True for an event that says nothing that a session's other events do not say."""
+    return is_agents(event.stream_id) or event.type == STEP_STARTED
+
+
 class OpenAsk(msgspec.Struct):
     """A permission or a question that nobody has answered yet. ``since_ms`` is in ms since 1970."""
 
     request: str
     session: str
     event: str
+    since_ms: int
+    text: str
+
+
+class OpenCall(msgspec.Struct):
+    """A tool call that began to run and has not ended. ``since_ms`` is in ms since 1970."""
+
     since_ms: int
     text: str
 
@@ -55,6 +70,8 @@ class SessionView(msgspec.Struct):
     pid: int = 0
     """The pid of the OpenCode process that began the turn; 0 if unknown."""
     asks: dict[str, OpenAsk] = {}
+    calls: dict[str, OpenCall] = {}
+    """The calls that have not ended, by part."""
     is_background: bool = False
     """Whether OpenCode started the session in the background by itself, so that it reports by itself."""
 
@@ -62,6 +79,11 @@ class SessionView(msgspec.Struct):
     def is_active(self) -> bool:
         """Whether a turn is open. Turns follow one another, so only the last one can be open."""
         return self.is_turn_open and self.ended is None
+
+    @property
+    def running(self) -> list[OpenCall]:
+        """The calls that run now, oldest first; none while the session waits for a person."""
+        return list(self.calls.values()) if self.is_active and not self.asks else []
 
 
 class StreamView(msgspec.Struct):
@@ -184,6 +206,7 @@ class Catalog:
         if event.type in _ENDS_ASKS:
             # OpenCode keeps its asks only in memory, so they end when the turn or the process ends.
             session.asks.clear()
+            session.calls.clear()
         if event.type in (CREATED, RESUMED):
             session.agent = session.agent or as_text(payload.get("agent"))
             session.ended = None
@@ -203,7 +226,12 @@ class Catalog:
         elif event.type == "turn.ended" and payload.get("message") == session.turn:
             session.is_turn_open = False
             session.asks.clear()
+            session.calls.clear()
+        elif event.type == STEP_STARTED:
+            text, _ = cut_middle(call_text(payload), _ASK_LENGTH)
+            session.calls[as_text(payload.get("part"))] = OpenCall(event.ts, text)
         elif event.type == "execution.step":
+            session.calls.pop(as_text(payload.get("part")), None)
             child = self.sessions.get(as_text(payload.get("child")))
             about = as_mapping(payload.get("metadata"))
             # OpenCode 1 marks such a call, and OpenCode 2 says that the child goes on after it.
@@ -349,7 +377,7 @@ def add_cost(total: float, payload: dict[str, Any]) -> float:
 _TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended", "opencode.session.renamed"})
 _ENDS_ASKS: Final = frozenset({RESUMED, ENDED, "turn.started"})
 _ASK_LENGTH: Final = 300
-"""How many characters of an ask a snapshot keeps."""
+"""How many characters of an ask or a call a snapshot keeps."""
 _LINEAGE: Final = frozenset({CREATED, RESUMED, "lineage.linked"})
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bridge.opencode.capture.table import STEP_STARTED
 from sidecar.read.asked import CHECKPOINT, asked_text
 from sidecar.read.background import Tone, tell
 from sidecar.read.fields import (
@@ -110,6 +111,11 @@ def tool_text(payload: dict[str, Any]) -> str:
             return said
         return ", ".join(f"{name}={_text(value)}" for name, value in with_cuts_told(given).items())
     return _text(given)
+
+
+def call_text(payload: dict[str, Any]) -> str:
+    """A tool call, such as ``bash: make test``."""
+    return _joined(_text(payload.get("tool")) or "tool", tool_text(payload), ": ")
 
 
 def _tool(payload: dict[str, Any], waited_ms: int) -> Line:
@@ -218,6 +224,7 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "agent.input": lambda payload: Line("prompt", input_text(payload)),
     "turn.started": _turn_started,
     "execution.output": _output,
+    STEP_STARTED: lambda payload: Line("runs", call_text(payload), "quiet"),
     "agent.spawned": _spawned,
     "agent.handoff": _handoff,
     "agent.error": _error,

@@ -14,6 +14,7 @@ def host_agents(overview: Overview) -> list[dict[str, Any]]:
     """The agents, oldest first, as ``intents --all --json`` prints them. Times are in ms since 1970.
 
     ``state`` is ``running``, or the outcome of the newest turn: an agent may get more work after its report.
+    ``asks`` is how many answers of a person it is waiting for.
     """
     rows = []
     for session in overview.sessions.values():
@@ -26,6 +27,7 @@ def host_agents(overview: Overview) -> list[dict[str, Any]]:
                 "id": session.id,
                 "host": True,
                 "state": turns[-1].outcome or ("running" if session.is_active else "unknown"),
+                "asks": len(session.asks),
                 "title": session.title,
                 "agent": session.agent,
                 "session": session.id,

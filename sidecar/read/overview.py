@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.catalog import Catalog, SessionView, StreamView, add_cost
 from sidecar.read.describe import input_text
@@ -129,6 +131,8 @@ class Overview(Catalog):
             "title": session.title,
             "agent": session.agent,
             "ended": session.ended,
+            "asks": len(session.asks),
+            "running": [msgspec.structs.asdict(call) for call in session.running],
             "lineage_known": known is None or known.known,
             "turns": turns,
             "sessions": [self.session_json(child) for child in below.values()],

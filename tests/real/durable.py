@@ -126,6 +126,15 @@ class DurableStream:
             streams.setdefault(record["event"]["stream_id"], []).append(record)
         return streams
 
+    def at_work(self, session: str, what: str) -> Json:
+        """The session's row in ``top``, as soon as its field ``what`` says something."""
+
+        def row() -> Json | None:
+            (state,) = self.lines("top")
+            return next((row for row in state["sessions"] if row["session"] == session and row[what]), None)
+
+        return dict(wait_until(row, f"{session} in top, with {what}"))
+
     def status(self) -> Json:
         return dict(self.lines("status")[0])
 

@@ -25,6 +25,7 @@ CREATED = "lifecycle.session.created"
 RESUMED = "lifecycle.session.resumed"
 ENDED = "lifecycle.session.ended"
 COMPACTED = "lifecycle.session.compacted"
+STARTED = "execution.step.started"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Family:
     """OpenCode is gone, and with it each turn that was open."""
     resumed: dict[str, int] = field(default_factory=dict)
     """How many other OpenCode processes went on with a session."""
+    live: bool = True
+    """False if the calls ended before anything was recorded."""
     created: bool = True
     """False when the root was made while nothing was recorded."""
     agent: str = "opencode"
@@ -243,6 +246,9 @@ def _expect_turn(
         for part in answer["parts"]:
             name = ("execution.step", sid, part["id"])
             if part["type"] == "tool":
+                if part["state"]["status"] != "pending" and told.live:
+                    content = {"tool": part["tool"], "call": part["callID"], "part": part["id"]}
+                    chain[-1].append(plan.add((STARTED, sid, part["id"]), agent, uid, started, place | content))
                 if child := child_of(part):
                     _expect_spawn(plan, sid, part, started, agent, place, child)
                 if part["state"]["status"] not in ("completed", "error"):
@@ -368,7 +374,7 @@ def names(records: list[Json]) -> list[Name]:
             seen[type_, session] += 1
         elif type_ == "execution.step" and "part" not in payload:
             about = _unparted(payload)
-        elif type_ in ("execution.step", "execution.output", "agent.spawned"):
+        elif type_ in (STARTED, "execution.step", "execution.output", "agent.spawned"):
             about = payload["part"]
         elif type_ in ("human.input", "agent.input", "turn.started", "turn.ended", "agent.error"):
             about = payload.get("message", "-")

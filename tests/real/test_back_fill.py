@@ -32,7 +32,7 @@ def test_turns_without_the_plugin_are_read_when_the_session_goes_on(
             plugin.write_text(text)
             client.restart()
             client.prompt(session, "SAY:four")
-            plan = expected(family(client, session, resumed={session: 1}))
+            plan = expected(family(client, session, resumed={session: 1}, live=False))
             wait_until(lambda: not missing(durable.log(session), plan), "what happened without the plugin")
             records = durable.log(session)
             history = [r["event"]["type"] for r in records if r["event"]["metadata"].get("history")]

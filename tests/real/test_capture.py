@@ -90,8 +90,9 @@ def test_a_person_s_commands(durable: DurableStream, opencode: RealOpenCode, ses
     opencode.abort(session)
     running.join()
     opencode.prompt(session, "SAY:on")
-    wanted = ["human.input", "turn.started", "execution.step", "turn.ended"] * 2
-    wanted = ["lifecycle.session.created", *wanted, *wanted[:2], "execution.output", *wanted[2:4]]
+    turn = ["human.input", "turn.started", "execution.step", "turn.ended"]
+    command = [*turn[:2], "execution.step.started", *turn[2:]]
+    wanted = ["lifecycle.session.created", *command, *command, *turn[:2], "execution.output", *turn[2:]]
 
     def recorded() -> list[Json]:
         records = [record["event"] for record in durable.log(session)]
@@ -163,7 +164,8 @@ def test_calls_without_an_id_are_recorded(durable: DurableStream, opencode: Real
 def test_a_child_session(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
     opencode.prompt(session, task(bash("echo kid")))
     records = check(durable, opencode, session)
-    [step] = [r["event"] for r in records if r["event"]["payload"].get("tool") == "task"]
+    events = [record["event"] for record in records]
+    [step] = [each for each in events if each["type"] == "execution.step" and "child" in each["payload"]]
     chain = [record["event"]["type"] for record in durable.lines("why", step["id"])]
     in_child = ["agent.input", "turn.started", "turn.ended"]
     assert chain == ["human.input", "turn.started", "agent.spawned", *in_child, "execution.step"]
@@ -198,6 +200,7 @@ def test_an_ask_in_a_child(durable: DurableStream, opencode: RealOpenCode, sessi
 def test_a_rejected_ask(durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream) -> None:
     opencode.prompt_async(session, bash("printf no"))
     asked = events.wait_type("permission.asked", session)["properties"]
+    assert durable.at_work(session, "asks")["began"] is None
     opencode.reply_permission(asked["id"], "reject")
     events.wait_type("session.idle", session)
     records = check(durable, opencode, session, events)
@@ -252,6 +255,7 @@ def test_an_error_of_the_model(durable: DurableStream, opencode: RealOpenCode, s
 def test_an_abort_in_a_tool(durable: DurableStream, opencode: RealOpenCode, session: str, events: EventStream) -> None:
     opencode.prompt_async(session, bash("sleep 600"))
     events.wait_for(running_tool)
+    assert durable.at_work(session, "began")["doing"] == "bash: sleep 600"
     opencode.abort(session)
     events.wait_for(failed_message)
     records = check(durable, opencode, session)

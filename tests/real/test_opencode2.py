@@ -221,6 +221,18 @@ def test_an_open_ask_is_listed_after_the_sidecar_comes_back(client: RealOpenCode
     wait_until(lambda: checkpoints(durable.log(session)) == answered, "the answer, which no fact waits for")
 
 
+def test_a_call_is_shown_while_it_runs_and_not_while_it_waits(client: RealOpenCode2, durable: DurableStream) -> None:
+    session = client.new_session()
+    client.prompt(session, call("shell", command="printf 5; sleep 600"))
+    request = asked(client, session, "permission")
+    assert durable.at_work(session, "asks")["began"] is None
+    client.api("POST", f"/api/session/{session}/permission/{request}/reply", {"decision": "once"})
+    assert durable.at_work(session, "began")["doing"] == "shell: printf 5; sleep 600"
+    client.api("POST", f"/api/session/{session}/interrupt")
+    client.wait(session)
+    assert_recorded(durable, client, session)
+
+
 def test_what_happened_without_the_plugin_is_rebuilt_once(client: RealOpenCode2, durable: DurableStream) -> None:
     session = turn(client, "SAY:before")
     assert_recorded(durable, client, session)

@@ -8,9 +8,10 @@ from typing import Any
 
 from bridge.opencode.capture import shapes
 from bridge.opencode.capture.emitter import Entry, PartTurn
+from bridge.opencode.capture.history import HISTORY_INSTANCE
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.state import CaptureState, SessionState, input_digest
-from bridge.opencode.capture.table import FINAL_PARTS
+from bridge.opencode.capture.table import FINAL_PARTS, STEP_STARTED
 from bridge.opencode.capture.turns import Turns
 from streams.identity import Identity
 
@@ -119,17 +120,22 @@ class Parts(Turns):
     def _tool_part(self, entry: Entry, session: SessionState, part: dict[str, Any], part_id: str) -> bool:
         state, call = part["state"], part["callID"]
         self.shell_tool(session, part)
-        if state["status"] in ("completed", "error") and self._is_copied(session, part["messageID"]):
+        is_over = state["status"] in ("completed", "error")
+        if is_over and self._is_copied(session, part["messageID"]):
             self.counts["copied:message.part.updated"] += 1
             return False
         turn = self.turn_of_part(session, part)
+        if not is_over:
+            opened = self._open.setdefault(part_id, _Open(session.id, part_id, call))
+            if state["status"] == "running":
+                if not opened.inputs and not self._is_past(entry, session, part):
+                    about = shapes.tool_started(part["tool"], call, self.clean(state.get("input")))
+                    self.put(entry, session, STEP_STARTED, part_id, {**turn.payload, **about}, turn=turn)
+                opened.inputs.add(input_digest(state.get("input")))
         child = text(mapping(state.get("metadata")).get("sessionId"))
         if child is not None and part_id not in session.spawning:
             self._write_spawn(entry, session, part, part_id, child, turn)
-        if state["status"] not in ("completed", "error"):
-            opened = self._open.setdefault(part_id, _Open(session.id, part_id, call))
-            if state["status"] == "running":
-                opened.inputs.add(input_digest(state.get("input")))
+        if not is_over:
             self.counts["not_final:part.tool"] += 1
             return False
         self._open.pop(part_id, None)
@@ -149,6 +155,10 @@ class Parts(Turns):
         if session.id in self._endings and not self.is_unsettled(session):
             self.finish_ending(session.id)
         return False
+
+    def _is_past(self, entry: Entry, session: SessionState, part: dict[str, Any]) -> bool:
+        """True if OpenCode tells of a part that runs no longer, because its OpenCode died."""
+        return entry.token.origin.instance == HISTORY_INSTANCE or self._is_copied(session, part["messageID"])
 
     def _write_spawn(
         self,

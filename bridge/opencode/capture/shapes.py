@@ -17,6 +17,9 @@ _TOLD = frozenset(
 
 _NUMBERS = (int, float)
 
+_BRIEF = 200
+"""How many characters of each text of a tool call's input are recorded when the call starts."""
+
 _SHELL_NOTE = "The following tool was executed by the user"
 _SHELL_ABORTED = "<metadata>\nUser aborted the command\n</metadata>"
 
@@ -144,6 +147,12 @@ def tool_step(part: dict[str, Any]) -> dict[str, Any]:
         ended_ms=ended,
         duration_ms=ended - started if started is not None and ended is not None else None,
     )
+
+
+def tool_started(tool: Any, call: Any, given: Any) -> dict[str, Any]:
+    """The payload for a tool call that starts to run: enough of its redacted input to say what it does."""
+    texts = {name: value[:_BRIEF] for name, value in mapping(given).items() if isinstance(value, str)}
+    return present(tool=text(tool), call=text(call), input=texts or None)
 
 
 def tool_step_from_after(item: HookItem) -> dict[str, Any]:

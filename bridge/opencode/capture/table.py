@@ -14,6 +14,10 @@ Kind = Literal["event", "state", "drop"]
 ``drop``: the hook has no lasting meaning."""
 
 
+STEP_STARTED = "execution.step.started"
+"""A tool call began to run. Whatever it did is in its ``execution.step``, so this event counts as no step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One row of the table: a hook or bus event, what it is recorded as, and the key that prevents duplicates.
@@ -96,10 +100,12 @@ RULES: tuple[Rule, ...] = (
         "message.part.updated",
         "event",
         "part_updated",
-        ("execution.step", "execution.output", "agent.spawned"),
+        (STEP_STARTED, "execution.step", "execution.output", "agent.spawned"),
         "part",
         "Recorded for a tool call that has completed or failed, a `step-finish`, a finished text or reasoning, "
-        "or a `task` call that names its child session.",
+        "or a `task` call that names its child session. `execution.step.started` says that a tool call began to run: "
+        "its tool, its id and the first 200 characters of each text of its input. Its `execution.step` tells "
+        "everything, so only that counts as a step.",
     ),
     Rule(
         "the note in the user message of a `!` command",

@@ -188,7 +188,8 @@ def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> No
     for row in hosts:
         cost = money(row["cost"]) if row["cost"] else "-"
         title = f"{LABEL} · {row['title']}"
-        rows.append((row["id"], row["state"], ago(now - row["created"]), rough_span(row["ran"]), cost, title))
+        state = state_shown(row["state"], row["asks"])
+        rows.append((row["id"], state, ago(now - row["created"]), rough_span(row["ran"]), cost, title))
     out.table((*columns, Column("what")), rows)
 
 

@@ -68,7 +68,7 @@ async def log(
             raise typer.BadParameter("`--from` is an offset in one stream, so name the stream")
         await _follow_all(reader, store, out, wanted, FOLLOWED_LAST if last is None else last, project)
         return
-    lines = Lines(out)
+    lines = Lines(out, is_past=not follow or last is not None)
     session = None
     if stream is None:
         stream = await newest_stream(reader, project)
@@ -115,6 +115,7 @@ async def _print(
             lines.learn(record)
             if record.position > after and wanted.matches(record.event):
                 lines.print(record, family.depth(record), family.place(record))
+        lines.print_running()
         return head
     kept, fault = await newest(
         reader, family.filter(wanted), last, lambda record: record.position <= head and record in family, after=after
@@ -122,6 +123,7 @@ async def _print(
     await lines.look_up(reader, *kept)
     for record in kept:
         lines.print(record, family.depth(record), family.place(record))
+    lines.print_running()
     if fault is not None:
         raise fault
     return head

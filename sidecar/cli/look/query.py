@@ -38,13 +38,13 @@ async def query(
 ) -> None:
     """Find events in all streams, oldest first.
 
-    A text is searched in what people, models and tools said and did. The agents' own records repeat much of that, so
-    they are searched only with --internal, or if --stream names them.
+    A text is searched in what people, models and tools said and did. The agents' own records, and those that only say
+    that a call started, repeat that, so they are searched only with --internal, or if --stream names their stream.
     """
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import Lines
     from sidecar.cli.shared.project import NOTHING_THERE, project_streams
-    from sidecar.read.catalog import is_agents
+    from sidecar.read.catalog import repeats
     from sidecar.read.select import catalog_of, empty_text, find_stream, newest, open_reader
     from streams.query import Filter
     from streams.store import Record
@@ -67,7 +67,7 @@ async def query(
 
     def fits(record: Record) -> bool:
         nonlocal hidden
-        is_hidden = text is not None and not internal and not streams and is_agents(record.event.stream_id)
+        is_hidden = text is not None and not internal and not streams and repeats(record.event)
         hidden += is_hidden
         return not is_hidden
 
@@ -88,7 +88,7 @@ async def query(
         if fault is not None:
             raise fault
     if hidden:
-        note(f"{hidden} more in the agents' own records; `--internal` shows them.")
+        note(f"{hidden} more in records that repeat others; `--internal` shows them.")
     if not lines.printed:
         note("No event matches." if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
 

@@ -157,9 +157,12 @@ def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _doing(row: dict[str, Any], now: int) -> str:
-    """The last thing that a session did, with its age unless that was just now."""
-    from sidecar.read.wording import ago
+    """What a session runs now and for how long, or the last thing that it did, with its age unless that was just
+    now."""
+    from sidecar.read.wording import ago, rough_span
 
+    if row["began"] is not None:
+        return f"runs {row['doing']} · for {rough_span(now - row['began'])}"
     is_old = row["doing"] and now - row["done"] >= OLD_MS
     return f"{ago(now - row['done'])}: {row['doing']}" if is_old else str(row["doing"])
 
@@ -190,7 +193,8 @@ def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
     rows: list[tuple[str, ...]] = []
     for each in state["sessions"]:
-        told = (LABEL if each["host"] else "", each["title"], _doing(each, state["at"]))
+        waits = "waiting for you" if each["asks"] else ""
+        told = (LABEL if each["host"] else "", each["title"], waits, _doing(each, state["at"]))
         what = " · ".join(filter(None, told))
         rows.append((f"…{each['session'][-SHORT_ID:]}", each["agent"], rough_span(state["at"] - each["since"]), what))
     return rows

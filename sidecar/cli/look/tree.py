@@ -121,7 +121,7 @@ def _print_roots(out: Output, overview: Overview, roots: list[SessionView]) -> i
 
 def _grow(overview: Overview, session: SessionView, node: Tree, width: int) -> None:
     for turn, below in _branches(overview, session):
-        inner = node if turn is None else node.add(_turn_label(turn, width))
+        inner = node if turn is None else node.add(_turn_label(turn, _now(session, turn), width))
         for child in below:
             _grow(overview, child, inner.add(_session_label(child, width)), width)
 
@@ -136,7 +136,8 @@ def _plain(out: Output, overview: Overview, session: SessionView, depth: int) ->
     out.text(indent + one_line(f"session {session.id} {session.agent} {session.title}{ended}"))
     for turn, below in _branches(overview, session):
         if turn is not None:
-            out.text(f"{indent}  " + one_line(f"turn {turn.outcome or 'open'} {_figures(turn)} {turn.asked}"))
+            told = f"turn {turn.outcome or 'open'} {_figures(turn)} {_now(session, turn)}{turn.asked}"
+            out.text(f"{indent}  " + one_line(told))
         for child in below:
             _plain(out, overview, child, depth + (1 if turn is None else 2))
 
@@ -170,7 +171,7 @@ def _session_label(session: SessionView, width: int) -> Any:
     return label
 
 
-def _turn_label(turn: TurnView, width: int) -> Any:
+def _turn_label(turn: TurnView, now: str, width: int) -> Any:
     from rich.text import Text
 
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH
@@ -182,8 +183,20 @@ def _turn_label(turn: TurnView, width: int) -> Any:
     label.append(one_line(turn.outcome or "open"), style)
     tokens = spent({"tokens": turn.tokens}) if width >= WHOLE_ID_WIDTH else ""
     label.append("  " + " · ".join(filter(None, (_figures(turn), tokens))), "dim")
-    label.append(f"  {one_line(turn.asked or turn.trigger)}")
+    label.append(f"  {now}", "bold green")
+    label.append(one_line(turn.asked or turn.trigger))
     return label
+
+
+def _now(session: SessionView, turn: TurnView) -> str:
+    """What the session's open turn waits for or runs, and since when."""
+    from sidecar.read.wording import local_time, one_line
+
+    if turn.outcome is not None or turn.message != session.turn or not session.is_active:
+        return ""
+    if session.asks:
+        return "waiting for you · "
+    return "".join(f"runs {one_line(c.text)} since {local_time(c.since_ms, '%H:%M:%S')} · " for c in session.running)
 
 
 def _figures(turn: TurnView) -> str:

@@ -8,6 +8,7 @@ from sidecar.cli.printing.output import Output, fitted, marked, padded
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.background import Tone
 from sidecar.read.describe import LONGEST, Line, describe
+from sidecar.read.starts import Starts
 from sidecar.read.timing import Timing
 from sidecar.read.wording import iso_time, local_time, one_line, printable
 from streams.query import Filter, value_with
@@ -59,9 +60,13 @@ class Lines:
 
     A pipe gets a header, then tab-separated fields: time, stream, offset, event id, actor, type and text.
     ``with_stream`` shows the stream on a terminal, too; ``found`` is a text that a terminal shows highlighted.
+    ``is_past``: a terminal shows only those starts of calls that have not ended, in ``print_running``.
     """
 
-    def __init__(self, out: Output, *, with_stream: bool = False, found: str | None = None) -> None:
+    def __init__(
+        self, out: Output, *, with_stream: bool = False, found: str | None = None, is_past: bool = False
+    ) -> None:
+        self._starts = Starts() if is_past and out.terminal else None
         self._out, self._with_stream, self._found = out, with_stream, found
         self._day = ""
         self._timing = Timing()
@@ -127,6 +132,8 @@ class Lines:
         """Print one record; ``depth`` indents the records of child sessions, and ``place`` (such as ``2.1``) identifies
         the session."""
         self.learn(record)
+        if self._starts is not None and self._starts.holds(record, depth, place):
+            return
         event = record.event
         if not self.printed and not self._out.json and not self._out.terminal:
             self._out.cells(*PIPED)
@@ -141,6 +148,12 @@ class Lines:
             self._out.cells(
                 iso_time(event.ts), event.stream_id, str(record.offset), event.id, event.actor, event.type, str(line)
             )
+
+    def print_running(self) -> None:
+        """Print the starts of the calls that run. From now on, each start is printed at once."""
+        held, self._starts = self._starts, None
+        for told in held.running() if held is not None else ():
+            self.print(*told)
 
     def _on_terminal(self, record: Record, line: Line, depth: int, place: str) -> None:
         event = record.event

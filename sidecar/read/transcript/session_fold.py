@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bridge.opencode.capture.table import STEP_STARTED
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import add_cost
@@ -242,7 +243,7 @@ class SessionFold:
         self.notice(record, "other", f"{short_type(record.event.type)} {describe(record.event).text}".strip())
 
     def _nothing(self, record: Record, payload: dict[str, Any]) -> None:
-        """Ignore a record that only says where sessions belong."""
+        """Ignore a record that only says where sessions belong, or what its step will say."""
 
 
 def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:
@@ -273,6 +274,7 @@ _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     "turn.started": SessionFold._turn_started,
     "turn.ended": SessionFold._turn_ended,
     "execution.output": SessionFold._said,
+    STEP_STARTED: SessionFold._nothing,
     "execution.step": SessionFold._step,
     "agent.error": SessionFold._error,
     CHECKPOINT: SessionFold._checkpoint,

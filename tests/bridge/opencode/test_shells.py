@@ -16,7 +16,8 @@ OUTCOMES = ["completed", "aborted", "completed"]
 
 def test_a_command_is_an_input_a_turn_and_a_step() -> None:
     player = play("shell")
-    created, given, started, step, ended = player.log.events.values()
+    created, given, started, runs, step, ended = player.log.events.values()
+    assert (runs.type, runs.payload["input"]["command"]) == ("execution.step.started", "echo hi")
     assert created.type == "lifecycle.session.created"
     assert (given.type, given.actor, given.payload["shell"]) == ("human.input", "user", "echo hi")
     assert (started.type, started.payload["trigger"]) == ("turn.started", "shell")

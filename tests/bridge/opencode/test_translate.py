@@ -11,6 +11,7 @@ import pytest
 
 from bridge.opencode.capture.emitter import Asked
 from bridge.opencode.capture.shapes import beginning
+from bridge.opencode.capture.table import STEP_STARTED
 from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
@@ -74,6 +75,37 @@ class TestWhatBecomesOfARun:
         steps = [e.payload for e in play("parallel_tools").of("execution.step") if e.payload["kind"] == "tool"]
         assert len(steps) == 2 and len({s["part"] for s in steps}) == 2
         assert all(s["status"] == "completed" and s["duration_ms"] >= 0 for s in steps)
+
+    def test_a_call_that_runs_is_told_once_before_its_step(self) -> None:
+        told = Counter[str]()
+        for name in names():
+            events = play(name).events()
+            steps = {
+                e.payload["part"]: n
+                for n, e in enumerate(events)
+                if e.payload.get("kind") == "tool" and "part" in e.payload
+            }
+            starts = [(n, e) for n, e in enumerate(events) if e.type == STEP_STARTED]
+            assert len({e.payload["part"] for _, e in starts}) == len(starts)
+            for place, start in starts:
+                step = events[steps[start.payload["part"]]].payload if start.payload["part"] in steps else None
+                told["open" if step is None else "ended"] += 1
+                assert step is None or (steps[step["part"]] > place and step["tool"] == start.payload["tool"])
+                assert start.causation_id is not None and start.payload["turn"] == start.correlation_id
+        assert told["ended"] > 40 and 0 < told["open"] < 10  # the open ones were killed with their OpenCode
+
+    def test_a_call_that_starts_tells_the_redacted_beginning_of_its_input(self) -> None:
+        player, secret = Player(), "s" * 20
+        player.translator.clean = lambda value: json.loads(json.dumps(value).replace(secret, "[hidden]"))
+        command = "x" * 195 + secret
+        items = recording("run_tool")
+        for _, item in items:
+            part = (item.input or {}).get("event", {}).get("properties", {}).get("part", {})
+            if part.get("state", {}).get("input"):
+                part["state"]["input"] = {"command": command, "timeout": 5}
+        player.feed(items)
+        (start,) = player.of(STEP_STARTED)
+        assert start.payload["input"] == {"command": "x" * 195 + "[hidd"}
 
     def test_a_tool_that_throws_is_one_step_with_its_error(self) -> None:
         steps = [e.payload for e in play("tool_throws_custom").of("execution.step") if e.payload["kind"] == "tool"]

@@ -33,6 +33,8 @@ def test_what_runs_what_ended_lately_and_what_waits_is_listed() -> None:
     shown = listing([ended, runs], [waits], RECENT_MS - 1).splitlines()
     assert shown[0].startswith("int_2 · failed") and "timeout" in shown[0]
     assert shown[1].startswith("int_1 · running · ") and "tests" in shown[1]
+    runs.asks.append("chk_1")
+    assert listing([runs], [waits], 1).startswith("int_1 · waiting for you · ")
     asks = next(line for line in shown if line.startswith("chk_1"))
     assert len(asks) < MAX_ASK + 50 and "\x1b" not in asks and "characters left out" in asks and asks.endswith("xxx")
     always = Checkpoint(id="chk_2", kind="permission", session="s", text="bash rm", opened=0, always=["rm *"])

@@ -395,12 +395,13 @@ def test_nothing_says_that_what_agents_alone_recorded_was_pruned(tmp_path: Path)
     assert run(home, "streams", "--all", "--json").objects()[0]["stream_id"] == "agent/intents"
 
 
-def test_a_text_is_searched_in_the_agents_own_records_only_if_asked(tmp_path: Path) -> None:
+def test_a_text_is_searched_in_records_that_repeat_others_only_if_asked(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     said = happened("ses_a", "execution.output", text="the marmot")
     own = event(stream="agent/intents", type_="agent.received", payload={"text": "the marmot"})
-    asyncio.run(append(home / "store", [[said], [own]]))
+    starts = happened("ses_a", "execution.step.started", input={"command": "feed the marmot"})
+    asyncio.run(append(home / "store", [[said], [own], [starts]]))
     for more in ([], ["--limit", "5"]):
         asked_of = {
             tuple(options): [each["event"]["stream_id"] for each in run(home, *options, *more).objects()]
@@ -410,5 +411,5 @@ def test_a_text_is_searched_in_the_agents_own_records_only_if_asked(tmp_path: Pa
                 ["query", "marmot", "--stream", "agent/intents", "--json"],
             )
         }
-        assert list(asked_of.values()) == [["ses_a"], ["ses_a", "agent/intents"], ["agent/intents"]]
+        assert list(asked_of.values()) == [["ses_a"], ["ses_a", "agent/intents", "ses_a"], ["agent/intents"]]
         assert "--internal" in run(home, "query", "marmot", *more).err

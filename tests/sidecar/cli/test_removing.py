@@ -279,10 +279,14 @@ class TestForget:
         ]
         asyncio.run(append(marked_home / "store", [stray]))
         records = run(marked_home, "log", root, "--json").objects()
-        # The session above holds what the child was asked, and what it answered.
+        # The session above holds what the child was asked, also where the call began, and what it answered.
+        called = {each["event"]["payload"]["part"] for each in records if "child" in each["event"]["payload"]}
         own = [
-            each for each in records if child in {each["event"]["payload"].get(name) for name in ("session", "child")}
+            each
+            for each in records
+            if each["event"]["payload"].get("session") == child or each["event"]["payload"].get("part") in called
         ]
+        assert "execution.step.started" in {each["event"]["type"] for each in own}
         assert len({each["event"]["payload"]["session"] for each in own}) == 2
         told = run(marked_home, "forget", child)
         assert told.code == 0 and f"{len(own) + 1} records" in told.out and child in told.out, told

@@ -164,6 +164,15 @@ class Memory:
         if event.name == "tool.called":
             call.input, call.started_ms = event.data.get("input"), event.t
 
+    def call_of(self, event: HostEvent) -> Call:
+        """The call that an event is about, as far as it is known."""
+        return self.calls.get((message_id(event), call_id(event))) or Call(call_id(event), message_id(event))
+
+    def part_of(self, call: Call) -> str:
+        """What names a call in its session, also if a provider repeats the call's id in one message."""
+        repeated = self.ended[call.message, call.id]
+        return f"{call.message}:tool:{call.id}" + (f":{repeated + 1}" if repeated else "")
+
     def spawning(self, description: str | None, agent: str | None) -> Call | None:
         """The open call that asked for a child session with this title and agent; ``None`` if it is not certain which
         call did.

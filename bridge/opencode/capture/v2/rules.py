@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.opencode.capture.emitter import Emitter, Entry, PartTurn
-from bridge.opencode.capture.shapes import mapping, number, present, text
+from bridge.opencode.capture.shapes import mapping, number, present, text, tool_started
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, SessionState, Turn
+from bridge.opencode.capture.table import STEP_STARTED
 from bridge.opencode.capture.v2 import shapes
-from bridge.opencode.capture.v2.memory import Call, Memory
+from bridge.opencode.capture.v2.memory import Memory
 from bridge.opencode.capture.v2.shapes import HostEvent
 from bridge.opencode.link.frames import HookItem
 from streams.lineage import CREATED, RESUMED
@@ -289,24 +290,31 @@ class HostRules(Emitter):
         )
         self._put_in_turn(entry, session, memory, "execution.output", part, payload)
 
+    def tool_called(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        call = memory.call_of(event)
+        if entry.is_history or call.started_ms is not None:
+            return  # the step tells of it, or another call with the same id runs
+        part, given = memory.part_of(call), self.clean(event.data.get("input"))
+        about = present(message=call.message, part=part, turn=self._message(session, memory))
+        payload = {**about, **tool_started(call.name, call.id, given)}
+        self._put_in_turn(entry, session, memory, STEP_STARTED, part, payload)
+
     def tool_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        message, call_id = shapes.message_id(event), shapes.call_id(event)
-        call = memory.calls.get((message, call_id)) or Call(call_id, message)
+        call = memory.call_of(event)
         began, ended = call.started_ms, event.t or None
         child = shapes.child_of(event)
-        repeated = memory.ended[message, call_id]
-        part = f"{message}:tool:{call_id}" + (f":{repeated + 1}" if repeated else "")
+        part = memory.part_of(call)
         cause = None
         if child is not None and not shapes.is_launch(event):
             known = self.state.sessions.get(child)
             cause = known.last_end if known is not None and known.last_end else self.state.spawns.get(child)
         payload = present(
-            message=message,
+            message=call.message,
             part=part,
             turn=self._message(session, memory),
             kind="tool",
             tool=call.name,
-            call=call_id or None,
+            call=call.id or None,
             title=text(mapping(call.input).get("description")),
             input=call.input,
             started_ms=began,

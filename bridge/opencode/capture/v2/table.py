@@ -6,7 +6,7 @@ disagree. Measured on OpenCode 2.0.15.
 
 from __future__ import annotations
 
-from bridge.opencode.capture.table import Rule
+from bridge.opencode.capture.table import STEP_STARTED, Rule
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -110,6 +110,14 @@ RULES: tuple[Rule, ...] = (
         "Made by the sidecar (reason `text_cut`) for an answer of which a killed service kept no word.",
     ),
     Rule(
+        "tool.called",
+        "event",
+        "tool_called",
+        (STEP_STARTED,),
+        "assistant message and call",
+        "As in OpenCode 1. Not rebuilt from the service's messages.",
+    ),
+    Rule(
         "tool.success",
         "event",
         "tool_ended",
@@ -172,7 +180,6 @@ RULES: tuple[Rule, ...] = (
     Rule("reasoning.started", "state", "nothing"),
     Rule("tool.input.started", "state", "nothing", note="Contains the tool's name."),
     Rule("tool.input.ended", "state", "nothing"),
-    Rule("tool.called", "state", "nothing", note="Contains the tool's input, and says when the tool began."),
     Rule("shell.started", "state", "nothing"),
     Rule("instructions.updated", "state", "nothing", note="Contains digests of the instructions."),
     Rule("step.streamed", "state", "nothing"),
