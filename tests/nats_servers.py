@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from nats.aio.client import Client
 
 from bridge.nats.jetstream.options import ConnectOptions
@@ -27,6 +28,10 @@ TOKEN = "t0k3n" * 8
 
 PROGRAMS = {"2.10": binary_path(), "2.15": Path(sys.executable).parent / "nats-server"}
 VERSIONS = tuple(PROGRAMS)
+NEWEST = VERSIONS[-1]
+
+on_both = pytest.mark.parametrize("server", VERSIONS, indirect=True)
+"""Where an old server may do something else than a new one; other tests have the newest."""
 
 
 def program(version: str) -> Path:
@@ -106,7 +111,7 @@ class RealServer:
 
 
 @contextmanager
-def real_server(directory: Path, version: str, **config: Any) -> Iterator[RealServer]:
+def real_server(directory: Path, version: str = NEWEST, **config: Any) -> Iterator[RealServer]:
     """A server for the duration of the block. ``config`` replaces parts of its configuration."""
     server = RealServer(directory, version, **config)
     try:

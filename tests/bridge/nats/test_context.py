@@ -65,15 +65,6 @@ def test_a_link_makes_it_known() -> None:
     assert contexts.of(step(5, "ses_x", "ses_x")).depth == 1
 
 
-def test_the_first_project_stays() -> None:
-    contexts = folded(
-        created(1, "ses_a"),
-        event(2, "lifecycle.session.resumed", {"session": "ses_a", "lineage": "root", "project": "p"}),
-        event(3, "lifecycle.session.resumed", {"session": "ses_a", "lineage": "root", "project": "q"}),
-    )
-    assert contexts.of(step(4, "ses_a")).project == "p"
-
-
 def test_turns_are_numbered_for_each_session() -> None:
     contexts = folded(
         created(1, "ses_a"),
@@ -120,9 +111,3 @@ def test_a_snapshot_goes_on_as_the_whole_fold_does(name: str) -> None:
         assert resumed.state() == whole.state() and resumed.dump() == whole.dump()
     depths = {whole.of(record.event).depth for record in records if "session" in record.event.payload}
     assert None not in depths and (1 in depths) == ("task" in name)
-
-
-def test_a_snapshot_of_something_else_is_told() -> None:
-    for bad in (b"", b"[]", b'{"sessions":1,"projects":{}}'):
-        with pytest.raises(ValueError):
-            ContextProjection.load(bad)
