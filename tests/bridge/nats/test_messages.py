@@ -213,8 +213,23 @@ values = st.recursive(
     max_leaves=6,
 )
 known = st.sampled_from(
-    "session turn part message outcome error status tokens kind tool call model cost steps trigger finish child started_ms "
-    "duration_ms parent project lineage".split()
+    [
+        *(
+            "session",
+            "turn",
+            "part",
+            "message",
+            "outcome",
+            "error",
+            "status",
+            "tokens",
+            "kind",
+            "tool",
+            "call",
+            "model",
+        ),
+        *("cost", "steps", "trigger", "finish", "child", "started_ms", "duration_ms", "parent", "project", "lineage"),
+    ]
 )
 
 

@@ -11,7 +11,6 @@ import asyncio
 import json
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +33,8 @@ from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.directory import Backend
-from tests.mirrors import unsynced
-from tests.nats_servers import RealServer, real_server
+from tests.mirrors import queued
+from tests.nats_servers import RealServer
 from tests.sidecar.agents import killed_process
 from tests.sidecar.mirror.killed_process import AGENT, CONSUMER, PLACES, Clerk, Place, lines
 from tests.streams.opened import collect
@@ -51,13 +50,6 @@ TO = "elsewhere"
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.sidecar.mirror.killed_process"])
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    directory = tmp_path_factory.mktemp("nats")
-    with real_server(directory, "2.15", jetstream=unsynced(directory)) as running:
-        yield running
 
 
 @dataclass
@@ -177,17 +169,6 @@ async def check(path: Path, sessions: Sessions, given: Given, status: dict[str, 
 
     await _check_letters(sessions, own, given, status)
     return Counter(inputs=count, dead=len(given.poison)) + check_effects(path, own, ledger, status["in_doubt"])
-
-
-async def queued(sessions: Sessions, stream: str = COMMANDS) -> list[keeping.StreamMessage]:
-    """What a work queue holds; nothing is taken from it."""
-    session = await sessions.get()
-    found: list[keeping.StreamMessage] = []
-    after = 0
-    while message := await keeping.next_message(session, stream, ">", from_sequence=after + 1):
-        found.append(message)
-        after = message.sequence
-    return found
 
 
 async def _check_letters(sessions: Sessions, own: list[Record], given: Given, status: dict[str, Any]) -> None:
