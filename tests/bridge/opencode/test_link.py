@@ -33,7 +33,7 @@ from bridge.opencode.link.link import (
     WindowOverrun,
     proof,
 )
-from bridge.opencode.link.protocol import CLIENT, SIDECAR
+from bridge.opencode.link.protocol import SIDECAR
 
 TOKEN = "7e" * 32
 SHIM = ShimIdentity("0.1", "ab" * 16, "cd" * 8, 42, "prj", "/dir", "/tree", "1.18", 0)
@@ -197,12 +197,6 @@ def test_hooks_on_their_way_are_taken_after_the_sidecars_bye_but_not_acked() -> 
     assert pair.sidecar.state is State.CLOSED and pair.sidecar.data_to_send() == []
 
 
-def test_leaving_a_link_that_is_not_open_closes_it() -> None:
-    link = SidecarLink(token=TOKEN, port=1, nonce="b" * 64, boot="boot", version="1")
-    link.leave("upgrade")
-    assert link.state is State.CLOSED
-
-
 # --- open ---
 
 
@@ -329,17 +323,6 @@ def test_a_newer_sidecars_frames_are_passed_over_a_newer_shims_are_not() -> None
     assert closed.reason == "protocol"
 
 
-@pytest.mark.parametrize("acks", [[1, 2, 3, 4, 5, 6], [6], [2, 5, 6], [4, 6]])
-def test_in_flight_counts_through_partial_acks_and_holes(acks: list[int]) -> None:
-    pair = opened()
-    pair.client.send_hooks(1, items(3))
-    pair.client.send_hooks(5, items(2))  # 4 was lost
-    counts = {0: 5, 1: 4, 2: 3, 3: 2, 4: 2, 5: 1, 6: 0}
-    for seq in acks:
-        pair.client.receive(json.dumps({"type": "ack", "seq": seq}))
-        assert pair.client.in_flight == counts[seq]
-
-
 def messages() -> list[str]:
     pair = opened()
     pair.client.send_hooks(1, items(1))
@@ -363,24 +346,6 @@ def test_a_frame_without_an_entry_in_the_table_closes_the_link(state: State) -> 
         assert closed == (not allowed and state is not State.CLOSED)
 
 
-def test_the_tables_lead_to_their_own_states_and_always_to_closed() -> None:
-    for table in (SIDECAR, CLIENT):
-        for state, row in table.items():
-            assert set(row.values()) <= set(table)
-            assert state is State.CLOSED or State.CLOSED in row.values()
-
-
-@settings(deadline=None)
-@given(st.lists(st.binary(max_size=60) | st.sampled_from([m.encode() for m in messages()]), max_size=12))
-def test_nothing_a_peer_sends_raises(script: list[bytes]) -> None:
-    pair = opened()
-    for message in script:
-        pair.sidecar.receive(message)
-        pair.client.receive(message)
-    for text in pair.sidecar.data_to_send() + pair.client.data_to_send():
-        decode(text)
-
-
 def test_a_value_without_a_json_form_leaves_the_link_as_it_was() -> None:
     pair = opened()
     with pytest.raises(FrameError):
@@ -398,20 +363,6 @@ def test_calling_before_the_welcome_is_a_local_error() -> None:
 
 
 # --- the window ---
-
-
-def test_acked_stops_before_the_first_unfinished_and_passes_holes() -> None:
-    window = AckWindow()
-    window.begin(1, 3)
-    window.begin(10, 2)
-    window.finish(1)
-    window.finish(3)
-    assert (window.acked, window.unacked) == (1, 4)
-    window.finish(2)
-    assert window.acked == 3  # not 9: nothing says that 4 to 9 are settled while 10 is open
-    window.finish(11)
-    window.finish(10)
-    assert (window.acked, window.unacked) == (11, 0)
 
 
 def test_finishing_is_idempotent_and_the_unknown_is_a_bug() -> None:
