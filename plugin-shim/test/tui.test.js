@@ -68,16 +68,6 @@ test("the list has what waits, what runs, and what has ended, the newest first",
   assert.notEqual(options[2].category, options[3].category);
 });
 
-test("the list says that no sidecar is running, and is empty before the first session", async () => {
-  const stopped = newBench({ agents: [RUNS], waiting: [], sidecar: false });
-  const running = newBench({ agents: [RUNS], waiting: [], sidecar: true });
-  for (const { list } of [stopped, running]) await list.open();
-  assert.notEqual(last(stopped.shown.dialogs).placeholder, last(running.shown.dialogs).placeholder);
-  const none = newBench(undefined, {}, "");
-  await none.list.open();
-  assert.deepEqual([last(none.shown.dialogs).options, none.shown.toasts], [[], []]);
-});
-
 test("only in a terminal that draws it live is the session of running work opened as live", async () => {
   for (const isLive of [false, true]) {
     /** @type {any[]} */
