@@ -142,10 +142,10 @@ PLAN = (
     ),
     Part(
         "mirror-long",
-        "100,000 records, each fault of the server once",
-        ("tests/sidecar/mirror/test_mirroring.py", "-k", "killed_held_wiped and jsonl"),
+        "100,000 records, each fault once",
+        (f"{TORTURE}/test_mirror.py",),
         1,
-        {"MIRROR_RECORDS": 100_000},
+        {"MIRROR_CYCLES": 10, "MIRROR_CYCLE_RECORDS": 10_000},
     ),
     Part("marked", "tests that run here only", ("tests", "-m", "torture")),
 )

@@ -35,7 +35,7 @@ from streams.store import Record
 from streams.stores.directory import Backend
 from tests.mirrors import queued
 from tests.nats_servers import RealServer
-from tests.sidecar.agents import killed_process
+from tests.sidecar.mirror import killed_process
 from tests.sidecar.mirror.killed_process import AGENT, CONSUMER, PLACES, Clerk, Place, lines
 from tests.streams.opened import collect
 from tests.streams.sizes import size
