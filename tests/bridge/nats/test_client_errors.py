@@ -17,7 +17,6 @@ from bridge.nats.jetstream.client_errors import (
     NOTHING_LISTENS,
     UNKNOWN_HOST,
     OtherServer,
-    not_connected,
     translated,
 )
 from bridge.nats.jetstream.errors import (
@@ -65,11 +64,3 @@ def test_every_class_has_a_code_of_its_own() -> None:
     assert len({kind.code for kind in kinds}) == len(kinds)
     documented = re.findall(r"(\w+) +(nats-[a-z-]+)", errors.__doc__ or "")
     assert dict(documented) == {kind.__name__: kind.code for kind in kinds}
-
-
-def test_a_failed_connection_reports_the_last_specific_problem() -> None:
-    problems: list[Exception] = [ConnectionRefusedError(errno.ECONNREFUSED, "x"), socket.gaierror(-2, "x")]
-    found = not_connected(OPTIONS, nats.errors.NoServersError(), [*problems, TimeoutError()])
-    assert UNKNOWN_HOST in str(found)
-    alone = not_connected(OPTIONS, nats.errors.NoServersError(), [])
-    assert type(alone) is Unreachable

@@ -127,33 +127,6 @@ def test_an_exact_mirror_has_no_difference(name: str, family: Family) -> None:
     assert case.compare()[0] == []
 
 
-def test_nothing_at_all() -> None:
-    assert Case(records=[]).kinds() == []
-    empty = Case()
-    empty.kept = []
-    found, result, _ = empty.compare()
-    assert found == [] and result.waiting == len(empty.records), "never mirrored: it waits"
-    assert empty.kinds(mirrored_to=4) == [("missing", 0, 4)]
-
-
-def test_what_was_never_mirrored_waits_and_what_was_and_is_gone_is_missing() -> None:
-    case = Case()
-    last = case.records[-1].position
-    del case.kept[-3:]
-    found, result, _ = case.compare(mirrored_to=last - 3)
-    assert found == [] and result.waiting == 3
-    assert case.kinds(mirrored_to=last - 1) == [("missing", last - 2, last - 1)]
-
-
-def test_missing_ones_are_told_in_runs() -> None:
-    case = Case()
-    del case.kept[5:8], case.kept[2]
-    found, result, comparer = case.compare()
-    assert [(each.kind, each.position, each.last) for each in found] == [("missing", 2, 2), ("missing", 5, 7)]
-    assert result.differences == {"missing": 4} and str(found[1]).endswith("records 5 to 7: 3 messages are missing")
-    assert [p for p in range(20) if comparer.is_missing(p)] == [2, 5, 6, 7]
-
-
 @pytest.mark.parametrize("family", ["records", "meanings"])
 def test_doubled_and_foreign_messages_are_extra(family: Family) -> None:
     case = Case(family)
@@ -261,18 +234,6 @@ def two_streams() -> list[Record]:
     return chained(made)
 
 
-@pytest.mark.parametrize("family", ["records", "meanings"])
-def test_messages_of_records_that_the_log_pruned_are_no_fault(family: Family) -> None:
-    case = Case(family, two_streams())
-    case.head = 9
-    case.records = [record for record in case.records if record.event.stream_id == "ses_b"]
-    case.removed = {"ses_a": StreamRemoval(first_offset=5, pruned_ms=1)}
-    found, result, _ = case.compare()
-    assert found == [] and result.pruned == 5
-    case.removed = {}
-    assert {kind for kind, _, _ in case.kinds()} == {"extra"} and len(case.kinds()) == 5
-
-
 def test_a_message_of_a_hole_that_pruning_did_not_make_is_extra() -> None:
     case = Case(records=two_streams())
     case.head = 9
@@ -289,14 +250,6 @@ def forget(records: Iterable[Record], stream: str) -> list[Record]:
         else r
         for r in records
     ]
-
-
-@pytest.mark.parametrize("family", ["records", "meanings"])
-def test_what_is_forgotten_must_not_be_said_any_more(family: Family) -> None:
-    case = Case(family, two_streams())
-    case.records = forget(case.records, "ses_a")
-    case.removed = {"ses_a": StreamRemoval(forgotten_to=5, forgotten_ms=1)}
-    assert case.kinds() == [("unforgotten", p, p) for p in (0, 2, 4, 6, 8)]
 
 
 def test_a_forgotten_record_is_there_as_its_digest_and_in_its_place() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import json
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -228,26 +226,6 @@ async def test_a_server_may_want_to_know_us(tmp_path: Path, certificates: Path) 
         (mine / "key.pem").write_bytes((certificates / "client-key.pem").read_bytes())
         session = await JetStream.connect(options)
         await session.close()
-
-
-async def test_bad_files_are_named_before_anything_is_connected(tmp_path: Path) -> None:
-    options = ConnectOptions(("tls://127.0.0.1:1",), cert_dir=tmp_path)
-    (tmp_path / "ca.pem").write_text("no certificate")
-    with pytest.raises(FileRefused) as refused:
-        await JetStream.connect(options)
-    assert refused.value.path == tmp_path / "ca.pem"
-    (tmp_path / "ca.pem").unlink()
-    (tmp_path / "ca.pem").mkdir()
-    with pytest.raises(FileRefused) as refused:
-        await JetStream.connect(options)
-    assert refused.value.path == tmp_path / "ca.pem" and os.strerror(errno.EISDIR) in refused.value.reason
-    plain = ConnectOptions(("nats://127.0.0.1:1",), credentials=tmp_path / "ada.creds")
-    with pytest.raises(FileRefused) as refused:
-        await JetStream.connect(plain)
-    assert refused.value.path == tmp_path / "ada.creds"
-    (tmp_path / "ada.creds").write_text("-----BEGIN NATS USER JWT-----\n")
-    with pytest.raises(FileRefused):
-        await JetStream.connect(plain)
 
 
 async def test_credentials_sign_the_servers_nonce(tmp_path: Path) -> None:

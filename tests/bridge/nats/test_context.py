@@ -65,18 +65,6 @@ def test_a_link_makes_it_known() -> None:
     assert contexts.of(step(5, "ses_x", "ses_x")).depth == 1
 
 
-def test_turns_are_numbered_for_each_session() -> None:
-    contexts = folded(
-        created(1, "ses_a"),
-        created(2, "ses_b", "child", parent="ses_a"),
-        event(3, "turn.started", {"session": "ses_a", "message": "m1"}),
-        event(4, "turn.started", {"session": "ses_b", "message": "m2"}),
-        event(5, "turn.ended", {"session": "ses_a", "message": "m1"}),
-        event(6, "turn.started", {"session": "ses_a", "message": "m3"}),
-    )
-    assert (contexts.of(step(7, "ses_a")).epoch, contexts.of(step(8, "ses_b")).epoch) == (2, 1)
-
-
 def test_a_circle_of_parents_ends() -> None:
     contexts = folded(
         created(1, "ses_a", "child", parent="ses_b"),

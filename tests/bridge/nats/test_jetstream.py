@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bridge.nats.jetstream import publishing
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import (
@@ -152,12 +151,6 @@ async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, 
     await keeping.ensure_streams(session, [closed])
     with pytest.raises(BatchRefused):
         await publish_batch(session, messages(closed.name, 3), batch_id="b4")
-
-
-async def test_a_batch_has_a_size(session: JetStream) -> None:
-    for count in (0, publishing.MAX_BATCH + 1):
-        with pytest.raises(ValueError, match="1000"):
-            await publish_batch(session, messages("none", count), batch_id="b")
 
 
 # --- reading ---

@@ -92,12 +92,6 @@ def test_what_is_missing_is_created_and_what_is_right_is_kept(server: tuple[int,
     assert {str(each) for each in plan(ALL, found, server=server)} == {f"stream {d.name}: keep" for d in ALL}
 
 
-def test_what_the_server_leaves_out_is_its_default() -> None:
-    definition = BY_NAME["cg_evt_v1"]
-    found = answered(definition, OLD, max_msgs=None, max_bytes=None, no_ack=None, max_msg_size=0)
-    assert plan_stream(definition, found, server=OLD).action == "keep"
-
-
 DIFFERENT: dict[str, Any] = {
     **{"max_age": 5 * NS, "max_bytes": 1000, "max_msgs": 10, "max_msgs_per_subject": 1, "max_msg_size": 100},
     **{"subjects": ["evt.>", "more.>"], "discard": "new", "duplicate_window": NS, "no_ack": True, "allow_direct": None},
@@ -114,19 +108,6 @@ def test_what_differs_is_updated_and_what_else_is_set_there_stays(setting: str) 
     assert (made.config["num_replicas"], made.config["compression"]) == (3, "s2")
     assert setting in str(made)
     assert plan_stream(BY_NAME[EVENTS], made.config, server=NEW).action == "keep"
-
-
-def test_an_old_server_is_not_updated_for_what_it_cannot_do() -> None:
-    assert plan_stream(BY_NAME[EVENTS], answered(BY_NAME[EVENTS], OLD), server=OLD).action == "keep"
-    upgraded = plan_stream(BY_NAME[EVENTS], answered(BY_NAME[EVENTS], OLD), server=NEW)
-    assert [str(change) for change in upgraded.changes] == ["allow_atomic: False → True"]
-
-
-def test_the_configured_size_is_the_mirrors_alone() -> None:
-    sized = {d.name: d.max_bytes for d in wanted(max_bytes=5000)}
-    assert sized.pop(EVENTS) == 5000 and set(sized.values()) == {-1}
-    changed = plan_stream(wanted(max_bytes=5000)[0], answered(BY_NAME[EVENTS]), server=NEW)
-    assert [str(change) for change in changed.changes] == ["max_bytes: -1 → 5000"]
 
 
 @pytest.mark.parametrize(

@@ -23,15 +23,13 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD
 from bridge.nats.jetstream.wire import Message
 from sidecar.agents.runtime import Runtime
-from sidecar.config import load_config
 from sidecar.mirror.commands import KEPT_BODY, CommandConsumers, InterestsOverlap, interests_of
-from sidecar.mirror.settings import pull_settings
 from streams.errors import StoreUnavailable
 from streams.store import Record, StreamStore
 from streams.stores.memory import MemoryStore
 from streams.trace import parse_traceparent
 from tests.mirrors import read_independently
-from tests.nats_servers import TOKEN, RealServer, reached, until
+from tests.nats_servers import TOKEN, RealServer, until
 from tests.sidecar.agents.agents import Counter, Other
 from tests.sidecar.agents.support import agents, records, running, state
 
@@ -316,21 +314,6 @@ class TestProtocol:
 
 
 class TestSettings:
-    async def test_the_configured_batch_is_what_is_asked_of_the_server(
-        self, server: RealServer, sessions: Sessions, store: MemoryStore
-    ) -> None:
-        other = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
-        heard = await other.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{COMMANDS}.counter_consumer")
-        await reached(other)
-        try:
-            for size in (3, 7):
-                config = load_config(None, nats={"pull": {"batch_size": size, "fetch_timeout_seconds": 1}}).nats
-                async with running(store, Counter) as runtime, consuming(runtime, sessions, pull_settings(config)):
-                    asked = json.loads((await heard.next_msg(timeout=20)).data)
-                assert asked["batch"] == size
-        finally:
-            await other.close()
-
     async def test_interests_may_not_overlap(self, sessions: Sessions, store: MemoryStore) -> None:
         assert interests_of(["a", "b"]) == {"a": ["cmd.*.*.a.>"], "b": ["cmd.*.*.b.>"]}
         with pytest.raises(InterestsOverlap):

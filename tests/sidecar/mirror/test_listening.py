@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import json
 import os
@@ -22,9 +21,7 @@ import pytest
 from rich.cells import cell_len
 
 from bridge.nats import headers as h
-from bridge.nats.jetstream.client_errors import translated
 from bridge.nats.jetstream.connection import JetStream
-from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.stream_plan import EVENTS
 from sidecar.care.checks import ask_sidecar
 from sidecar.cli.printing.received_message import as_json, expanded, is_internal, shown_message
@@ -218,31 +215,6 @@ def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
         if sidecar is not None:
             sidecar.send_signal(signal.SIGTERM)
             sidecar.wait(HANG_SECONDS)
-
-
-def test_notices_on_a_terminal_are_broken_at_words(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    home.path.mkdir(mode=0o700)
-    home.config_path.write_text('[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:1"]\n')
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 60, 0, 0))
-    process = subprocess.Popen(
-        command(home.path, "listen"), stdin=theirs, stdout=theirs, stderr=theirs, env=environment(TERM="xterm")
-    )
-    os.close(theirs)
-    said = b""
-    while b"stop." not in said:
-        said += os.read(ours, 65536)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(HANG_SECONDS) == 0
-    os.close(ours)
-    lines = ANSI.sub("", said.decode()).split("\r\n")
-    options = ConnectOptions(("nats://127.0.0.1:1",))
-    assert " ".join(" ".join(lines).split()) == (
-        f"{translated(ConnectionRefusedError(errno.ECONNREFUSED, ''), options)}. Waiting for the server; "
-        "press Ctrl-C to stop."
-    )
-    assert max(map(len, lines)) <= 60
 
 
 # What is shown, without a server

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import shutil
@@ -174,12 +173,6 @@ async def test_one_that_hangs_is_killed_and_started_again_unless_it_goes_on(dire
         assert server.restarts == 1 and servers_of(directory) == [server.status()["pid"]]
 
 
-async def test_a_hanging_one_can_be_stopped(directory: Path) -> None:
-    async with embedded(directory, Timing(stop=0.2)) as server:
-        await (await running(server)).close()
-        os.kill(server.status()["pid"], signal.SIGSTOP)
-
-
 async def test_it_can_be_stopped_at_any_time_of_its_start(directory: Path) -> None:
     for pause in (0.0, 0.02, 0.1):
         async with embedded(directory):
@@ -236,22 +229,6 @@ def _without_root_rights(directory: Path) -> Path:
     wrapper.write_text(f'#!/bin/sh\n{drop} "{PROGRAM}" "$@"\n')
     wrapper.chmod(0o755)
     return wrapper
-
-
-async def test_without_a_program_it_says_what_to_install(directory: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    old.write_text("#!/bin/sh\necho nats-server: v2.9.25\n")
-    old.chmod(0o755)
-    for executable, words in (
-        (tmp_path / "nowhere", os.strerror(errno.ENOENT)),
-        (Path("/bin/echo"), "/bin/echo"),
-        (old, "2.9.25"),
-    ):
-        async with embedded(directory, executable=executable) as server:
-            await problem(server, words)
-            assert str(executable) in server.problem
-            with pytest.raises(NatsUnavailable):
-                await server.options()
 
 
 # --- orphans ---

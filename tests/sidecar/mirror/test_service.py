@@ -140,21 +140,3 @@ async def test_an_external_server_is_shown_while_it_is_there(tmp_path: Path) -> 
         assert service.status()["problem"] == ""
         await service.close()
     assert not home.nats_path.exists()
-
-
-async def test_off_nothing_is_there(tmp_path: Path) -> None:
-    service = NatsService(Home(tmp_path / "home"), NatsConfig(), seeded_identity(1).nonce)
-    service.open()
-    assert service.sessions is None
-    assert service.status() == {
-        "mode": "off",
-        "connected": False,
-        "servers": None,
-        "version": None,
-        "problem": "",
-        "server": None,
-        "mirror": None,
-        "deltas": None,
-        "commands": [],
-    }
-    await service.close()
