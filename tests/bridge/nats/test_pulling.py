@@ -173,10 +173,11 @@ async def test_no_more_are_under_way_than_may_be_and_slow_ones_are_not_delivered
     settings = replace(QUICK, max_inflight=3, batch_size=2)
     async with (
         (await sessions.get()).hearing(f"$JS.ACK.{name}.>", hear),
-        pulling(sessions, name, handle, settings, ack_wait_s=0.3),
+        pulling(sessions, name, handle, settings, ack_wait_s=0.3) as loop,
     ):
         await until(lambda: len(begun) == 9, "all have begun")
         await empty(sessions, name)
+        assert loop.counts["done"] == 9
     assert 1 < most <= 3 and set(begun.values()) == {1}
 
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import nats
@@ -18,7 +19,7 @@ from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.errors import NotFound
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.publishing import publish_all
-from bridge.nats.jetstream.pulling import remove_consumer
+from bridge.nats.jetstream.pulling import consumer_config, remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD
 from bridge.nats.jetstream.wire import Message
@@ -83,6 +84,16 @@ async def empty(sessions: Sessions, stream: str = COMMANDS) -> None:
     async with asyncio.timeout(20):
         while (await keeping.facts(session, stream)).messages:
             await asyncio.sleep(0.01)
+
+
+async def forget_ids_soon(sessions: Sessions) -> None:
+    """Once the consumer runs, let the stream of dead letters forget message ids before the next delivery."""
+    session = await sessions.get()
+    async with asyncio.timeout(20):
+        while await consumer_config(session, COMMANDS, "counter_consumer") is None:
+            await asyncio.sleep(0.01)
+    config = (await keeping.facts(session, DEAD)).config
+    await session.api(f"STREAM.UPDATE.{DEAD}", {**config, "duplicate_window": 100_000_000})
 
 
 def counts(consumers: CommandConsumers, agent: str = "counter") -> dict[str, int]:
@@ -265,6 +276,27 @@ class TestDeadLetters:
             assert state(runtime)["total"] == 1
         found = [record.event.payload for record in await letters(store)]
         assert [(each["code"], each["payload"]["by"]) for each in found] == [("key-conflict", 2), ("key-conflict", 3)]
+
+    async def test_a_kill_after_a_burial_repeats_nothing_when_the_server_knows_its_id_no_more(
+        self, server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        seen: list[str] = []
+
+        def kill(at: str) -> None:
+            seen.append(at)
+            if at == "before-ack" and seen.count(at) == 1:
+                raise asyncio.CancelledError  # ends the handler without any answer
+
+        async with running(store, Counter) as runtime:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+            quick = replace(QUICK, ack_wait_s=0.3)
+            async with consuming(runtime, sessions, quick, stop=kill):
+                await forget_ids_soon(sessions)
+                await client.send(ADD, b"{")
+                await empty(sessions)
+            asyncio.get_running_loop().set_exception_handler(None)
+        assert len(await letters(store)) == 1
+        assert len(await read_independently(server, "dlq.>", DEAD)) == 1
 
 
 class TestProtocol:

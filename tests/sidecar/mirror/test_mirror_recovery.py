@@ -243,26 +243,6 @@ async def test_what_the_streams_own_limits_removed_is_no_loss(own: RealServer, a
     assert positions == list(range(positions[0], 450)) and 100 < positions[0] < 400
 
 
-@pytest.mark.parametrize("what", ["foreign", "doubled"])
-async def test_a_message_that_is_not_the_logs_does_not_stay(
-    own: RealServer, admin: JetStreamContext, what: str
-) -> None:
-    store = await mirrored_log(30, own)
-    last = (await read_independently(own))[-1]
-    if what == "foreign":
-        await admin.publish(f"evt._.{LOG_ID}.ses_a.x", b"{}")
-    else:
-        await admin.publish(
-            last.subject,
-            last.body,
-            headers={k: v for k, v in last.headers.items() if k[:5] != "Nats-"} | {"Nats-Msg-Id": "again"},
-        )
-    async with mirroring(store, own) as task:
-        await drained(task)
-        assert task.status()["rebuild"] == 1
-    await check_equal(store, own)
-
-
 async def test_another_server_that_knows_a_part_is_brought_up_to_date(tmp_path: Path) -> None:
     with real_server(tmp_path / "a", "2.10") as one, real_server(tmp_path / "b", "2.15") as other:
         store = await mirrored_log(80, one)
