@@ -81,7 +81,3 @@ test("the card has the work of the session that is shown, at any depth", async (
   assert.deepEqual(slots.sidebar_content({}, { session_id: "ses_9" }).children(), []);
   end();
 });
-
-test("another terminal shows no card", async () => {
-  await showCard({ slots: {} }, newHome());
-});

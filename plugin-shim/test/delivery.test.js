@@ -79,16 +79,6 @@ test("the backlog is read back in order with little memory, then hooks go live a
   await until(() => counters.acked === 2501, "live");
 });
 
-test("a line bigger than a read's chunk comes back whole", async (t) => {
-  const { sidecar, plugin } = newBench(t);
-  const { hooks, counters } = await plugin();
-  hooks.event(someEvent(1, "ä".repeat(1_500_000)));
-  hooks.event(someEvent(2));
-  await sidecar.start();
-  await until(() => counters.acked === 2, "acked");
-  assert.equal(sidecar.got[0].item.input.event.properties.pad.length, 1_500_000);
-});
-
 test("a dropped socket costs nothing: resent from what the sidecar has, no seq skipped", async (t) => {
   const { sidecar, plugin } = newBench(t);
   await sidecar.start();

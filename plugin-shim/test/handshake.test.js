@@ -114,16 +114,6 @@ test("an older sidecar that stays is worked with after three requests", async (t
   assert.equal(counters.upgrades, 3);
 });
 
-test("a newer sidecar that speaks our protocol is worked with", async (t) => {
-  const { sidecar, plugin } = newBench(t);
-  sidecar.version = "9.0.0";
-  await sidecar.start();
-  const { hooks, counters } = await plugin();
-  hooks.event(someEvent(1));
-  await until(() => counters.acked === 1, "acked");
-  assert.deepEqual([counters.upgrades, counters.refusals, counters.connects], [0, 0, 1]);
-});
-
 test("a sidecar that no longer speaks our protocol is asked seldom, and the spool is kept", async (t) => {
   for (const refuse of ["by its word", "for it is too old and stays"]) {
     const { sidecar, plugin, spoolFiles, spawned } = newBench(t);

@@ -157,28 +157,6 @@ test("a file that already has the spool's name is neither read nor written", asy
   assert.deepEqual(fs.readFileSync(target), before);
 });
 
-test("a disk that takes the spool's header and no item is left without a file", async (t) => {
-  const { home } = newBench(t);
-  const { Spool } = await import("../src/spool.js");
-  const { newCounters } = await import("../src/counters.js");
-  const dir = path.join(home, "spool");
-  const spool = new Spool({ dir, name: "one.jsonl", header: () => ({}), limit: 1e6, counters: newCounters() });
-  const write = fs.writeSync;
-  let writes = 0;
-  const mock = t.mock.method(fs, "writeSync", (/** @type {Parameters<typeof write>} */ ...given) => {
-    writes += 1;
-    if (writes > 1) throw new Error("ENOSPC");
-    return write(...given);
-  });
-  const item = { seq: 1, text: "{}", bytes: 2 };
-  assert.equal(spool.append([item]), 0);
-  assert.equal(writes, 2);
-  assert.deepEqual(fs.readdirSync(dir), []);
-  mock.mock.restore();
-  await until(() => spool.usable, "the next attempt");
-  assert.equal(spool.append([item]), 1);
-});
-
 /** What may happen to a file with the seqs 1 to 9, and the seqs that it costs. @type {[string, (text: string) => string, number, number][]} */
 const DAMAGE = [
   ["a digit of the seq", (text) => text.replace('{"seq":5,', '{"seq":9,'), 5, 5],

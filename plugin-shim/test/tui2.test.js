@@ -114,10 +114,3 @@ test("what comes into the file is shown; a file that is gone, or malformed, chan
   assert.equal(texts(prompt).length, 1);
   fs.rmSync(home, { recursive: true });
 });
-
-test("an OpenCode that draws differently keeps /background", async () => {
-  const { context, shown } = newTerminal();
-  const end = await tui2({ command: [], home: newHome() }, async () => Promise.reject(new Error("no such module"))).setup(context);
-  assert.deepEqual(shown.claims.map((claim) => claim.append), ["app"]);
-  end();
-});

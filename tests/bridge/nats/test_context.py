@@ -65,15 +65,6 @@ def test_a_link_makes_it_known() -> None:
     assert contexts.of(step(5, "ses_x", "ses_x")).depth == 1
 
 
-def test_a_circle_of_parents_ends() -> None:
-    contexts = folded(
-        created(1, "ses_a", "child", parent="ses_b"),
-        created(2, "ses_b", "child", parent="ses_a"),
-        created(3, "ses_c", "child", parent="ses_c"),
-    )
-    assert {contexts.of(step(n, session)).depth for n, session in enumerate(("ses_a", "ses_b", "ses_c"))} == {None}
-
-
 @pytest.mark.parametrize("payload", [{}, {"session": None}, {"session": 5}, {"session": ""}, {"$sha256": "0" * 64}])
 def test_odd_payloads_are_borne(payload: dict[str, object]) -> None:
     contexts = folded(created(1, "ses_a", project="p"), *(event(n, CREATED, payload) for n in (2, 3)))

@@ -108,11 +108,6 @@ async def test_expectations(session: JetStream) -> None:
     assert (await publish(session, four, Expect(subject_sequence=1))).sequence == 4
 
 
-async def test_a_message_that_no_stream_takes_is_an_error(session: JetStream) -> None:
-    with pytest.raises(NoStream, match=r"nobody\.hears"):
-        await publish(session, Message("nobody.hears", {}, b""))
-
-
 async def test_a_window_stops_at_its_first_failure(session: JetStream) -> None:
     stream = await made(session)
     sent = messages(stream.name, 40)
@@ -172,20 +167,6 @@ async def test_reading_back_whole_in_part_and_nothing(session: JetStream) -> Non
     assert await read(session, stream.name, from_sequence=2000) == []
     with pytest.raises(NotFound):
         await read(session, "NOT_THERE")
-
-
-async def test_single_messages_and_purging(session: JetStream) -> None:
-    stream = await made(session)
-    await publish_all(session, messages(stream.name, 9))
-    found = await keeping.message_at(session, stream.name, 2)
-    assert (found.subject, found.headers["DS-Position"], found.body[:2]) == (f"{stream.name}.a1", "1", b"1 ")
-    last = await keeping.last_message(session, stream.name, f"{stream.name}.a1")
-    assert last is not None and last.sequence == 8
-    assert await keeping.purge(session, stream.name, subject=f"{stream.name}.a1") == 3
-    assert await keeping.last_message(session, stream.name, f"{stream.name}.a1") is None
-    with pytest.raises(NotFound):
-        await keeping.message_at(session, stream.name, 2)
-    assert (await keeping.facts(session, stream.name)).messages == 6
 
 
 # --- a server that ends, or cannot ---

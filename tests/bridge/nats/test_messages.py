@@ -24,7 +24,7 @@ from bridge.nats.subjects import L0Subject, RecordSubject
 from streams.bus.headers import check_headers
 from streams.bus.subjects import check_subject
 from streams.event import StreamEvent
-from streams.hashing import GENESIS, canonical, chain, digest_form_of, encode
+from streams.hashing import GENESIS, canonical, chain, digest_form_of
 from streams.store import Record
 from tests.bridge.nats.records import LOG, MIRROR, chained, event, mirror_all, recorded
 from tests.bridge.nats.vectors import FILE, computed
@@ -137,18 +137,6 @@ def test_l0_tells_a_session_as_it_was(name: str) -> None:
 def big(size: int, **more: Any) -> Record:
     payload = {"session": "ses_a", "part": "prt_1", "turn": "msg_1", "output": "x" * size}
     return chained([event(1, "execution.step", payload, **more)])[0]
-
-
-def test_a_record_over_the_limit_is_a_pointer_that_still_chains() -> None:
-    record = big(2_000_000)
-    made = mirrored(record, RecordContext("p", "ses_a", 0, 1), MIRROR)
-    message = own(made)
-    assert made.notes == ("pointer",) and message.headers[h.FORM] == "pointer"
-    fields = orjson.loads(message.body)
-    assert fields["payload"] == {"$sha256": sha256(canonical(record.event.payload)).hexdigest()}
-    assert message.body == encode(record.event).digest_form
-    assert chain(GENESIS, message.body).hex() == record.hash
-    assert [L0Subject.parse(m.subject).suffix for m in made.messages[:-1]] == ["step"], "the step is small"
 
 
 def test_the_limit_is_exact() -> None:

@@ -380,24 +380,12 @@ class TestBadInput:
         assert {token.seq for token in player.finished} == set(range(1, len(items) + 1))
         return player
 
-    @pytest.mark.parametrize("value", [None, 1, "x", [], [1], {}, {"event": None}, {"event": {"type": 5}}])
-    def test_odd_shapes_are_kept_or_counted_and_always_finished(self, value: Any) -> None:
-        for hook in ("event", "chat.message", "tool.execute.after", "session.idle", "never.heard.of"):
-            self._feed(HookItem(hook, 1, value, value))
-
     def test_an_unknown_bus_event_is_kept_whole(self) -> None:
         properties = {"sessionID": "ses_x", "anything": [1, {"deep": True}]}
         event = {"id": "evt_1", "type": "agent.dreamed", "properties": properties}
         player = self._feed(HookItem("event", 5, {"event": event}, None))
         kept = player.of("opencode.agent.dreamed")[0]
         assert kept.payload["properties"] == properties and kept.ts == 5
-
-    def test_hostile_session_ids_become_harmless_streams(self) -> None:
-        for session in ("../../etc/passwd", "a b>*", "x" * 5000, "é", "\ud800"):
-            info = {"id": session, "title": "t"}
-            event = {"id": "evt_1", "type": "session.created", "properties": {"sessionID": session, "info": info}}
-            created = self._feed(HookItem("event", 5, {"event": event}, None)).of("lifecycle.session.created")
-            assert len(created) == 1 and created[0].stream_id.startswith("x-")
 
     def test_a_broken_rule_keeps_the_item(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = Player()

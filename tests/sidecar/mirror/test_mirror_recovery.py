@@ -29,7 +29,7 @@ from tests.mirrors import (
     read_independently,
     session_events,
 )
-from tests.nats_servers import TOKEN, RealServer, forgets_ids, own_of_both, real_server, until
+from tests.nats_servers import TOKEN, RealServer, forgets_ids, own_of_both, until
 
 
 @pytest.fixture
@@ -170,15 +170,6 @@ async def _nothing() -> None:
     pass
 
 
-async def test_a_cursor_beyond_the_log_is_not_believed(own: RealServer) -> None:
-    store = await mirrored_log(20, own)
-    await store.advance(MIRROR, 10_000)
-    await fill(store, session_events(20, first=20))
-    async with mirroring(store, own) as task:
-        await drained(task)
-    await check_equal(store, own)
-
-
 # --- the stream ---
 
 
@@ -243,30 +234,7 @@ async def test_what_the_streams_own_limits_removed_is_no_loss(own: RealServer, a
     assert positions == list(range(positions[0], 450)) and 100 < positions[0] < 400
 
 
-async def test_another_server_that_knows_a_part_is_brought_up_to_date(tmp_path: Path) -> None:
-    with real_server(tmp_path / "a", "2.10") as one, real_server(tmp_path / "b", "2.15") as other:
-        store = await mirrored_log(80, one)
-        async with mirroring(store, other) as task:
-            await drained(task)
-        await check_equal(store, other)
-        await fill(store, session_events(40, first=80))
-        async with mirroring(store, one) as task:
-            await drained(task)
-        await check_equal(store, one)
-
-
 # --- the log ---
-
-
-async def test_a_log_that_was_put_back_to_an_older_one_ends_in_that_one(own: RealServer) -> None:
-    await mirrored_log(100, own)
-    older = MemoryStore()
-    await fill(older, session_events(60))
-    await fill(older, session_events(20, first=500))
-    async with mirroring(older, own) as task:
-        await drained(task)
-    # L0 messages already published stay.
-    await check_equal(older, own, l0=False)
 
 
 async def test_what_was_pruned_from_the_log_stays_in_the_mirror(own: RealServer) -> None:

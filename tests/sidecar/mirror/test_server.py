@@ -173,12 +173,6 @@ async def test_one_that_hangs_is_killed_and_started_again_unless_it_goes_on(dire
         assert server.restarts == 1 and servers_of(directory) == [server.status()["pid"]]
 
 
-async def test_it_can_be_stopped_at_any_time_of_its_start(directory: Path) -> None:
-    for pause in (0.0, 0.02, 0.1):
-        async with embedded(directory):
-            await asyncio.sleep(pause)
-
-
 @pytest.mark.parametrize("damage", ["read_only", "garbage"])
 async def test_a_store_that_cannot_be_used_is_told_and_mended(directory: Path, damage: str) -> None:
     store = directory / "store"
