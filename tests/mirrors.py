@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import COMMANDS
 from bridge.nats.mirror.messages import Mirror, is_forgotten
 from bridge.nats.mirror.publish import id_before_rebuild
 from sidecar.mirror.task import MirrorTask
@@ -133,6 +135,17 @@ async def read_independently(
         return seen
     finally:
         await client.close()
+
+
+async def queued(sessions: Sessions, stream: str = COMMANDS) -> list[keeping.StreamMessage]:
+    """What a work queue holds; nothing is taken from it."""
+    session = await sessions.get()
+    found: list[keeping.StreamMessage] = []
+    after = 0
+    while message := await keeping.next_message(session, stream, ">", from_sequence=after + 1):
+        found.append(message)
+        after = message.sequence
+    return found
 
 
 def chain_hashes(seen: Iterable[Seen]) -> dict[str, str]:

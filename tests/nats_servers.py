@@ -15,9 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from nats.aio.client import Client
 
+from bridge.nats.headers import MESSAGE_ID
+from bridge.nats.jetstream import publishing
+from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.options import ConnectOptions
+from bridge.nats.jetstream.wire import Message
 from sidecar.config import NatsConfig
 from sidecar.mirror.settings import server_config
 from tools.install_nats_server import binary_path
@@ -27,6 +33,11 @@ TOKEN = "t0k3n" * 8
 
 PROGRAMS = {"2.10": binary_path(), "2.15": Path(sys.executable).parent / "nats-server"}
 VERSIONS = tuple(PROGRAMS)
+NEWEST = VERSIONS[-1]
+
+on_both = pytest.mark.parametrize("server", VERSIONS, indirect=True)
+own_of_both = pytest.mark.parametrize("own", VERSIONS, indirect=True)
+"""Where an old server may do something else than a new one; other tests have the newest."""
 
 
 def program(version: str) -> Path:
@@ -42,14 +53,20 @@ class RealServer:
     def __init__(self, directory: Path, version: str, **config: Any) -> None:
         self.directory, self.version, self._more = directory, version, config
         self.port = -1
+        self.patience = 20.0
         self.process: subprocess.Popen[bytes] | None = None
         (directory / "ports").mkdir(parents=True, exist_ok=True)
 
     @property
     def options(self) -> ConnectOptions:
-        """Connection options whose times a stalled disk does not exceed; a test of a silent server replaces them."""
+        """Connection options whose times a stalled disk does not exceed; a test of a silent server shortens them."""
+        seconds = self.patience
         return ConnectOptions(
-            (f"nats://127.0.0.1:{self.port}",), token=TOKEN, connect_seconds=20, ping_seconds=7, request_seconds=20
+            (f"nats://127.0.0.1:{self.port}",),
+            token=TOKEN,
+            connect_seconds=seconds,
+            ping_seconds=seconds / 3,
+            request_seconds=seconds,
         )
 
     async def ask_options(self) -> ConnectOptions:
@@ -106,7 +123,7 @@ class RealServer:
 
 
 @contextmanager
-def real_server(directory: Path, version: str, **config: Any) -> Iterator[RealServer]:
+def real_server(directory: Path, version: str = NEWEST, **config: Any) -> Iterator[RealServer]:
     """A server for the duration of the block. ``config`` replaces parts of its configuration."""
     server = RealServer(directory, version, **config)
     try:
@@ -119,6 +136,20 @@ async def reached(client: Client) -> None:
     """Return when the server has everything that the library's own ``client`` sent, such as its subscriptions."""
     await client.flush()  # the library writes the PING of a flush before what is pending
     await client.flush()
+
+
+async def forgets_ids(session: JetStream, *streams: str) -> None:
+    """Return when these streams know no message id any more, as after the end of their duplicate window."""
+    for name in streams:
+        found = await keeping.facts(session, name)
+        probe = Message(
+            found.config["subjects"][0].replace("*", "p").replace(">", "a.b.probe"), {MESSAGE_ID: "probe"}, b""
+        )
+        await publishing.publish(session, probe)
+        await session.api(f"STREAM.UPDATE.{name}", {**found.config, "duplicate_window": 100_000_000})
+        while (await publishing.publish(session, probe)).duplicate:
+            await asyncio.sleep(0.02)
+        await keeping.purge(session, name, subject=probe.subject)
 
 
 async def until(look: Callable[[], Any], what: str) -> Any:

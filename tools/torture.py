@@ -93,15 +93,8 @@ PLAN = (
         {"KILL_CHUNKS": 40},
     ),
     Part(
-        "runtime",
-        "kill -9 of agents and effects at every step; 1,100 kills a chunk",
-        ("tests/sidecar/agents/test_crashes.py",),
-        2,
-        {"RUNTIME_KILLS": 50},
-    ),
-    Part(
         "commands",
-        "the same over a real NATS server; 1,300 kills a chunk",
+        "kill -9 of agents, effects and commands at every step; 1,300 kills a chunk",
         ("tests/sidecar/mirror/test_command_crashes.py",),
         2,
         {"COMMAND_KILLS": 50},
@@ -149,10 +142,10 @@ PLAN = (
     ),
     Part(
         "mirror-long",
-        "100,000 records, each fault of the server once",
-        ("tests/sidecar/mirror/test_mirroring.py", "-k", "killed_held_wiped and jsonl"),
+        "100,000 records, each fault once",
+        (f"{TORTURE}/test_mirror.py",),
         1,
-        {"MIRROR_RECORDS": 100_000},
+        {"MIRROR_CYCLES": 10, "MIRROR_CYCLE_RECORDS": 10_000},
     ),
     Part("marked", "tests that run here only", ("tests", "-m", "torture")),
 )

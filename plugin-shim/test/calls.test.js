@@ -69,10 +69,8 @@ const CASES = /** @type {[string, any, any][]} */ ([
 ]);
 
 test("calls are answered under their id, with the data or an error", async (t) => {
-  const { sidecar, plugin } = newBench(t);
-  await sidecar.start();
-  const { counters } = await plugin({ callTimeoutMs: 60 }, { ...INPUT, client });
-  await until(() => counters.welcomes === 1, "live");
+  const { sidecar, live } = newBench(t);
+  const { counters } = await live({ callTimeoutMs: 60 }, { ...INPUT, client });
   CASES.forEach(([method, args], id) => sidecar.send({ type: "call", id, method, args }));
   await until(() => sidecar.ofType("result").length === CASES.length, "all answered");
   for (const [id, [method, , want]] of CASES.entries()) {
@@ -88,10 +86,8 @@ test("calls are answered under their id, with the data or an error", async (t) =
 });
 
 test("too many calls at once are refused, not queued", async (t) => {
-  const { sidecar, plugin } = newBench(t);
-  await sidecar.start();
-  const { counters } = await plugin({ callTimeoutMs: 100 }, { ...INPUT, client });
-  await until(() => counters.welcomes === 1, "live");
+  const { sidecar, live } = newBench(t);
+  await live({ callTimeoutMs: 100 }, { ...INPUT, client });
   for (let id = 0; id < 70; id += 1) sidecar.send({ type: "call", id, method: "session.status" });
   await until(() => sidecar.ofType("result").length === 70, "all answered");
   const codes = sidecar.ofType("result").map(({ error }) => error.code);

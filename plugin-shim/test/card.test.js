@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { test } from "node:test";
-import { CardFile, FILE, lines, notesOf, showCard, summary } from "../src/card.js";
+import { CardFile, FILE, lines, notesOf, showCard } from "../src/card.js";
 
 const RUNS = { id: "int_1", title: "run the\u001b[31m tests", state: "running", since: 1000, cost: 0.5, asks: 0, parent: "ses_1", root: "ses_1" };
 const QUEUED = { ...RUNS, id: "int_2", title: "x".repeat(50), state: "queued", since: null, cost: 0, parent: "ses_2" };
@@ -19,17 +19,6 @@ test("an agent has a line for its title and one for what it does", () => {
   assert.ok(title && state && title.content.length <= 38);
   assert.equal(state.content, "  queued");
   assert.equal(lines([ASKS], 0)[0]?.color, "warning");
-});
-
-test("what does not fit is counted", () => {
-  const shown = lines(Array(9).fill(RUNS), 2000);
-  assert.equal(shown.length, 13);
-  assert.match(shown.at(-1)?.content ?? "", /3 more/);
-});
-
-test("the prompt says how many run and wait", () => {
-  assert.deepEqual(summary([]), []);
-  assert.match(String(summary([RUNS, ASKS])), /^2 .*1 /);
 });
 
 test("what waits stays at the foot of its session, and the session of running work says that it is a picture", () => {
@@ -91,8 +80,4 @@ test("the card has the work of the session that is shown, at any depth", async (
   assert.equal(slots.sidebar_content({}, { session_id: "ses_1" }).children().length, 5);
   assert.deepEqual(slots.sidebar_content({}, { session_id: "ses_9" }).children(), []);
   end();
-});
-
-test("another terminal shows no card", async () => {
-  await showCard({ slots: {} }, newHome());
 });

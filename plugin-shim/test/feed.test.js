@@ -112,16 +112,6 @@ test("an event goes to the sidecar whole, and a session that began before is des
   assert.deepEqual(service.asked, ["ses_1"]);
 });
 
-test("a session that is created here is not asked about", async (t) => {
-  const { sidecar, service, setUp } = bench(t);
-  await sidecar.start();
-  await setUp();
-  service.announce("session.created");
-  service.announce("session.inbox.enqueued");
-  await until(() => sidecar.got.length >= 2, "two items");
-  assert.deepEqual(service.asked, []);
-});
-
 test("several directories and copies send each event once", async (t) => {
   const { sidecar, service, setUp, types } = bench(t);
   await sidecar.start();

@@ -7,7 +7,6 @@ import path from "node:path";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { newCounters } from "../src/counters.js";
-import { plugin } from "../src/plugin.js";
 import { Starter } from "../src/start.js";
 import { SHIM_VERSION } from "../src/version.js";
 import { fakeSpawn, newBench, someEvent, until } from "./support.js";
@@ -19,10 +18,6 @@ test("the entry has exactly one export, which OpenCode 1 and 2 load", async () =
   assert.deepEqual(Object.keys(entry), ["default"]);
   const { id, server, setup, ...more } = entry.default;
   assert.deepEqual([typeof id, typeof server, typeof setup, more], ["string", "function", "function", {}]);
-});
-
-test("two copies have two ids", () => {
-  assert.notEqual(plugin({}, "file:///a/durable-stream.js").id, plugin({}, "file:///b/durable-stream.js").id);
 });
 
 test("the version is package.json's", () => {

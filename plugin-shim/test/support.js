@@ -213,11 +213,23 @@ export function newBench(t) {
     instances.push(hooks);
     return { hooks, counters: /** @type {any} */ (hooks)[COUNTERS] };
   };
+  /**
+   * A plugin that is linked to the sidecar.
+   *
+   * @param {import("../src/plugin.js").Options} [options]
+   * @param {any} [input]
+   */
+  const live = async (options, input) => {
+    await sidecar.start();
+    const made = await plugin(options, input);
+    await until(() => made.counters.welcomes === 1, "live");
+    return made;
+  };
   const spoolFiles = () => {
     const dir = path.join(home, "spool");
     return fs.existsSync(dir) ? fs.readdirSync(dir).map((name) => path.join(dir, name)) : [];
   };
-  return { home, sidecar, plugin, spawned, spoolFiles };
+  return { home, sidecar, plugin, live, spawned, spoolFiles };
 }
 
 /** What OpenCode gives a plugin. */

@@ -68,30 +68,6 @@ test("the list has what waits, what runs, and what has ended, the newest first",
   assert.notEqual(options[2].category, options[3].category);
 });
 
-test("the list says that no sidecar is running, and is empty before the first session", async () => {
-  const stopped = newBench({ agents: [RUNS], waiting: [], sidecar: false });
-  const running = newBench({ agents: [RUNS], waiting: [], sidecar: true });
-  for (const { list } of [stopped, running]) await list.open();
-  assert.notEqual(last(stopped.shown.dialogs).placeholder, last(running.shown.dialogs).placeholder);
-  const none = newBench(undefined, {}, "");
-  await none.list.open();
-  assert.deepEqual([last(none.shown.dialogs).options, none.shown.toasts], [[], []]);
-});
-
-test("only in a terminal that draws it live is the session of running work opened as live", async () => {
-  for (const isLive of [false, true]) {
-    /** @type {any[]} */
-    const dialogs = [];
-    const shown = { ...screen({ ui: {} }), select: (/** @type {any[]} */ ...given) => void dialogs.push(given), isLive };
-    const run = async () => JSON.stringify({ agents: [RUNS, ENDED], waiting: [] });
-    for (const agent of ["int_1", "int_2"]) {
-      await new List(shown, run).open();
-      dialogs.at(-1)[1].find((/** @type {any} */ each) => each.value === agent).onSelect();
-      assert.equal(/not live/.test(dialogs.at(-1)[1][0].title), !isLive && agent === "int_1");
-    }
-  }
-});
-
 test("what runs can be cancelled and its session opened; what has ended, only opened", async () => {
   const { list, shown, ran } = newBench();
   await list.open();
@@ -162,21 +138,6 @@ test("a question of several parts has a prompt for each, and all answers are sen
   await confirm(last(shown.dialogs), "none of them");
   assert.deepEqual(last(ran), ["checkpoints", "chk_3", "--answer", "the red one", "--answer", "none of them"]);
   assert.equal(last(shown.toasts).message, "Answered: the red one; none of them");
-});
-
-test("parts that cannot be told apart are counted; a question of one part has the answers that it offers", async () => {
-  const several = { questions: 2, text: "Which door,\nleft or right?\nWhich window?", options: [] };
-  const { list, shown } = newBench({ agents: [], waiting: [PARTS] }, several);
-  await list.open();
-  await choose(last(shown.dialogs), "chk_3");
-  await confirm(last(shown.dialogs), "left");
-  assert.equal(last(shown.dialogs).title, "Which door, ⏎ left or right? ⏎ Which window? (part 2 of 2)");
-  const one = newBench({ agents: [], waiting: [PARTS] }, { questions: 1, text: "Go,\nor not?", options: ["Go"] });
-  await one.list.open();
-  await choose(last(one.shown.dialogs), "chk_3");
-  assert.equal(last(one.shown.dialogs).title, "Go, ⏎ or not?");
-  await choose(last(one.shown.dialogs), "Go");
-  assert.deepEqual(last(one.ran), ["checkpoints", "chk_3", "--answer", "Go"]);
 });
 
 test("what is too long to be shown whole keeps both ends and can only be rejected", async () => {

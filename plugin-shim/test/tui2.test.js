@@ -92,17 +92,6 @@ test("a dialog gets no functions, and its answer acts; a closed one does nothing
   assert.equal(ran.length, before);
 });
 
-test("the card of the session on screen is in the sidebar, and one line above the prompt", async () => {
-  const { context, shown } = newTerminal();
-  const home = newHome();
-  write(home, { agents: [RUNS, { ...RUNS, id: "int_2", asks: 1 }, { ...RUNS, id: "int_3", parent: "ses_9", root: "ses_9" }] });
-  const end = await tui2({ command: [], home }, drawing).setup(context);
-  const slot = (/** @type {string} */ name) => shown.claims.find((claim) => claim.append === name).render({ sessionID: "ses_1" });
-  assert.equal(texts(slot("sidebar.content")).filter((line) => line.startsWith("•")).length, 2);
-  assert.match(texts(slot("session.composer.top")).join(), /^2 in background, 1 waiting/);
-  end();
-});
-
 test("a toast is shown once, in a terminal that knows its session, and none from before the terminal was opened", () => {
   const { context, shown } = newTerminal();
   const toasts = new Toasts(context);
@@ -124,11 +113,4 @@ test("what comes into the file is shown; a file that is gone, or malformed, chan
   while (shown.toasts.length === 0) await new Promise((resolve) => setTimeout(resolve, LOOK_MS / 20));
   assert.equal(texts(prompt).length, 1);
   fs.rmSync(home, { recursive: true });
-});
-
-test("an OpenCode that draws differently keeps /background", async () => {
-  const { context, shown } = newTerminal();
-  const end = await tui2({ command: [], home: newHome() }, async () => Promise.reject(new Error("no such module"))).setup(context);
-  assert.deepEqual(shown.claims.map((claim) => claim.append), ["app"]);
-  end();
 });

@@ -49,14 +49,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_stream_id_is_no_stream_id(kind: str) -> None:
+def test_a_hostile_session_becomes_a_digest(kind: str) -> None:
     assert not is_stream_id(HOSTILE[kind])
     with pytest.raises(InvalidEvent):
         StreamEvent.parse({**event("x").fields(), "stream_id": HOSTILE[kind]})
-
-
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_session_becomes_a_digest(kind: str) -> None:
     stream = safe_stream(HOSTILE[kind])
     assert re.fullmatch(r"x-[0-9a-f]{32}", stream) and stream == safe_stream(HOSTILE[kind])
     assert is_stream_id(stream) and safe_key(f"turn:{HOSTILE[kind]}\n").isprintable()
@@ -97,7 +93,7 @@ def test_no_id_ever_names_a_file(tmp_path: Path) -> None:
     assert len(run(home, "streams", "--json").objects()) == len({each.stream_id for each in made})
 
 
-@pytest.mark.parametrize("kind", [kind for kind in HOSTILE if kind not in ("NUL", "lone surrogate", "option")])
+@pytest.mark.parametrize("kind", ["parent", "absolute", "escape", "direction", "quote", "dots"])
 def test_a_hostile_id_on_the_command_line_is_only_not_found(tmp_path: Path, kind: str) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
@@ -166,38 +162,19 @@ def ids(home: Path) -> tuple[str, list[str]]:
     return stream, list({record["event"]["type"]: record["event"]["id"] for record in records}.values())
 
 
-def test_the_log_itself_holds_what_came(evil_home: Path) -> None:
-    assert any(text.endswith(EVIL) for text in _values(run(evil_home, "query", "--json").objects()))
-
-
-def _values(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        return [text for inner in value.values() for text in _values(inner)]
-    if isinstance(value, list):
-        return [text for inner in value for text in _values(inner)]
-    return [value] if isinstance(value, str) else []
-
-
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["pipe", "json"])
 def test_no_command_passes_an_escape_sequence_on(evil_home: Path, more: list[str]) -> None:
     stream, events = ids(evil_home)
-    for arguments in (
-        ["streams"],
-        ["tree"],
-        ["query"],
-        ["changes"],
-        ["log", stream],
-        ["verify"],
-        ["status"],
-        ["export", stream],
-    ):
-        drives_no_terminal(run(evil_home, *arguments, *more).out)
+    for verb in ("streams", "tree", "query", "changes", "verify", "status"):
+        drives_no_terminal(run(evil_home, verb, *more).out)
+    for verb in ("log", "export"):
+        drives_no_terminal(run(evil_home, verb, stream, *more).out)
     for each in events:
         drives_no_terminal(run(evil_home, "show", each, *more).out)
     drives_no_terminal(run(evil_home, "why", events[-1], *more).out)
 
 
-@pytest.mark.parametrize("verb", ["streams", "tree", "log", "query", "show", "changes"])
+@pytest.mark.parametrize("verb", ["tree", "log", "show"])
 def test_a_terminal_gets_our_own_colours_only(evil_home: Path, verb: str) -> None:
     stream, events = ids(evil_home)
     named = {"log": [stream], "show": [events[3]]}.get(verb, [])

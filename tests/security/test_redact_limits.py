@@ -14,7 +14,7 @@ from bridge.opencode.redact import KEPT_OF_LONG, MAX_STRING, Redactor
 from bridge.opencode.redact.rules import built_in
 from streams.hashing import MAX_DEPTH
 from tests.security.drawn import drawn
-from tests.security.made_up import KEYS, PLACES, clean, made_up, pem
+from tests.security.made_up import KEYS, clean
 
 
 @pytest.fixture
@@ -61,33 +61,6 @@ class TestSize:
             cleaned = cleaned[0] if isinstance(cleaned, list) else cleaned["d"]
         kept = "[redacted:github-token]"
         assert cleaned == (kept if depth <= MAX_DEPTH else {"$too_deep": type(value).__name__})
-
-    @pytest.mark.parametrize(
-        "text", ["sk-" * 70_000, "Bearer " * 40_000, "://" * 70_000 + "a:", "sk-" + "a-" * 100_000]
-    )
-    def test_hostile_text_takes_no_quadratic_time(self, text: str) -> None:
-        """Quadratic time would mean hours."""
-        assert clean(text) == text
-
-
-class TestTwice:
-    def test_redacting_twice_changes_nothing(self, limit: int) -> None:
-        value = {
-            "password": "x",
-            "set-cookie": ["a=b", "c=d"],
-            "texts": [place.format(secret) for place in PLACES.values() for _, secret in KEYS.values()],
-            "pem": pem(),
-            "url": "postgres://user:pa55word@db/",
-            "header": "Authorization: Bearer " + made_up(30),
-            "aws": "AWS_SECRET_ACCESS_KEY=" + made_up(40),
-            "long": "x" * (limit + 1),
-        }
-        first = clean(value)
-        assert first != value
-        stored = json.loads(json.dumps(first))
-        second = Redactor()
-        assert second.clean(stored) is stored
-        assert (second.redactions, second.shortened) == (0, 0)
 
 
 _FRAGMENTS = [drawn(form, seed) for rule in built_in() for form in rule.examples for seed in (1, 2)]

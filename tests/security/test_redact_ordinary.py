@@ -33,6 +33,18 @@ ORDINARY = {
     "minified": "!function(e,t){var n=e.token,r=t.key;n=r.secret||i.password;return n?o(n):u(r)}(this,function(){});",
     "environment": "PWD=/home/user1/project2\nOLDPWD=/tmp/x1\nSSH_AUTH_SOCK=/tmp/ssh-x1/agent.1\nTERM=xterm-256color",
     "stack": "at /usr/lib/node_modules/x1/token.js:123:45 in getToken (secret.ts:9)",
+    "Python": "class A:\n    token: str\n    password: str | None = None\n    secret: SecretStr\n    auth: Auth\n"
+    "def f(password, token=None, auth=None, key=lambda x: x):\n    pass\ntry:\n    pass\nexcept KeyError:\n    pass\n"
+    "def check(name, password, users): return users.get(name) == password\nsecret = os.environ['SECRET']\n"
+    "login(user=user, password=password, token=self.token)\npassword = get_password(user1)\nsorted(xs, key=len)\n"
+    "for token in tokens:\n    if token == 'x': continue\n    token = next(it)\n{'key': 'value'}; primary_key=True",
+    "JavaScript": "const token = await getToken();\nconst password = input.value;\napiKey: process.env.KEY\n"
+    "interface A {\n  token: string;\n  password?: string;\n  apiKey: string\n}",
+    "words that only sound alike": "compass = 'north'; bypass=1; passed: 12, failed: 3; passes = 2\nauthor: somebody\n"
+    "authority: nobody\nmonkey: banana\nkeyboard = 'qwerty'\nmax_tokens=4000000000\npasswordLength = 12345678",
+    "references": "export TOKEN=$TOKEN PASSWORD=${PASSWORD} SECRET=$(cat x)",
+    "settings": "TOKEN_LIMIT=4096\nPASSWORD_LENGTH=8\nSECRET_FILE=/run/x\nPWD=/home/ada\n",
+    "prose": "the password is checked, a token expires, and secrets: see the page on auth: it says how",
     "redacted": "[redacted:openai-key] [redacted:value]",
     "unicode": "naïve 中文 😀 \ud800",
 }
@@ -51,9 +63,10 @@ class TestOrdinaryText:
         image = "data:image/png;base64," + base64.b64encode(Random(3).randbytes(600_000)).decode()
         assert clean(image) == image
 
-    def test_usage_stays(self) -> None:
+    def test_usage_and_what_is_no_secret_under_a_telling_name_stay(self) -> None:
         usage = {"tokens": {"input": 1, "output": 2, "reasoning": 0, "cache": {"read": 3, "write": 4}}, "cost": 0.1}
-        assert clean(usage) is usage
+        names = {"auth": {"type": "none"}, "credentials": {"provider": "x"}, "token": 7, "pass": True, "secret": None}
+        assert clean(usage) is usage and clean(names) is names
 
     def test_what_has_no_secret_is_the_same_object(self) -> None:
         value = {"a": [1, "two", {"b": None}], "c": "text " * 100}
@@ -73,28 +86,3 @@ class TestWhatIsShipped:
             for line in path.read_text().splitlines():
                 item = json.loads(line)
                 assert redactor.clean(item) is item, path.name
-
-    def test_ordinary_code_is_left_alone(self) -> None:
-        for path in [p for package in ("streams", "bridge", "sidecar", "docs") for p in (ROOT / package).rglob("*.*")]:
-            if path.suffix in (".py", ".md", ".json") and "redact" not in path.relative_to(ROOT).parts:
-                text = path.read_text()
-                assert clean(text) == text, path
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def check(name, password, users): return users.get(name) == password",
-        "password: str = None",
-        "secret = os.environ['SECRET']",
-        "password = get_password(user1)",
-        "max_tokens=4000000000",
-        "passwordLength = 12345678",
-        "apiKey: process.env.KEY",
-    ],
-)
-def test_code_about_secrets_is_not_redacted(text: str) -> None:
-    assert Redactor().clean({"text": text}) == {"text": text}
-
-
-# --- for any text made of pieces of secrets and of what stands around them ---

@@ -19,6 +19,7 @@ from detect_secrets.plugins.base import RegexBasedDetector
 from bridge.opencode.redact import Redactor
 from bridge.opencode.redact.rules import MAX_BEFORE, Rule, built_in, compiled, entropy
 from tests.security.drawn import drawn, matching
+from tests.security.made_up import clean
 
 RULES = {rule.id: rule for rule in built_in()}
 HANG_SECONDS = 60.0
@@ -88,13 +89,13 @@ def test_the_detectors_are_all_here() -> None:
 @pytest.mark.parametrize(("name", "number", "pattern"), DETECTORS, ids=[f"{name}-{n}" for name, n, _ in DETECTORS])
 def test_what_detect_secrets_finds_by_pattern_is_found(name: str, number: int, pattern: re.Pattern[str]) -> None:
     """A detect-secrets release that knows more fails here."""
-    for seed in range(30):
+    for seed in range(10):
         text = _jwt(seed) if name == "JwtTokenDetector" else matching(pattern, seed)
         match = pattern.search(text)
         assert match is not None
         groups = [group for group in match.groups() if group and len(group) > 8]
         for secret in groups or [match[0].strip("\"'=: ")]:
-            cleaned = Redactor().clean({"text": text})["text"]
+            cleaned = clean({"text": text})["text"]
             assert secret not in cleaned and "[redacted:" in cleaned, (text, cleaned)
 
 
@@ -141,42 +142,31 @@ def test_no_pattern_can_go_wild(rule: Rule) -> None:
         assert _parser.parse(rule.before).getwidth()[1] <= MAX_BEFORE
 
 
-HOSTILE = ["A1", "://", '"', "\\", "token=", "eyJ-", "-----BEGIN A PRIVATE KEY-----\n"]
-HOSTILE += [
-    "pass",
-    "PASS=",
-    "password: (",
-    "secret='",
-    "mysql ",
-    "docker login ",
-    "?key=",
-    "--pass ",
-    "--a-a-a-",
-    "login a ",
-]
-HOSTILE += ['"token":"\\', "machine a login a ", "key\n", "a:*:b:", "://a:", "curl -u "]
+HOSTILE = (
+    *("A1", "://", '"', "\\", "token=", "eyJ-", "-----BEGIN A PRIVATE KEY-----\n", "pass", "PASS=", "password: ("),
+    *("secret='", "mysql ", "docker login ", "?key=", "--pass ", "--a-a-a-", "login a ", '"token":"\\', "key\n"),
+    *("machine a login a ", "a:*:b:", "://a:", "curl -u ", "sk-", "Bearer ", "a-"),
+)
 
 
 @pytest.mark.parametrize("unit", HOSTILE)
 async def test_many_near_matches_take_no_quadratic_time(unit: str) -> None:
     """Quadratic time would mean many minutes; the limit only detects a hang."""
     async with asyncio.timeout(HANG_SECONDS):
-        await asyncio.to_thread(Redactor().clean, {"text": unit * (256 * 1024 // len(unit))})
+        await asyncio.to_thread(clean, {"text": unit * (128 * 1024 // len(unit))})
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
-async def test_the_beginnings_of_a_kind_take_no_quadratic_time(rule: Rule) -> None:
-    redactor = only(rule.id)
+async def test_the_beginnings_of_a_kind_take_no_quadratic_time() -> None:
     async with asyncio.timeout(HANG_SECONDS):
-        for form in rule.examples[:2]:
-            whole = drawn(form)
+        for rule in RULES.values():
+            whole = drawn(rule.examples[0])
             for unit in {whole[: len(whole) // 2] + " ", whole[: 3 * len(whole) // 4], whole[:-2] + "-"}:
-                await asyncio.to_thread(redactor.clean, [unit * (64 * 1024 // len(unit))])
+                await asyncio.to_thread(only(rule.id).clean, [unit * (64 * 1024 // len(unit))])
 
 
 # --- arithmetic ---
 
 
-@pytest.mark.parametrize(("data", "bits"), [(b"", 0), (b"aaaa", 0), (b"abab", 1), (b"abcd", 2), (bytes(range(256)), 8)])
-def test_entropy_is_shannons(data: bytes, bits: float) -> None:
-    assert entropy(data) == pytest.approx(bits)
+def test_entropy_is_shannons() -> None:
+    for data, bits in ((b"", 0), (b"aaaa", 0), (b"abab", 1), (b"abcd", 2), (bytes(range(256)), 8)):
+        assert entropy(data) == pytest.approx(bits)

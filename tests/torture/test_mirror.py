@@ -20,12 +20,15 @@ from streams.log.log import Log
 from streams.log.migrate import HoldsRemoved, Migration, discard_kept
 from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, fill, session_events, unsynced
 from tests.nats_servers import RealServer, real_server
-from tests.streams.sizes import size
+from tests.streams.sizes import is_set, size
 from tests.torture.figures import MAX_GROWTH_MIB, held_mib, note, seeded
 
-CYCLES = size("MIRROR_CYCLES", 6)
+CYCLES = size("MIRROR_CYCLES", 10)
 RECORDS = size("MIRROR_CYCLE_RECORDS", 80)
 SESSIONS = 60
+HOLDS = (0.05, 0.5, 3.5) if is_set("MIRROR_CYCLES") else (0.05,)
+"""For how many seconds a server is held."""
+
 CHECKED = 10
 """Cycles after which mirror and log are compared."""
 
@@ -73,7 +76,7 @@ class Tormented:
     async def held(self) -> None:
         self.server.hold()
         await self.append()
-        await asyncio.sleep(self.draw.choice((0.05, 0.5, 3.5)))  # how long it is held
+        await asyncio.sleep(self.draw.choice(HOLDS))
         self.server.resume()
 
     async def wiped(self) -> None:

@@ -1,4 +1,4 @@
-"""A server of each supported version for the tests of a file, and a connection to it."""
+"""A server for the tests of a file, and connections to it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.connection import JetStream
-from tests.nats_servers import VERSIONS, RealServer, real_server
+from bridge.nats.jetstream.sessions import Sessions
+from tests.nats_servers import NEWEST, RealServer, real_server
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(tmp_path_factory.mktemp("nats"), request.param) as running:
+    with real_server(tmp_path_factory.mktemp("nats"), getattr(request, "param", NEWEST)) as running:
         yield running
 
 
@@ -21,3 +23,14 @@ async def session(server: RealServer) -> AsyncIterator[JetStream]:
     opened = await JetStream.connect(server.options)
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
+    """Connections to an empty server."""
+    one = Sessions(server.ask_options)
+    session = await one.get()
+    for each in await keeping.all_facts(session):
+        await session.api(f"STREAM.DELETE.{each.name}")
+    yield one
+    await one.close()

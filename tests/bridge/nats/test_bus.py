@@ -1,9 +1,8 @@
-"""The event bus on JetStream: the contract on the oldest and newest server, and JetStream's own promises."""
+"""The event bus on JetStream: the contract, and JetStream's own promises."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,25 +11,14 @@ from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.sessions import Sessions
-from streams.bus.contract import BusUnavailable, Delivery, DurableConflict, EventBus, Redelivery
+from streams.bus.contract import BusUnavailable, DurableConflict, EventBus, Redelivery
 from streams.bus.subjects import SubjectError
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
 from tests.streams.bus_contract import BusContract
-from tests.streams.bus_handlers import Gate, Inbox
+from tests.streams.bus_handlers import Inbox
 from tests.streams.bus_modes_contract import BusModesContract
 
 QUICK = PullSettings(fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2)
-
-
-@pytest.fixture
-async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
-    """Connections to an empty server."""
-    one = Sessions(server.ask_options)
-    session = await one.get()
-    for each in await keeping.all_facts(session):
-        await session.api(f"STREAM.DELETE.{each.name}")
-    yield one
-    await one.close()
 
 
 class TestJetStreamEventBus(BusContract, BusModesContract):
@@ -115,20 +103,3 @@ async def test_it_survives_its_server_and_its_process(tmp_path: Path, server: Re
         assert later.bodies == [b"3"]
         await other.close()
         await sessions.close()
-
-
-async def test_a_handler_may_take_longer_than_a_message_may_be_silent(sessions: Sessions) -> None:
-    bus = JetStreamEventBus(sessions, pull=QUICK, ack_wait_s=1)
-    gate, got = Gate(), list[Delivery]()
-
-    async def slow(delivery: Delivery) -> None:
-        got.append(delivery)
-        await asyncio.sleep(2.2)
-        await gate(delivery)
-
-    gate.open.set()
-    await bus.subscribe("cmd.>", slow, durable="one")
-    await bus.publish("cmd.a", b"1")
-    await gate.wait_left(1)
-    await bus.close()
-    assert [each.attempt for each in got] == [1]

@@ -55,25 +55,6 @@ def test_a_full_buffer_leaves_at_once_in_pieces_of_whole_characters() -> None:
     assert all(len(each.chunk.content.encode()) <= 8 for each in ready)
 
 
-def test_another_step_or_kind_sends_what_was_there_before() -> None:
-    made = Coalescer()
-    made.add(delta("think", kind="reasoning"), 0)
-    assert seen(made.add(delta("say"), 0)) == [("ses_a", "prt_1", 0, "think")]
-    assert seen(made.add(delta("next", step="prt_2"), 0)) == [("ses_a", "prt_1", 0, "say")]
-    assert seen(made.add(delta("turn", step="prt_2", turn="msg_2"), 0)) == [("ses_a", "prt_2", 0, "next")]
-    assert seen(made.flush()) == [("ses_a", "prt_2", 1, "turn")]
-
-
-def test_sessions_do_not_wait_for_each_other() -> None:
-    made = Coalescer(max_wait_s=1)
-    made.add(delta("a", session="ses_a"), 0.0)
-    made.add(delta("b", session="ses_b"), 0.5)
-    made.add(delta("a", session="ses_a"), 0.9)
-    assert seen(made.due(1.0)) == [("ses_a", "prt_1", 0, "aa")]
-    assert made.deadline == 1.5
-    assert seen(made.due(1.5)) == [("ses_b", "prt_1", 0, "b")]
-
-
 def test_the_end_of_a_step_sends_its_rest_and_forgets_its_numbers() -> None:
     made = Coalescer()
     made.add(delta("a"), 0)
@@ -111,12 +92,6 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         made.add(delta("x", step=f"prt_{n}"), 0)
     made.flush()
     assert len(made._numbers) <= 4 and len(made._open) == 0
-
-
-def test_a_senseless_size_is_refused() -> None:
-    for bad in (0, 3, 10**9):
-        with pytest.raises(ValueError):
-            Coalescer(max_bytes=bad)
 
 
 deltas = st.tuples(

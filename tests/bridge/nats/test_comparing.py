@@ -16,7 +16,6 @@ from bridge.nats.l0.captured import MEANINGS
 from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.comparing import (
     _PARTS,
-    HELD_RECORDS,
     Comparer,
     Comparison,
     Difference,
@@ -112,11 +111,6 @@ def as_it_came(message: Kept) -> KeptMessage:
     )
 
 
-def meanings(case: Case) -> list[int]:
-    """Positions of the records that have an L0 meaning."""
-    return sorted({int(each.headers[h.POSITION]) for each in case.kept})
-
-
 def test_the_parts_are_those_that_the_table_makes() -> None:
     """One name for each part: the record's own message, its first L0 message, and its second, named by its suffix."""
     assert all(len(suffixes) <= 2 for suffixes in MEANINGS.values())
@@ -133,60 +127,6 @@ def test_an_exact_mirror_has_no_difference(name: str, family: Family) -> None:
     assert case.compare()[0] == []
 
 
-def test_an_exact_message_is_taken_without_being_taken_apart() -> None:
-    case = Case()
-    comparer = Comparer("S", "records", MIRROR, head=0, removed={}, limits=Limits(), now_ms=0)
-    contexts = ContextProjection()
-    contexts.apply(case.records[0])
-    place = contexts.of(case.records[0].event)
-    comparer.expect(case.records[0], place, mirrored(case.records[0], place, MIRROR).messages)
-    wrong = replace(case.kept[0], headers={**case.kept[0].headers, h.HASH: "0"})
-    assert not comparer.takes_exactly(as_it_came(wrong)) and comparer.result.messages == 0
-    assert comparer.takes_exactly(as_it_came(case.kept[0])) and comparer.result.compared == 1
-    assert not comparer.takes_exactly(as_it_came(case.kept[0])), "the second one is too many"
-    assert [each.kind for each in comparer.take(as_it_came(case.kept[0]))] == ["extra"]
-    assert list(comparer.finish(0, front_is_whole=True)) == []
-
-
-def test_nothing_at_all() -> None:
-    assert Case(records=[]).kinds() == []
-    empty = Case()
-    empty.kept = []
-    found, result, _ = empty.compare()
-    assert found == [] and result.waiting == len(empty.records), "never mirrored: it waits"
-    assert empty.kinds(mirrored_to=4) == [("missing", 0, 4)]
-
-
-def test_what_was_never_mirrored_waits_and_what_was_and_is_gone_is_missing() -> None:
-    case = Case()
-    last = case.records[-1].position
-    del case.kept[-3:]
-    found, result, _ = case.compare(mirrored_to=last - 3)
-    assert found == [] and result.waiting == 3
-    assert case.kinds(mirrored_to=last - 1) == [("missing", last - 2, last - 1)]
-
-
-def test_missing_ones_are_told_in_runs() -> None:
-    case = Case()
-    del case.kept[5:8], case.kept[2]
-    found, result, comparer = case.compare()
-    assert [(each.kind, each.position, each.last) for each in found] == [("missing", 2, 2), ("missing", 5, 7)]
-    assert result.differences == {"missing": 4} and str(found[1]).endswith("records 5 to 7: 3 messages are missing")
-    assert [p for p in range(20) if comparer.is_missing(p)] == [2, 5, 6, 7]
-
-
-def test_a_meaning_that_lacks_is_missing_and_a_run_spans_what_means_nothing() -> None:
-    case = Case("meanings")
-    there = meanings(case)
-    case.kept = [each for each in case.kept if int(each.headers[h.POSITION]) not in there[1:3]]
-    assert case.kinds() == [("missing", there[1], there[2])]
-    task = Case("meanings")
-    at = next(n for n, each in enumerate(task.kept) if each.headers["Nats-Msg-Id"].endswith(":l0:state"))
-    position = int(task.kept[at].headers[h.POSITION])
-    del task.kept[at]
-    assert task.kinds(mirrored_to=10**6) == [("missing", position, position)]
-
-
 @pytest.mark.parametrize("family", ["records", "meanings"])
 def test_doubled_and_foreign_messages_are_extra(family: Family) -> None:
     case = Case(family)
@@ -198,53 +138,25 @@ def test_doubled_and_foreign_messages_are_extra(family: Family) -> None:
     other_part = replace(double, headers={**double.headers, h.MESSAGE_ID: f"{double.headers[h.MESSAGE_ID]}:zz"})
     case.kept += [double, foreign, beyond, nowhere, other_part]
     assert sorted(case.kinds()) == sorted([("extra", p, p) for p in (some, some, 99999, NOTHING, some)])
-    # Beside the original, where the record is still at hand.
-    case = Case(family)
-    case.kept.insert(4, foreign)
-    case.kept.insert(4, double)
-    assert case.kinds() == [("extra", some, some)] * 2
 
 
 @pytest.mark.parametrize("family", ["records", "meanings"])
 def test_what_is_not_as_published_is_changed(family: Family) -> None:
-    clean = Case(family)
-    for number, message in enumerate(clean.kept):
-        body = bytearray(message.body)
-        body[len(body) // 2] ^= 1
-        changes = [
-            (replace(message, body=bytes(body)), "body"),
-            (replace(message, subject=message.subject + ".x"), "subject"),
-            (replace(message, headers={**message.headers, "traceparent": "x"}), "traceparent"),
-            (replace(message, headers={**message.headers, "Extra": "x"}), "Extra"),
-            (
-                replace(message, headers={k: v for k, v in message.headers.items() if k != "CG-Sender"}),
-                "CG-Sender",
-            ),
-        ]
-        for changed, word in changes[:: 1 if number == 0 else 5]:
-            case = Case(family, clean.records)
-            case.kept[number] = changed
-            (found,) = case.compare()[0]
-            assert (found.kind, found.sequence) == ("changed", message.sequence) and word in found.text
-
-
-def test_what_comes_late_is_told_and_compared_all_the_same() -> None:
-    case = Case()
-    late = case.kept.pop(4)
-    case.kept.append(late)
-    assert case.kinds() == [("order", 4, 4)]
-    case.kept[-1] = replace(late, body=b"{}")
-    assert case.kinds() == [("changed", 4, 4), ("order", 4, 4)]
-
-
-def test_of_very_many_that_are_held_the_oldest_are_no_longer_compared_but_still_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert HELD_RECORDS >= 1000
-    monkeypatch.setattr("bridge.nats.mirror.comparing.HELD_RECORDS", 2)
-    case = Case()
-    case.kept = [case.kept[9], *case.kept[:9], *case.kept[10:], case.kept[1]]
-    assert case.kinds() == [*[("order", p, p) for p in range(9)], ("extra", 1, 1)]
+    message = Case(family).kept[0]
+    body = bytearray(message.body)
+    body[len(body) // 2] ^= 1
+    less = {k: v for k, v in message.headers.items() if k != "CG-Sender"}
+    for changed, word in (
+        (replace(message, body=bytes(body)), "body"),
+        (replace(message, subject=message.subject + ".x"), "subject"),
+        (replace(message, headers={**message.headers, "traceparent": "x"}), "traceparent"),
+        (replace(message, headers={**message.headers, "Extra": "x"}), "Extra"),
+        (replace(message, headers=less), "CG-Sender"),
+    ):
+        case = Case(family)
+        case.kept[0] = changed
+        (found,) = case.compare()[0]
+        assert (found.kind, found.sequence) == ("changed", message.sequence) and word in found.text
 
 
 # The server's limits
@@ -260,66 +172,45 @@ def aged(family: Family = "records", **limits: Any) -> Case:
     return case
 
 
-@pytest.mark.parametrize("family", ["records", "meanings"])
-def test_the_oldest_may_have_expired_by_age(family: Family) -> None:
-    case = aged(family, max_age_ms=DAY_MS)
-    del case.kept[:6]
-    found, result, _ = case.compare()
-    assert found == [] and result.expired == 6
-    if family == "records":
-        assert case.kinds(front_is_whole=False) == [("missing", 0, 5)], "removed from between others'"
-    no_limit = aged(family)
-    del no_limit.kept[:6]
-    assert no_limit.kinds() == [("missing", 0, 5)]
-
-
-def test_what_is_too_young_to_have_expired_is_missing() -> None:
-    case = aged(max_age_ms=DAY_MS)
-    del case.kept[:10]
-    found, result, _ = case.compare()
-    assert [(each.kind, each.position, each.last) for each in found] == [("missing", 8, 9)] and result.expired == 8
-
-
-def test_what_is_too_old_to_be_told_in_l0_may_lack_anywhere() -> None:
-    case = aged("meanings", max_age_ms=DAY_MS)
-    del case.kept[4:6]
-    found, result, _ = case.compare()
-    assert found == [] and result.expired == 2
-    del case.kept[-2]
-    assert case.kinds() == [("missing", 10, 10)]
-
-
-def test_what_lacks_in_the_middle_never_expired() -> None:
-    for limits in ({"max_age_ms": DAY_MS}, {"is_full": True}):
-        case = aged(**limits)
-        del case.kept[4:6], case.kept[:2]
-        found, result, _ = case.compare()
-        assert [(each.kind, each.position, each.last) for each in found] == [("missing", 4, 5)] and result.expired == 2
-
-
-def test_a_stream_without_any_of_it() -> None:
-    case = aged(max_age_ms=DAY_MS)
-    case.kept = []
-    found, result, _ = case.compare(mirrored_to=11)
-    assert [(each.kind, each.position, each.last) for each in found] == [("missing", 8, 11)] and result.expired == 8
-
-
 @pytest.mark.parametrize(
-    ("config", "state", "is_full"),
+    ("family", "limits", "gone", "found", "expired"),
     [
+        ("records", {"max_age_ms": DAY_MS}, {*range(6)}, [], 6),
+        ("meanings", {"max_age_ms": DAY_MS}, {*range(6)}, [], 6),
+        ("records", {}, {*range(6)}, [(0, 5)], 0),
+        # Too young to have expired.
+        ("records", {"max_age_ms": DAY_MS}, {*range(10)}, [(8, 9)], 8),
+        ("records", {"max_age_ms": DAY_MS}, {*range(12)}, [(8, 11)], 8),
+        # Nothing expires in the middle; only what is too old to be told in L0 may lack anywhere.
+        ("records", {"max_age_ms": DAY_MS}, {0, 1, 4, 5}, [(4, 5)], 2),
+        ("records", {"is_full": True}, {0, 1, 4, 5}, [(4, 5)], 2),
+        ("meanings", {"max_age_ms": DAY_MS}, {4, 5, 10}, [(10, 10)], 2),
+    ],
+)
+def test_only_the_oldest_may_have_expired(
+    family: Family, limits: dict[str, Any], gone: set[int], found: list[tuple[int, int]], expired: int
+) -> None:
+    case = aged(family, **limits)
+    case.kept = [each for number, each in enumerate(case.kept) if number not in gone]
+    differences, result, _ = case.compare(mirrored_to=11)
+    assert [(each.kind, each.position, each.last) for each in differences] == [("missing", *run) for run in found]
+    assert result.expired == expired
+    if family == "records" and gone == {*range(6)}:
+        assert case.kinds(front_is_whole=False) == [("missing", 0, 5)], "removed from between others'"
+
+
+def test_a_stream_is_full_when_its_largest_message_would_not_fit() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
         ({}, {}, False),
         ({"max_bytes": -1, "max_msgs": -1}, {"bytes": 10**9, "messages": 10**6}, False),
         ({"max_bytes": 1000}, {"bytes": 899}, False),
         ({"max_bytes": 1000}, {"bytes": 900}, True),
         ({"max_msgs": 10}, {"messages": 9}, False),
         ({"max_msgs": 10}, {"messages": 10}, True),
-    ],
-)
-def test_a_stream_is_full_when_its_largest_message_would_not_fit(
-    config: dict[str, Any], state: dict[str, Any], is_full: bool
-) -> None:
-    assert Limits.of(config, state, 100) == Limits(0, is_full)
-    assert Limits.of({**config, "max_age": DAY_MS * 1_000_000}, state, 100) == Limits(DAY_MS, is_full)
+    ]
+    for config, state, is_full in cases:
+        assert Limits.of(config, state, 100) == Limits(0, is_full)
+        assert Limits.of({**config, "max_age": DAY_MS * 1_000_000}, state, 100) == Limits(DAY_MS, is_full)
 
 
 # What the log has lost on purpose
@@ -332,18 +223,6 @@ def two_streams() -> list[Record]:
         for name in ("ses_a", "ses_b")[n % 2 : n % 2 + 1]
     ]
     return chained(made)
-
-
-@pytest.mark.parametrize("family", ["records", "meanings"])
-def test_messages_of_records_that_the_log_pruned_are_no_fault(family: Family) -> None:
-    case = Case(family, two_streams())
-    case.head = 9
-    case.records = [record for record in case.records if record.event.stream_id == "ses_b"]
-    case.removed = {"ses_a": StreamRemoval(first_offset=5, pruned_ms=1)}
-    found, result, _ = case.compare()
-    assert found == [] and result.pruned == 5
-    case.removed = {}
-    assert {kind for kind, _, _ in case.kinds()} == {"extra"} and len(case.kinds()) == 5
 
 
 def test_a_message_of_a_hole_that_pruning_did_not_make_is_extra() -> None:
@@ -362,14 +241,6 @@ def forget(records: Iterable[Record], stream: str) -> list[Record]:
         else r
         for r in records
     ]
-
-
-@pytest.mark.parametrize("family", ["records", "meanings"])
-def test_what_is_forgotten_must_not_be_said_any_more(family: Family) -> None:
-    case = Case(family, two_streams())
-    case.records = forget(case.records, "ses_a")
-    case.removed = {"ses_a": StreamRemoval(forgotten_to=5, forgotten_ms=1)}
-    assert case.kinds() == [("unforgotten", p, p) for p in (0, 2, 4, 6, 8)]
 
 
 def test_a_forgotten_record_is_there_as_its_digest_and_in_its_place() -> None:
@@ -416,20 +287,10 @@ def test_another_limit_than_todays_is_no_difference() -> None:
                     assert kinds == []
 
 
-def test_a_pointer_to_something_else_is_changed() -> None:
-    case = Case(records=chained([event(1, "note", {"session": "ses_a", "text": "y" * 9000})]))
-    (small,) = case.published(case.records, replace(MIRROR, max_payload=4096))
-    assert small.headers[h.FORM] == "pointer"
-    case.kept = [small]
-    assert case.kinds() == []
-    case.kept = [replace(small, body=small.body.replace(b'$sha256":"', b'$sha256":"0')[:-1] + b"}")]
-    assert case.kinds() == [("changed", 0, 0)]
-
-
 # Anything at all
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("family", ["records", "meanings"])
 def test_random_damage_is_found_exactly(family: Family, seed: int) -> None:
     rng = random.Random(seed)

@@ -65,36 +65,6 @@ def test_a_link_makes_it_known() -> None:
     assert contexts.of(step(5, "ses_x", "ses_x")).depth == 1
 
 
-def test_the_first_project_stays() -> None:
-    contexts = folded(
-        created(1, "ses_a"),
-        event(2, "lifecycle.session.resumed", {"session": "ses_a", "lineage": "root", "project": "p"}),
-        event(3, "lifecycle.session.resumed", {"session": "ses_a", "lineage": "root", "project": "q"}),
-    )
-    assert contexts.of(step(4, "ses_a")).project == "p"
-
-
-def test_turns_are_numbered_for_each_session() -> None:
-    contexts = folded(
-        created(1, "ses_a"),
-        created(2, "ses_b", "child", parent="ses_a"),
-        event(3, "turn.started", {"session": "ses_a", "message": "m1"}),
-        event(4, "turn.started", {"session": "ses_b", "message": "m2"}),
-        event(5, "turn.ended", {"session": "ses_a", "message": "m1"}),
-        event(6, "turn.started", {"session": "ses_a", "message": "m3"}),
-    )
-    assert (contexts.of(step(7, "ses_a")).epoch, contexts.of(step(8, "ses_b")).epoch) == (2, 1)
-
-
-def test_a_circle_of_parents_ends() -> None:
-    contexts = folded(
-        created(1, "ses_a", "child", parent="ses_b"),
-        created(2, "ses_b", "child", parent="ses_a"),
-        created(3, "ses_c", "child", parent="ses_c"),
-    )
-    assert {contexts.of(step(n, session)).depth for n, session in enumerate(("ses_a", "ses_b", "ses_c"))} == {None}
-
-
 @pytest.mark.parametrize("payload", [{}, {"session": None}, {"session": 5}, {"session": ""}, {"$sha256": "0" * 64}])
 def test_odd_payloads_are_borne(payload: dict[str, object]) -> None:
     contexts = folded(created(1, "ses_a", project="p"), *(event(n, CREATED, payload) for n in (2, 3)))
@@ -120,9 +90,3 @@ def test_a_snapshot_goes_on_as_the_whole_fold_does(name: str) -> None:
         assert resumed.state() == whole.state() and resumed.dump() == whole.dump()
     depths = {whole.of(record.event).depth for record in records if "session" in record.event.payload}
     assert None not in depths and (1 in depths) == ("task" in name)
-
-
-def test_a_snapshot_of_something_else_is_told() -> None:
-    for bad in (b"", b"[]", b'{"sessions":1,"projects":{}}'):
-        with pytest.raises(ValueError):
-            ContextProjection.load(bad)

@@ -22,7 +22,7 @@ from bridge.nats.headers import (
 )
 from streams.bus.headers import MAX_HEADERS, MAX_VALUE, HeaderError, check_headers
 from streams.lineage import traceparent
-from streams.trace import made_trace, parse_traceparent
+from streams.trace import made_trace
 from tests.streams.sizes import size
 
 many = settings(max_examples=size("EXAMPLES", 200), deadline=None, derandomize=True, database=None)
@@ -86,9 +86,8 @@ def test_what_is_there_stays() -> None:
     assert done.notes == () and str(done.trace) == GOOD
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
+BAD_TRACES = (
+    *(
         "",
         "x",
         GOOD.upper(),
@@ -96,19 +95,19 @@ def test_what_is_there_stays() -> None:
         "ff" + GOOD[2:],
         GOOD + "\r\nCG-Recursion-Depth: 0",
         GOOD + "\n",
-        f"00-{'0' * 32}-{'1' * 16}-01",
-        f"00-{'1' * 32}-{'0' * 16}-01",
         GOOD[:-1],
-        f" {GOOD}",
-        "é",
-    ],
+    ),
+    *(f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'1' * 32}-{'0' * 16}-01", f" {GOOD}", "é"),
 )
-def test_a_bad_trace_starts_anew_and_is_marked(bad: str) -> None:
-    done = filled({"traceparent": bad, "tracestate": "vendor=1"})
-    assert done.notes == ("trace_invalid", "tracestate_dropped")
-    assert done.headers["traceparent"] == str(made_trace("ses_a"))
-    assert done.headers[h.TRACE_MADE] == "true" and "tracestate" not in done.headers
-    assert wire(done.headers).count(b"Recursion") == 0
+
+
+def test_a_bad_trace_starts_anew_and_is_marked() -> None:
+    for bad in BAD_TRACES:
+        done = filled({"traceparent": bad, "tracestate": "vendor=1"})
+        assert done.notes == ("trace_invalid", "tracestate_dropped"), bad
+        assert done.headers["traceparent"] == str(made_trace("ses_a"))
+        assert done.headers[h.TRACE_MADE] == "true" and "tracestate" not in done.headers
+        assert wire(done.headers).count(b"Recursion") == 0
 
 
 @pytest.mark.parametrize("state", ["", "a" * 513, "a=1\r\nCG-Sender: evil", " a=1", "é=1"])
@@ -122,33 +121,44 @@ def test_a_trace_that_was_made_before_stays_marked() -> None:
     first = filled()
     passed_on = filled(first.headers)
     assert passed_on.headers == first.headers and passed_on.notes == ()
-
-
-def test_the_same_message_gets_the_same_trace_again() -> None:
-    assert filled().headers == filled().headers
-    assert filled(origin="other").headers != filled().headers
+    assert filled(origin="other").headers != first.headers == filled().headers
 
 
 # Depth
 
 
-@pytest.mark.parametrize(("text", "depth"), [("0", 0), ("1", 1), ("19", 19), ("999999", 999_999)])
-def test_a_depth_is_read(text: str, depth: int) -> None:
-    assert read_depth({"CG-Recursion-Depth": text}) == depth
-    assert filled({"CG-Recursion-Depth": text}).headers["CG-Recursion-Depth"] == text
-    assert depth_header(depth) == {"CG-Recursion-Depth": text}
+def test_a_depth_is_read() -> None:
+    for text, depth in (("0", 0), ("1", 1), ("19", 19), ("999999", 999_999)):
+        assert read_depth({"CG-Recursion-Depth": text}) == depth
+        assert filled({"CG-Recursion-Depth": text}).headers["CG-Recursion-Depth"] == text
+        assert depth_header(depth) == {"CG-Recursion-Depth": text}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "-1", "+1", " 1", "1 ", "1.0", "1e1", "0x1", "1_0", "01", "00", "١", "²", "nan", "None", "1000000", "1\n"],
-)
-def test_a_bad_depth_is_a_violation(text: str) -> None:
-    with pytest.raises(ProtocolViolation, match="CG-Recursion-Depth") as raised:
-        read_depth({"CG-Recursion-Depth": text})
-    assert raised.value.code == "protocol_violation"
-    with pytest.raises((ProtocolViolation, HeaderError)):
-        filled({"CG-Recursion-Depth": text})
+def test_a_bad_depth_is_a_violation() -> None:
+    texts = (
+        "",
+        "-1",
+        "+1",
+        " 1",
+        "1 ",
+        "1.0",
+        "1e1",
+        "0x1",
+        "1_0",
+        "01",
+        "00",
+        "١",
+        "²",
+        "nan",
+        "None",
+        "1000000",
+        "1\n",
+    )
+    for text in texts:
+        with pytest.raises(ProtocolViolation, match="CG-Recursion-Depth"):
+            read_depth({"CG-Recursion-Depth": text})
+        with pytest.raises((ProtocolViolation, HeaderError)):
+            filled({"CG-Recursion-Depth": text})
 
 
 def test_a_missing_depth_is_a_violation_and_never_made_up() -> None:
@@ -172,44 +182,25 @@ def test_reserved_keys_in_a_payload_warn_and_pass() -> None:
 # Injection
 
 
-@pytest.mark.parametrize(
-    ("headers", "fault"),
-    [
-        ({"a": "b\r\nc: d"}, "value"),
-        ({"a": "b\n"}, "value"),
-        ({"a": "\x00"}, "value"),
-        ({"a": ""}, "value"),
-        ({"a": " b"}, "value"),
-        ({"a": "b "}, "value"),
-        ({"a": "é"}, "value"),
-        ({"a": "x" * (MAX_VALUE + 1)}, "longer"),
-        ({"a\r\nb": "c"}, "name"),
-        ({"a:b": "c"}, "name"),
-        ({"": "c"}, "name"),
-        ({"1a": "c"}, "name"),
-        ({"a b": "c"}, "name"),
-        ({"é": "c"}, "name"),
-        ({"a" * 65: "c"}, "name"),
-        ({"CG-Sender": "a", "cg-sender": "b"}, "another header has the same name"),
-        ({f"h{n}": "x" for n in range(MAX_HEADERS + 1)}, "the limit is"),
-        ({"a": 5}, "value"),
-        ({5: "a"}, "name"),
-    ],
-)
-def test_a_header_that_could_be_mistaken_is_refused(headers: dict[Any, Any], fault: str) -> None:
-    with pytest.raises(HeaderError, match=fault) as raised:
-        check_headers(headers)
-    assert "\n" not in str(raised.value) and len(str(raised.value)) < 300
+REFUSED: dict[str, tuple[dict[Any, Any], ...]] = {
+    "value": (
+        *({"a": "b\r\nc: d"}, {"a": "b\n"}, {"a": "\x00"}, {"a": ""}, {"a": " b"}, {"a": "b "}, {"a": "é"}, {"a": 5}),
+    ),
+    "longer": ({"a": "x" * (MAX_VALUE + 1)},),
+    "name": (
+        *({"a\r\nb": "c"}, {"a:b": "c"}, {"": "c"}, {"1a": "c"}, {"a b": "c"}, {"é": "c"}, {"a" * 65: "c"}, {5: "a"}),
+    ),
+    "another header has the same name": ({"CG-Sender": "a", "cg-sender": "b"},),
+    "the limit is": ({f"h{n}": "x" for n in range(MAX_HEADERS + 1)},),
+}
 
 
-@many
-@given(st.dictionaries(texts, texts, max_size=4))
-def test_whatever_passes_is_read_back_as_it_was(headers: dict[str, str]) -> None:
-    try:
-        checked = check_headers(headers)
-    except HeaderError:
-        return
-    assert read(wire(checked)) == headers
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_header_that_could_be_mistaken_is_refused(fault: str) -> None:
+    for headers in REFUSED[fault]:
+        with pytest.raises(HeaderError, match=fault) as raised:
+            check_headers(headers)
+        assert "\n" not in str(raised.value) and len(str(raised.value)) < 300
 
 
 @many
@@ -238,28 +229,12 @@ def test_text_in_a_header_comes_back(text: str) -> None:
         assert unquote(value, errors="surrogatepass") == text
 
 
-@many
-@given(texts, texts)
-def test_different_texts_have_different_values(one: str, other: str) -> None:
-    assert (header_text(one) == header_text(other)) == (one == other)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("build", "build"),
-        ("chief-of-staff/oracle", "chief-of-staff/oracle"),
-        ("two words", "two words"),
-        (" a ", "%20a%20"),
-        (" ", "%20"),
-        ("", "%_"),
-        ("100%", "100%25"),
-        ("ü", "%C3%BC"),
-        ("a\r\nb", "a%0D%0Ab"),
-    ],
-)
-def test_header_text_is_pinned(text: str, value: str) -> None:
-    assert header_text(text) == value
+def test_header_text_is_pinned() -> None:
+    for text, value in {
+        **{"build": "build", "chief-of-staff/oracle": "chief-of-staff/oracle", "two words": "two words", "": "%_"},
+        **{" a ": "%20a%20", " ": "%20", "100%": "100%25", "ü": "%C3%BC", "a\r\nb": "a%0D%0Ab"},
+    }.items():
+        assert header_text(text) == value
 
 
 def test_message_ids_are_pinned() -> None:
@@ -268,8 +243,3 @@ def test_message_ids_are_pinned() -> None:
     assert message_id("01A", part="l0:state") == "01A:l0:state"
     assert message_id("01A", rebuild=3) == "01A:3"
     assert message_id("01A", part="l0", rebuild=3) == "01A:l0:3"
-
-
-def test_what_is_filled_in_can_be_read_by_the_other_side() -> None:
-    done = filled()
-    assert parse_traceparent(done.headers["traceparent"]) == done.trace

@@ -1,4 +1,4 @@
-"""Streams, publishing and reading, on the oldest and newest server; and their failures."""
+"""Streams, publishing and reading, and their failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bridge.nats.jetstream import publishing
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import (
@@ -27,7 +26,7 @@ from bridge.nats.jetstream.publishing import Expect, PublishStopped, publish, pu
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition, wanted
 from bridge.nats.jetstream.wire import Message
-from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
+from tests.nats_servers import HANG_SECONDS, RealServer, on_both, real_server, until
 
 _number = itertools.count()
 
@@ -45,6 +44,12 @@ def messages(name: str, count: int, *, size: int = 20, first: int = 0) -> list[M
     ]
 
 
+async def made(session: JetStream) -> StreamDefinition:
+    stream = definition()
+    await keeping.ensure_streams(session, [stream])
+    return stream
+
+
 async def read(session: JetStream, name: str, **more: object) -> list[keeping.StreamMessage]:
     return [found async for found in keeping.read_back(session, name, **more)]  # type: ignore[arg-type]
 
@@ -52,12 +57,7 @@ async def read(session: JetStream, name: str, **more: object) -> list[keeping.St
 # --- streams ---
 
 
-async def test_what_a_server_says_of_itself(session: JetStream, server: RealServer) -> None:
-    assert session.server.version.startswith(f"{server.version}.")
-    assert session.server.max_payload == 8 * 1024 * 1024 and session.server.id
-    assert (await session.api("INFO"))["streams"] >= 0
-
-
+@on_both
 async def test_all_streams_are_made_as_they_must_be_and_once(tmp_path: Path, server: RealServer) -> None:
     with real_server(tmp_path, server.version) as own:
         session = await JetStream.connect(own.options)
@@ -95,16 +95,6 @@ async def test_a_stream_in_the_way_is_told_and_nothing_is_made(session: JetStrea
 # --- publishing ---
 
 
-async def test_an_id_makes_a_message_once(session: JetStream) -> None:
-    stream = definition()
-    await keeping.ensure_streams(session, [stream])
-    (message,) = messages(stream.name, 1)
-    first = await publish(session, message)
-    again = await publish(session, message)
-    assert (first.stream, first.sequence, first.duplicate) == (stream.name, 1, False)
-    assert (again.sequence, again.duplicate) == (1, True)
-
-
 async def test_expectations(session: JetStream) -> None:
     stream, other = definition(), definition()
     await keeping.ensure_streams(session, [stream, other])
@@ -118,24 +108,8 @@ async def test_expectations(session: JetStream) -> None:
     assert (await publish(session, four, Expect(subject_sequence=1))).sequence == 4
 
 
-async def test_a_message_that_no_stream_takes_is_an_error(session: JetStream) -> None:
-    with pytest.raises(NoStream, match=r"nobody\.hears"):
-        await publish(session, Message("nobody.hears", {}, b""))
-
-
-async def test_many_keep_their_order(session: JetStream) -> None:
-    stream = definition()
-    await keeping.ensure_streams(session, [stream])
-    sent = messages(stream.name, 300)
-    stored = await publish_all(session, sent, window=64)
-    assert [each.sequence for each in stored] == list(range(1, 301))
-    assert [found.body for found in await read(session, stream.name)] == [each.body for each in sent]
-    assert all(each.duplicate for each in await publish_all(session, sent[-5:]))
-
-
 async def test_a_window_stops_at_its_first_failure(session: JetStream) -> None:
-    stream = definition()
-    await keeping.ensure_streams(session, [stream])
+    stream = await made(session)
     sent = messages(stream.name, 40)
     sent[20] = Message("nobody.hears", {}, b"")
     with pytest.raises(PublishStopped) as stopped:
@@ -145,6 +119,7 @@ async def test_a_window_stops_at_its_first_failure(session: JetStream) -> None:
     assert (await keeping.facts(session, stream.name)).messages <= 24, "of those after it, at most the window's"
 
 
+@on_both
 async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, server: RealServer) -> None:
     stream = definition()
     facts = (await keeping.ensure_streams(session, [stream]))[stream.name]
@@ -173,18 +148,11 @@ async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, 
         await publish_batch(session, messages(closed.name, 3), batch_id="b4")
 
 
-async def test_a_batch_has_a_size(session: JetStream) -> None:
-    for count in (0, publishing.MAX_BATCH + 1):
-        with pytest.raises(ValueError, match="1000"):
-            await publish_batch(session, messages("none", count), batch_id="b")
-
-
 # --- reading ---
 
 
 async def test_reading_back_whole_in_part_and_nothing(session: JetStream) -> None:
-    stream = definition()
-    await keeping.ensure_streams(session, [stream])
+    stream = await made(session)
     assert await read(session, stream.name) == []
     sent = messages(stream.name, 603)
     await publish_all(session, sent)
@@ -201,28 +169,11 @@ async def test_reading_back_whole_in_part_and_nothing(session: JetStream) -> Non
         await read(session, "NOT_THERE")
 
 
-async def test_single_messages_and_purging(session: JetStream) -> None:
-    stream = definition()
-    await keeping.ensure_streams(session, [stream])
-    await publish_all(session, messages(stream.name, 9))
-    found = await keeping.message_at(session, stream.name, 2)
-    assert (found.subject, found.headers["DS-Position"], found.body[:2]) == (f"{stream.name}.a1", "1", b"1 ")
-    last = await keeping.last_message(session, stream.name, f"{stream.name}.a1")
-    assert last is not None and last.sequence == 8
-    assert await keeping.purge(session, stream.name, subject=f"{stream.name}.a1") == 3
-    assert await keeping.last_message(session, stream.name, f"{stream.name}.a1") is None
-    with pytest.raises(NotFound):
-        await keeping.message_at(session, stream.name, 2)
-    assert (await keeping.facts(session, stream.name)).messages == 6
-
-
 # --- a server that ends, or cannot ---
 
 
-async def test_a_killed_server_ends_what_waits_and_the_next_connection_finds_all(
-    tmp_path: Path, server: RealServer
-) -> None:
-    with real_server(tmp_path, server.version) as own:
+async def test_a_killed_server_ends_what_waits_and_the_next_connection_finds_all(tmp_path: Path) -> None:
+    with real_server(tmp_path) as own:
         sessions = Sessions(own.ask_options)
         session = await sessions.get()
         stream = definition()
@@ -255,9 +206,9 @@ async def test_a_killed_server_ends_what_waits_and_the_next_connection_finds_all
             await sessions.wait()
 
 
-async def test_a_stream_that_cannot_be_made_just_now_is_tried_again(tmp_path: Path, server: RealServer) -> None:
+async def test_a_stream_that_cannot_be_made_just_now_is_tried_again(tmp_path: Path) -> None:
     """A server may still be removing a deleted stream's directory; here a file blocks the new one."""
-    with real_server(tmp_path, server.version) as own:
+    with real_server(tmp_path) as own:
         session = await JetStream.connect(own.options)
         before, stream = definition(), definition()
         await keeping.ensure_streams(session, [before])
@@ -271,8 +222,7 @@ async def test_a_stream_that_cannot_be_made_just_now_is_tried_again(tmp_path: Pa
 
 
 async def test_many_messages_are_sent_as_they_would_be_one_by_one(session: JetStream) -> None:
-    streams = definition()
-    await keeping.ensure_streams(session, [streams])
+    streams = await made(session)
     sent = messages(streams.name, 400, size=3000)
     await session.send_all([(m.subject, m.headers, "X-More: 1\r\n", m.body) for m in sent])
     await session.flush()

@@ -96,7 +96,3 @@ def test_a_pid_of_another_shape_is_unknown(pid: Any) -> None:
     player = Player()
     player.feed([(Token(origin, token.seq), item) for token, item in recording("permission_once")][:20])
     assert [turn.pid for _, turn in player.log.state().open_turns()] == [None]
-
-
-def test_origins_are_the_same_with_or_without_the_pid() -> None:
-    assert Origin("a", "b", 1) == Origin("a", "b") and hash(Origin("a", "b", 1)) == hash(Origin("a", "b"))

@@ -1,9 +1,6 @@
 """Frames survive a round trip. Anything else is rejected with the module's own error, without a side effect."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import orjson
 import pytest
@@ -35,7 +32,6 @@ from bridge.opencode.link.frames import (
     json_schema,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
 N64 = "0123456789abcdef" * 4
 
 EXAMPLES = [
@@ -99,43 +95,33 @@ def test_unknown_fields_are_ignored() -> None:
     assert frame == Hooks(1, [HookItem("e", 1)])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        "null",
-        '"hooks"',
-        "{}",
-        '{"type":null}',
-        '{"type":["hooks"]}',
-        '{"type":"hooks"}',
-        '{"type":"hooks","first_seq":0,"items":[]}',
-        '{"type":"hooks","first_seq":true,"items":[]}',
-        '{"type":"hooks","first_seq":9007199254740992,"items":[]}',
-        '{"type":"hooks","first_seq":1,"items":{}}',
-        '{"type":"hooks","first_seq":1,"items":[1]}',
-        '{"type":"hooks","first_seq":1,"items":[{"t":1}]}',
-        '{"type":"hooks","first_seq":1,"items":[{"hook":"","t":1}]}',
-        '{"type":"hooks","first_seq":1,"items":[{"hook":"e"}]}',
-        '{"type":"hooks","first_seq":1,"items":[{"hook":"e","t":"1"}]}',
-        '{"type":"hooks","first_seq":1,"items":[{"hook":"e","t":true}]}',
-        '{"type":"hooks","first_seq":1,"items":[{"hook":"e","t":-1}]}',
-        '{"type":"ack","seq":"1"}',
-        '{"type":"ack","seq":1.5}',
-        '{"type":"ack","seq":-1}',
-        '{"type":"hello","role":"root","protocol":1,"nonce":"' + N64 + '"}',
-        '{"type":"hello","role":"shim","protocol":1,"nonce":"short"}',
-        '{"type":"result","id":"1","value":1,"error":{"code":"a","message":"b"}}',
-        '{"type":"bye","reason":"whatever"}',
-        '{"type":"call","id":"1","method":"m","args":[]}',
-    ],
+WRONG = (
+    *("", "{", "[]", "7", "null", '"hooks"', "{}", '{"type":null}', '{"type":["hooks"]}', '{"type":"hooks"}'),
+    *(
+        f'{{"type":"hooks","first_seq":{rest}}}'
+        for rest in ('0,"items":[]', 'true,"items":[]', '9007199254740992,"items":[]')
+    ),
+    *(
+        f'{{"type":"hooks","first_seq":1,"items":{items}}}'
+        for items in ("{}", "[1]", '[{"t":1}]', '[{"hook":"","t":1}]')
+    ),
+    *(
+        f'{{"type":"hooks","first_seq":1,"items":[{{"hook":"e"{rest}}}]}}'
+        for rest in ("", ',"t":"1"', ',"t":true', ',"t":-1')
+    ),
+    *(f'{{"type":"ack","seq":{seq}}}' for seq in ('"1"', "1.5", "-1", "9" * 5000 + ',"x":')),
+    '{"type":"hello","role":"root","protocol":1,"nonce":"' + N64 + '"}',
+    '{"type":"hello","role":"shim","protocol":1,"nonce":"short"}',
+    '{"type":"result","id":"1","value":1,"error":{"code":"a","message":"b"}}',
+    '{"type":"bye","reason":"whatever"}',
+    '{"type":"call","id":"1","method":"m","args":[]}',
 )
-def test_a_wrong_shape_is_a_frame_error(text: str) -> None:
-    with pytest.raises(FrameError):
-        decode(text)
+
+
+def test_a_wrong_shape_is_a_frame_error() -> None:
+    for text in WRONG:
+        with pytest.raises(FrameError):
+            decode(text)
 
 
 def test_bad_utf8_is_a_frame_error() -> None:
@@ -179,11 +165,6 @@ def test_what_javascript_may_write_loses_no_frame() -> None:
     assert frame.repaired == 5  # the wide integer is read as orjson reads it: no repair
     assert '{"$deep":true}' in encode(frame)
     assert decode(encode(frame)) == Hooks(1, frame.items)
-
-
-def test_a_broken_message_with_a_huge_integer_is_a_frame_error() -> None:
-    with pytest.raises(FrameError):
-        decode('{"type":"ack","seq":' + "9" * 5000 + ',"x":}')
 
 
 ESCAPES = [
@@ -235,33 +216,11 @@ def test_hostile_text_is_refused_in_linear_time(text: str) -> None:
         decode(text)
 
 
-@settings(deadline=None)
-@given(st.binary(max_size=300) | st.text(max_size=300))
-def test_decode_raises_nothing_but_frame_errors(message: bytes | str) -> None:
-    try:
-        decode(message)
-    except FrameError:
-        return
-
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=10),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=20,
 )
-tags = st.sampled_from([frame.type for frame in EXAMPLES])
-names = st.sampled_from(sorted({name for frame in EXAMPLES for name in json.loads(encode(frame))} - {"type"}))
-
-
-@settings(deadline=None)
-@given(tags, st.dictionaries(names, json_values), st.booleans())
-def test_decode_takes_any_object_or_raises_a_frame_error(tag: str, fields: dict[str, object], ascii_only: bool) -> None:
-    text = json.dumps({**fields, "type": tag}, ensure_ascii=ascii_only)
-    try:
-        frame = decode(text)
-    except FrameError:
-        return
-    assert decode(encode(frame)) == frame or isinstance(frame, Hooks)
 
 
 @settings(deadline=None)
@@ -289,19 +248,3 @@ def test_batches_keep_order_and_limits() -> None:
         seq = last + 1
     assert [items[5]] in [frame.items for frame in read if isinstance(frame, Hooks)]
     assert list(batches(1, [])) == []
-
-
-def test_the_schema_file_is_fresh_and_the_check_can_fail(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools/generate_schema.py"), "--check"], check=False, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    copy = tmp_path / "tools" / "generate_schema.py"
-    copy.parent.mkdir()
-    (tmp_path / "docs").mkdir()
-    copy.write_text((ROOT / "tools/generate_schema.py").read_text())
-    (tmp_path / "docs/frames.schema.json").write_text("{}\n")
-    stale = subprocess.run(
-        [sys.executable, str(copy), "--check"], check=False, capture_output=True, env={"PYTHONPATH": str(ROOT)}
-    )
-    assert stale.returncode == 1, stale.stderr.decode()

@@ -1,4 +1,5 @@
-"""The link protocol without sockets: both ends drive each other, so both are checked at once."""
+"""What the link protocol refuses, without sockets. How links work is in ``tests/sidecar/test_server.py`` and
+``test_client.py``."""
 
 import json
 from collections.abc import Iterable
@@ -12,28 +13,18 @@ from bridge.opencode.link.frames import FrameError, Hello, HookItem, ShimIdentit
 from bridge.opencode.link.link import (
     Acked,
     AckWindow,
-    CallError,
-    CallReceived,
     ClientLink,
     Closed,
-    ContextReceived,
     Event,
-    HooksReceived,
-    Identified,
     LocalProtocolError,
-    LossyReceived,
     Refused,
-    RequestReceived,
-    ResultReceived,
     SeqWentBack,
     SidecarLink,
     State,
-    ToolReceived,
-    Welcomed,
     WindowOverrun,
     proof,
 )
-from bridge.opencode.link.protocol import CLIENT, SIDECAR
+from bridge.opencode.link.protocol import SIDECAR
 
 TOKEN = "7e" * 32
 SHIM = ShimIdentity("0.1", "ab" * 16, "cd" * 8, 42, "prj", "/dir", "/tree", "1.18", 0)
@@ -83,33 +74,6 @@ def opened(shim: ShimIdentity | None = SHIM, acked_seq: int = 0) -> Pair:
 
 
 # --- handshake ---
-
-
-def test_a_shim_is_welcomed() -> None:
-    pair = Pair()
-    pair.exchange(acked_seq=5)
-    assert pair.seen == ["hello", "challenge", "identify", "welcome"]
-    assert pair.at_sidecar == [Identified("shim", SHIM, "0.1", 42)]
-    (welcomed,) = pair.at_client
-    assert isinstance(welcomed, Welcomed)
-    assert (welcomed.welcome.acked_seq, welcomed.welcome.window, welcomed.welcome.context) == (5, 8, {"k": 1})
-    assert pair.sidecar.state is pair.client.state is State.OPEN_SHIM
-
-
-def test_the_command_line_is_welcomed_without_a_shims_fields() -> None:
-    pair = Pair(shim=None)
-    pair.exchange()
-    assert pair.at_sidecar == [Identified("control", None, "2", 42)]
-    assert pair.sidecar.state is pair.client.state is State.OPEN_CONTROL
-
-
-def test_an_impostor_gets_hello_and_then_silence() -> None:
-    pair = Pair(token="00" * 32)
-    pair.exchange()
-    assert pair.seen == ["hello", "challenge"]
-    assert pair.at_client == [Closed("impostor", "wrong proof", by_peer=False)]
-    pair.client.bye("disposed")
-    assert pair.client.data_to_send() == []
 
 
 def test_a_proof_is_for_one_port() -> None:
@@ -184,54 +148,7 @@ def test_a_client_tells_that_the_sidecar_speaks_another_protocol() -> None:
     assert isinstance(closed, Closed) and closed.reason == "unsupported" and "(2.0.0)" in closed.detail
 
 
-def test_hooks_on_their_way_are_taken_after_the_sidecars_bye_but_not_acked() -> None:
-    pair = Pair()
-    pair.exchange()
-    pair.client.send_hooks(1, items(2))
-    pair.sidecar.leave("draining")
-    (hooks,) = [event for text in pair.client.data_to_send() for event in pair.sidecar.receive(text)]
-    assert isinstance(hooks, HooksReceived) and len(hooks.items) == 2
-    assert pair.sidecar.finish([1, 2])
-    assert [json.loads(text)["type"] for text in pair.sidecar.data_to_send()] == ["bye"]
-    pair.sidecar.bye("draining")
-    assert pair.sidecar.state is State.CLOSED and pair.sidecar.data_to_send() == []
-
-
-def test_leaving_a_link_that_is_not_open_closes_it() -> None:
-    link = SidecarLink(token=TOKEN, port=1, nonce="b" * 64, boot="boot", version="1")
-    link.leave("upgrade")
-    assert link.state is State.CLOSED
-
-
 # --- open ---
-
-
-def test_items_are_acked_only_when_finished_and_cumulatively() -> None:
-    pair = opened()
-    pair.client.send_hooks(1, items(3))
-    pair.exchange()
-    sidecar, client = pair.take()
-    assert sidecar == [HooksReceived(1, items(3), 0)]
-    assert client == []
-    pair.sidecar.finish([2, 3])
-    pair.exchange()
-    assert pair.take() == ([], [])
-    pair.sidecar.finish([1])
-    pair.exchange()
-    assert pair.take() == ([], [Acked(3)])
-    assert pair.client.in_flight == 0
-
-
-def test_what_the_welcome_acked_is_not_taken_again() -> None:
-    pair = opened(acked_seq=2)
-    pair.client.send_hooks(1, items(4))
-    pair.exchange()
-    sidecar, client = pair.take()
-    assert sidecar == [HooksReceived(3, items(4)[2:], 0)]
-    assert client == [Acked(2)]
-    pair.sidecar.finish([3, 4])
-    pair.exchange()
-    assert pair.at_client == [Acked(4)]
 
 
 def test_a_wholly_known_resend_is_acked_at_once() -> None:
@@ -239,67 +156,6 @@ def test_a_wholly_known_resend_is_acked_at_once() -> None:
     pair.client.send_hooks(4, items(2))
     pair.exchange()
     assert pair.take() == ([], [Acked(9)])
-
-
-def test_calls_context_and_results_cross() -> None:
-    pair = opened()
-    pair.sidecar.call("c1", "session.get", {"path": {"id": "s"}})
-    pair.sidecar.push_context({"x": 2})
-    pair.exchange()
-    assert pair.at_client == [CallReceived("c1", "session.get", {"path": {"id": "s"}}), ContextReceived({"x": 2})]
-    pair.take()
-    pair.client.result("c1", {"ok": True})
-    pair.client.result("c2", error=CallError("opencode", "lone \ud800", 404))
-    pair.client.tool("t1", "x", {}, {})
-    pair.client.send_lossy(items(1))
-    pair.exchange()
-    first, second, tool, lossy = pair.at_sidecar
-    assert first == ResultReceived("c1", {"ok": True}, None)
-    assert isinstance(second, ResultReceived)
-    assert second.error is not None
-    assert (second.error.code, second.error.message, second.error.status) == ("opencode", "lone ?", 404)
-    assert tool == ToolReceived("t1", "x", {}, {})
-    assert lossy == LossyReceived(items(1))
-
-
-def test_requests_cross() -> None:
-    pair = opened(shim=None)
-    pair.client.request("r1", "status", {"all": True})
-    pair.exchange()
-    assert pair.at_sidecar == [RequestReceived("r1", "status", {"all": True})]
-    pair.sidecar.result("r1", [1, 2])
-    pair.exchange()
-    assert pair.at_client == [ResultReceived("r1", [1, 2], None)]
-
-
-def test_a_bye_sends_the_last_ack_first_and_is_the_last_word() -> None:
-    pair = opened()
-    pair.client.send_hooks(1, items(1))
-    pair.exchange()
-    pair.take()
-    pair.sidecar.finish([1])
-    pair.sidecar.bye("draining")
-    pair.sidecar.result("t", 1)
-    pair.exchange()
-    assert pair.seen == ["ack", "bye"]
-    assert pair.at_client == [Acked(1), Closed("draining", "", by_peer=True)]
-    assert pair.sidecar.receive('{"type":"ack","seq":1}') == []
-
-
-def test_the_window_is_enforced_on_both_sides() -> None:
-    pair = opened()
-    with pytest.raises(LocalProtocolError):
-        pair.client.send_hooks(1, items(9))
-    assert pair.client.room == 8
-    pair.client.send_hooks(1, items(8))
-    assert pair.client.room == 0
-    pair.exchange()
-    # A peer that ignores the window is reported so at twice its size.
-    more = {"type": "hooks", "first_seq": 9, "items": [{"hook": "e", "t": 1}] * 9}
-    (closed,) = pair.sidecar.receive(json.dumps(more))
-    assert isinstance(closed, Closed)
-    assert closed.reason == "window"
-    assert json.loads(pair.sidecar.data_to_send()[-1]) == {"type": "bye", "reason": "window"}
 
 
 def test_a_seq_that_goes_back_breaks_the_protocol() -> None:
@@ -329,17 +185,6 @@ def test_a_newer_sidecars_frames_are_passed_over_a_newer_shims_are_not() -> None
     assert closed.reason == "protocol"
 
 
-@pytest.mark.parametrize("acks", [[1, 2, 3, 4, 5, 6], [6], [2, 5, 6], [4, 6]])
-def test_in_flight_counts_through_partial_acks_and_holes(acks: list[int]) -> None:
-    pair = opened()
-    pair.client.send_hooks(1, items(3))
-    pair.client.send_hooks(5, items(2))  # 4 was lost
-    counts = {0: 5, 1: 4, 2: 3, 3: 2, 4: 2, 5: 1, 6: 0}
-    for seq in acks:
-        pair.client.receive(json.dumps({"type": "ack", "seq": seq}))
-        assert pair.client.in_flight == counts[seq]
-
-
 def messages() -> list[str]:
     pair = opened()
     pair.client.send_hooks(1, items(1))
@@ -363,24 +208,6 @@ def test_a_frame_without_an_entry_in_the_table_closes_the_link(state: State) -> 
         assert closed == (not allowed and state is not State.CLOSED)
 
 
-def test_the_tables_lead_to_their_own_states_and_always_to_closed() -> None:
-    for table in (SIDECAR, CLIENT):
-        for state, row in table.items():
-            assert set(row.values()) <= set(table)
-            assert state is State.CLOSED or State.CLOSED in row.values()
-
-
-@settings(deadline=None)
-@given(st.lists(st.binary(max_size=60) | st.sampled_from([m.encode() for m in messages()]), max_size=12))
-def test_nothing_a_peer_sends_raises(script: list[bytes]) -> None:
-    pair = opened()
-    for message in script:
-        pair.sidecar.receive(message)
-        pair.client.receive(message)
-    for text in pair.sidecar.data_to_send() + pair.client.data_to_send():
-        decode(text)
-
-
 def test_a_value_without_a_json_form_leaves_the_link_as_it_was() -> None:
     pair = opened()
     with pytest.raises(FrameError):
@@ -398,20 +225,6 @@ def test_calling_before_the_welcome_is_a_local_error() -> None:
 
 
 # --- the window ---
-
-
-def test_acked_stops_before_the_first_unfinished_and_passes_holes() -> None:
-    window = AckWindow()
-    window.begin(1, 3)
-    window.begin(10, 2)
-    window.finish(1)
-    window.finish(3)
-    assert (window.acked, window.unacked) == (1, 4)
-    window.finish(2)
-    assert window.acked == 3  # not 9: nothing says that 4 to 9 are settled while 10 is open
-    window.finish(11)
-    window.finish(10)
-    assert (window.acked, window.unacked) == (11, 0)
 
 
 def test_finishing_is_idempotent_and_the_unknown_is_a_bug() -> None:

@@ -81,7 +81,7 @@ def test_idle_ends_the_wait_for_a_part() -> None:
     assert player.translator.next_deadline() is None
 
 
-@pytest.mark.parametrize("behind", [1, 2, 3, 9])
+@pytest.mark.parametrize("behind", [1, 3])
 def test_two_copies_of_the_plugin_tell_it_once_also_when_the_sidecar_dies(behind: int) -> None:
     items = recording("shell_abort")
     second = [(Token(Origin(token.origin.boot_id, "1" * 16), token.seq), item) for token, item in items]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import product
 from typing import Any
 
 import pytest
@@ -251,27 +250,13 @@ class TestWhatBecomesOfARun:
         for parts in (None, 5, "text", [None], [{"type": "text", "text": 7}]):
             assert beginning({"parts": parts}, 80) == ""
 
-    @pytest.mark.parametrize(
-        ("name", "asks"),
-        [
-            ("permission_once", 1),
-            ("permission_always", 1),
-            ("permission_child", 1),
-            ("permission_external_directory", 1),
-            ("permission_reject", 1),
-            ("permission_aborted", 1),
-            ("run_permission", 1),
-            ("question_replied", 1),
-            ("question_rejected", 1),
-        ],
-    )
-    def test_an_ask_and_its_answer_are_joined_with_their_step(self, name: str, asks: int) -> None:
-        player = play(name)
-        checkpoints = player.of("workflow.checkpoint")
-        steps = [e.payload for e in player.of("execution.step") if e.payload["kind"] == "tool"]
-        asked = [e for e in checkpoints if e.payload["state"] == "asked"]
-        assert len(asked) == asks
-        for ask in asked:
+    def test_an_ask_and_its_answer_are_joined_with_their_step(self) -> None:
+        kinds = "once always child external_directory reject aborted"
+        for name in (*(f"permission_{kind}" for kind in kinds.split()), "run_permission", "question_replied"):
+            player = play(name)
+            checkpoints = player.of("workflow.checkpoint")
+            steps = [e.payload for e in player.of("execution.step") if e.payload["kind"] == "tool"]
+            (ask,) = [e for e in checkpoints if e.payload["state"] == "asked"]
             place = [ask.payload[field] for field in ("session", "turn", "call")]
             assert [[s["session"], s["turn"], s["call"]] for s in steps].count(place) == 1
             answers = [e for e in checkpoints if e.causation_id == ask.id]
@@ -326,17 +311,6 @@ class TestWhatBecomesOfARun:
 
 
 class TestOnceOnly:
-    @pytest.mark.parametrize("name", names())
-    def test_playing_twice_adds_nothing(self, name: str) -> None:
-        player = play(name)
-        before = list(player.log.events.values())
-        player.feed(recording(name))
-        player.wait()
-        player.crash()
-        player.feed(recording(name))
-        player.wait()
-        assert list(player.log.events.values()) == before
-
     @pytest.mark.parametrize("name", ["task_parallel", "abort_tool", "two_queued", "permission_child"])
     @pytest.mark.parametrize("behind", [1, 5, 40])
     def test_a_second_plugin_copy_changes_nothing(self, name: str, behind: int) -> None:
@@ -354,27 +328,17 @@ class TestOnceOnly:
 class TestCrashes:
     @pytest.mark.parametrize("name", names())
     def test_a_sidecar_that_dies_anywhere_records_the_same(self, name: str) -> None:
+        """Also if acks were lost, so that some that were durable are sent again."""
         items = recording(name)
         whole = shape(list(play(name).log.events.values()))
         for cut in range(0, len(items) + 1, 1 if name in CUT_EVERYWHERE else 7):
             player = Player()
             player.feed(items[:cut])
             player.crash()
-            player.feed([item for item in items if item[0] not in player.finished])
-            player.wait()
-            assert shape(list(player.log.events.values())) == whole, f"killed after hook {cut}"
-
-    @pytest.mark.parametrize("name", names())
-    def test_what_was_durable_but_not_acknowledged_is_sent_again_and_adds_nothing(self, name: str) -> None:
-        items = recording(name)
-        whole = shape(list(play(name).log.events.values()))
-        cuts = range(0, len(items) + 1, 3 if name in CUT_EVERYWHERE else 17)
-        for cut, back in product(cuts, (1, 3, 8, 30)):
-            player = Player()
-            player.feed(items[:cut])
-            player.crash()
-            unfinished = next((n for n, i in enumerate(items) if i[0] not in player.finished), len(items))
-            player.feed(items[max(unfinished - back, 0) :])
+            back = (0, 1, 3, 0, 8, 30)[cut % 6]
+            unfinished = next((n for n, item in enumerate(items) if item[0] not in player.finished), len(items))
+            again = items[max(unfinished - back, 0) :] if back else items
+            player.feed([item for item in again if back or item[0] not in player.finished])
             player.wait()
             assert shape(list(player.log.events.values())) == whole, f"killed after hook {cut}, {back} sent again"
 
@@ -448,24 +412,12 @@ class TestBadInput:
         assert {token.seq for token in player.finished} == set(range(1, len(items) + 1))
         return player
 
-    @pytest.mark.parametrize("value", [None, 1, "x", [], [1], {}, {"event": None}, {"event": {"type": 5}}])
-    def test_odd_shapes_are_kept_or_counted_and_always_finished(self, value: Any) -> None:
-        for hook in ("event", "chat.message", "tool.execute.after", "session.idle", "never.heard.of"):
-            self._feed(HookItem(hook, 1, value, value))
-
     def test_an_unknown_bus_event_is_kept_whole(self) -> None:
         properties = {"sessionID": "ses_x", "anything": [1, {"deep": True}]}
         event = {"id": "evt_1", "type": "agent.dreamed", "properties": properties}
         player = self._feed(HookItem("event", 5, {"event": event}, None))
         kept = player.of("opencode.agent.dreamed")[0]
         assert kept.payload["properties"] == properties and kept.ts == 5
-
-    def test_hostile_session_ids_become_harmless_streams(self) -> None:
-        for session in ("../../etc/passwd", "a b>*", "x" * 5000, "é", "\ud800"):
-            info = {"id": session, "title": "t"}
-            event = {"id": "evt_1", "type": "session.created", "properties": {"sessionID": session, "info": info}}
-            created = self._feed(HookItem("event", 5, {"event": event}, None)).of("lifecycle.session.created")
-            assert len(created) == 1 and created[0].stream_id.startswith("x-")
 
     def test_a_broken_rule_keeps_the_item(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = Player()
@@ -482,13 +434,6 @@ class TestBadInput:
         gap = {"lost": 7, "bytes": 900, "reason": "memory_full", "first_seq": 3, "last_seq": 9}
         player = self._feed(HookItem("capture.gap", 5, gap, None))
         assert player.of("capture.gap")[0].payload == gap
-
-    def test_noise_is_dropped_and_counted(self) -> None:
-        noise = ("plugin.added", "catalog.updated", "tui.toast.show", "message.part.delta", "server.heartbeat")
-        events = [{"id": f"evt_{n}", "type": t, "properties": {"sessionID": "ses_x"}} for n, t in enumerate(noise)]
-        player = self._feed(*(HookItem("event", 1, {"event": e}, None) for e in events))
-        assert len(player.log.events) == 0
-        assert {f"dropped:{t}" for t in noise} <= set(player.translator.counts)
 
 
 def test_redaction_comes_before_the_log() -> None:
@@ -512,6 +457,9 @@ def test_what_is_sent_again_from_anywhere_after_a_crash_adds_nothing(name: str) 
     """All was durable but the acks were lost, also those of hooks that are remembered without an event."""
     player, items = play(name), recording(name)
     before = list(player.log.events)
+    player.feed(items)
+    player.wait()
+    assert list(player.log.events) == before, "nor without a crash"
     step = 1 if name in CUT_EVERYWHERE | {"fork"} else 1 + len(items) // 12
     for start in range(0, len(items), step):
         player.crash()

@@ -1,4 +1,7 @@
-"""The stores that the tests of the runtime run on, and a bench over each."""
+"""The stores that the tests of the runtime run on: it uses nothing in which two stores differ.
+
+``test_oracle.py`` and ``tests/sidecar/mirror/test_command_crashes.py`` run on each store.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,20 @@ from typing import Any
 import pytest
 
 from streams.store import StreamStore
+from streams.stores.memory import MemoryStore
 from tests.sidecar.agents.bench import Bench
 from tests.sidecar.agents.support import opener
 
 
-@pytest.fixture(params=["memory", "jsonl", "sqlite"])
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return opener(request.param, tmp_path)
+@pytest.fixture
+def open_store(tmp_path: Path) -> Any:
+    """Opens the same log each time."""
+    return opener("jsonl", tmp_path)
 
 
 @pytest.fixture
-async def store(open_store: Any) -> AsyncIterator[StreamStore]:
-    store = await open_store()
+async def store() -> AsyncIterator[StreamStore]:
+    store = MemoryStore()
     yield store
     await store.close()
 

@@ -10,9 +10,17 @@ import pytest
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import Done, NotDone, Unknown
 from sidecar.agents.inputs import effects_stream
+from streams.store import Record
 from tests.sidecar.agents.bench import Bench
 from tests.sidecar.agents.kinds import AGENT, Policy, Work, never_ends, request
 from tests.sidecar.agents.support import records
+
+
+async def cut_off(bench: Bench, kind: Work) -> Record:
+    """A request whose attempt was cut off by a crash."""
+    asked = await request(bench.store, bench.identity)
+    await bench.crash(kind, asked)
+    return asked
 
 
 class TestInDoubt:
@@ -27,8 +35,7 @@ class TestInDoubt:
 
     async def test_what_is_unsafe_and_cannot_be_asked_waits_for_a_person(self, bench: Bench) -> None:
         kind = Work(effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
+        asked = await cut_off(bench, kind)
         for _ in range(3):
             await bench.run(bench.runner(kind), asked)
         assert kind.keys == []
@@ -37,24 +44,21 @@ class TestInDoubt:
 
     async def test_done_is_recorded_as_the_result(self, bench: Bench) -> None:
         kind = Work(effect_class="unsafe", found=Done({"id": 9}))
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
+        asked = await cut_off(bench, kind)
         await bench.run(bench.runner(kind), asked)
         assert kind.keys == []
         assert await bench.answers() == {asked.event.id: [("completed", {"id": 9})]}
 
     async def test_not_done_is_tried_again(self, bench: Bench) -> None:
         kind = Work(effect_class="unsafe", found=NotDone())
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
+        asked = await cut_off(bench, kind)
         await bench.run(bench.runner(kind), asked)
         assert await bench.steps() == [("started", 1), ("failed", 1), ("started", 2), ("completed", 2)]
 
     @pytest.mark.parametrize("found", [Unknown("asked in vain"), ZeroDivisionError()])
     async def test_without_an_answer_it_stays_in_doubt(self, bench: Bench, found: Any) -> None:
         kind = Work(effect_class="unsafe", found=found)
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
+        asked = await cut_off(bench, kind)
         await bench.run(bench.runner(kind), asked)
         assert (await bench.last()).status == "in_doubt"
         kind.found = Done("at last")
@@ -67,8 +71,7 @@ class TestInDoubt:
                 await never_ends()
 
         kind = Deaf(effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
+        asked = await cut_off(bench, kind)
         await bench.run(bench.runner(kind, Policy(deadline=0.01)), asked)
         assert (await bench.last()).status == "in_doubt"
 
@@ -91,8 +94,7 @@ class TestInDoubt:
 
     async def test_a_kind_that_is_not_configured_any_more_leaves_it_in_doubt(self, bench: Bench) -> None:
         kind = Work(effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
+        asked = await cut_off(bench, kind)
         await bench.run(bench.runner(None), asked)
         assert (await bench.last()).status == "in_doubt"
         assert await bench.answers() == {}
@@ -117,8 +119,7 @@ class TestInDoubt:
 
     async def test_a_person_who_retries_the_last_attempt_gets_an_answer(self, bench: Bench) -> None:
         kind = Work(effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        await bench.crash(kind, asked)
+        asked = await cut_off(bench, kind)
         runner = bench.runner(kind, Policy(attempts=1))
         await bench.run(runner, asked)
         assert await runner.resolve(asked, "retry")

@@ -14,18 +14,17 @@ from streams.errors import StoreFenced
 from streams.event import StreamEvent
 from streams.log.log import Log
 from streams.store import Record
-from streams.stores.directory import LOCK, Backend
+from streams.stores.directory import LOCK
 from tests.sidecar.agents.kinds import Clock, Policy, Work, request
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 @pytest.mark.parametrize("fenced", [False, True])
 async def test_an_effect_that_was_asked_for_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend, fenced: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: bool
 ) -> None:
     clock = Clock()
     identity = clock.identity()
-    log = await Log.open(tmp_path / "store", identity, backend=backend)
+    log = await Log.open(tmp_path / "store", identity)
     asked = await request(log, identity)
     if fenced:
         (log.store / LOCK).unlink()

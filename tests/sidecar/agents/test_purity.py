@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import datetime
-import os
+import importlib.util
+import linecache
 import random
-import socket
 import time
-import uuid
 from collections.abc import Callable
-from datetime import datetime as moment
 from pathlib import Path
-from time import time as now
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from sidecar.agents.purity import check_agent, check_source
 from sidecar.background.intents.intents import IntentAgent
 from tests.sidecar.agents.agents import Counter, Other, Watcher
-from tests.sidecar.agents.crashing_process import Clerk
 from tests.sidecar.agents.test_effects_of_agents import Looper
 
 EVENTS = [
@@ -38,11 +31,6 @@ def test_our_own_agents_are_pure(make: Callable[[], Any]) -> None:
     assert check_agent(make, EVENTS) == []
 
 
-def test_the_agent_of_the_crash_matrix_is_pure() -> None:
-    given = [{"type": type_, "payload": {"n": 1}} for type_ in ("plain", "honest", "unsafe")]
-    assert check_agent(Clerk, given) == []
-
-
 def test_the_agent_of_intents_is_pure() -> None:
     register = {"intent": "int_1", "title": "t", "directory": "/", "prompt": "p", "parent": "ses_1", "agent": "build"}
     given = [
@@ -52,10 +40,6 @@ def test_the_agent_of_intents_is_pure() -> None:
     ]
     findings = check_agent(IntentAgent, given, wrap=lambda spec, make: make())
     assert findings == []
-
-
-def _helper() -> float:
-    return time.time()
 
 
 class Base:
@@ -74,100 +58,56 @@ class Base:
         self.seen += 1
 
 
-def _time_time(self: Any) -> Any:
+IMPURE = (
+    *("time.time()", "now()", "str(moment.now())", "str(datetime.datetime.now())", "random.random()", "hash('x')"),
+    *("str(uuid.uuid4())", "str(uuid4())", "os.urandom(4).hex()", "os.environ.get('HOME')", "open(os.devnull).read()"),
+    *("socket.socket().fileno()", "asyncio.run(asyncio.sleep(0))", "helper()"),
+)
+"""What an agent may get its value from."""
+
+SOURCE = """
+import asyncio, datetime, os, random, socket, time, uuid
+from datetime import datetime as moment
+from pathlib import Path
+from time import time as now
+from uuid import uuid4
+from tests.sidecar.agents.test_purity import Base
+
+def helper():
     return time.time()
 
-
-def _from_time_import_time(self: Any) -> Any:
-    return now()
-
-
-def _time_monotonic(self: Any) -> Any:
-    return time.monotonic()
-
-
-def _datetime_now(self: Any) -> Any:
-    return str(moment.now())
+class Impure(Base):
+    def value(self):
+        try:
+            return {}
+        except RuntimeError:
+            return 0  # that it was caught hides nothing
+"""
 
 
-def _datetime_datetime_now(self: Any) -> Any:
-    return str(datetime.datetime.now())
-
-
-def _random(self: Any) -> Any:
-    return random.random()
-
-
-def _uuid(self: Any) -> Any:
-    return str(uuid.uuid4())
-
-
-def _from_uuid_import_uuid4(self: Any) -> Any:
-    return str(uuid4())
-
-
-def _urandom(self: Any) -> Any:
-    return os.urandom(4).hex()
-
-
-def _environ(self: Any) -> Any:
-    return os.environ.get("HOME")
-
-
-def _socket(self: Any) -> Any:
-    return socket.socket().fileno()
-
-
-def _open(self: Any) -> Any:
-    return open(os.devnull).read()
-
-
-def _hash(self: Any) -> Any:
-    return hash("x")
-
-
-def _asyncio(self: Any) -> Any:
-    return asyncio.run(asyncio.sleep(0))
-
-
-def _a_function(self: Any) -> Any:
-    return _helper()
-
-
-IMPURE: list[Callable[[Any], Any]] = [
-    _time_time,
-    _from_time_import_time,
-    _time_monotonic,
-    _datetime_now,
-    _datetime_datetime_now,
-    _random,
-    _uuid,
-    _from_uuid_import_uuid4,
-    _urandom,
-    _environ,
-    _socket,
-    _open,
-    _hash,
-    _asyncio,
-    _a_function,
-]
+def impure(directory: Path, value: str) -> type:
+    """An agent that uses ``value``, in a file of its own, because the check reads the source."""
+    path = directory / "impure.py"
+    path.write_text(SOURCE.replace("{}", value))
+    spec = importlib.util.spec_from_file_location("impure", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    linecache.clearcache()
+    made: type = module.Impure
+    return made
 
 
 @pytest.mark.parametrize("value", IMPURE)
-def test_the_source_gives_an_impure_agent_away(value: Callable[[Any], Any]) -> None:
-    assert check_source(type("Impure", (Base,), {"value": value}))
+def test_the_source_gives_an_impure_agent_away(tmp_path: Path, value: str) -> None:
+    assert check_source(impure(tmp_path, value))
 
 
-def _file(self: Any) -> Any:
-    try:
-        return Path(os.devnull).read_text()
-    except RuntimeError:
-        return 0  # that it was caught hides nothing
-
-
-@pytest.mark.parametrize("value", [_file, _time_time, _random, _uuid, _socket, _open])
-def test_what_runs_is_watched_too(value: Callable[[Any], Any]) -> None:
-    findings = check_agent(type("Impure", (Base,), {"value": value}), [{"type": "go", "payload": {}}])
+@pytest.mark.parametrize(
+    "value", ["Path(os.devnull).read_text()", *IMPURE[:1], *IMPURE[4:5], *IMPURE[6:7], "open('x')"]
+)
+def test_what_runs_is_watched_too(tmp_path: Path, value: str) -> None:
+    findings = check_agent(impure(tmp_path, value), [{"type": "go", "payload": {}}])
     assert [one for one in findings if one.where == "receive"]
 
 
@@ -216,5 +156,5 @@ def test_a_state_that_a_snapshot_changes_is_found() -> None:
 
 def test_the_guard_is_gone_afterwards() -> None:
     check_agent(Counter, EVENTS)
-    assert now() > 0 and time.time() > 0 and random.random() >= 0
+    assert time.time() > 0 and random.random() >= 0
     assert Path(__file__).read_text()

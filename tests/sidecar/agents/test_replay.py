@@ -86,65 +86,53 @@ async def test_it_works_on_a_stopped_home_and_changes_nothing(tmp_path: Path, ba
     assert {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()} == before
 
 
-async def test_another_output_is_found_at_its_offset(store: StreamStore) -> None:
+class WrongOutput(Counter):
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        found = super().receive(event)
+        if event["type"] == "add" and event["payload"]["by"] == 3:
+            found[0]["payload"]["was"] += 1
+        return found
+
+
+class FewerOutputs(Counter):
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        return []
+
+
+class MoreOutputs(Counter):
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        return super().receive(event) * 2
+
+
+class WrongState(Counter):
+    def apply(self, event: dict[str, Any]) -> None:
+        super().apply(event)
+        if event["type"] == "counter.result":
+            self.results.append("more")
+
+
+class Raises(Counter):
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "where"),
+    [
+        (WrongOutput, "outputs", lambda event: event.payload == {"by": 3, "was": 3}),
+        (FewerOutputs, "outputs", 2),
+        (MoreOutputs, "outputs", 3),
+        (WrongState, "state", lambda event: event.type == "counter.result"),
+        (Raises, "raised", 1),
+    ],
+)
+async def test_what_differs_is_found_at_its_offset(store: StreamStore, changed: Any, what: str, where: Any) -> None:
     await a_life(store)
-
-    class Changed(Counter):
-        def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-            found = super().receive(event)
-            if event["type"] == "add" and event["payload"]["by"] == 3:
-                found[0]["payload"]["was"] += 1
-            return found
-
-    (agent,) = agents(Changed)
+    (agent,) = agents(changed)
     difference = (await replay(store, agent)).difference
-    assert difference is not None and difference.what == "outputs"
-    (wanted,) = [
-        r.offset for r in await records(store, agent_stream("counter")) if r.event.payload == {"by": 3, "was": 3}
-    ]
-    assert difference.offset == wanted
-
-
-@pytest.mark.parametrize("returned", [[], [{"type": "counter.added", "payload": {"by": 0, "was": 0}}] * 2])
-async def test_an_output_less_or_more_is_found(store: StreamStore, returned: list[dict[str, Any]]) -> None:
-    await a_life(store)
-
-    class Changed(Counter):
-        def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-            return returned
-
-    (agent,) = agents(Changed)
-    difference = (await replay(store, agent)).difference
-    assert difference is not None and difference.what == "outputs"
-    assert difference.offset == 2 + (len(returned) > 0)
-
-
-async def test_another_state_is_found_at_its_offset(store: StreamStore) -> None:
-    await a_life(store)
-
-    class Changed(Counter):
-        def apply(self, event: dict[str, Any]) -> None:
-            super().apply(event)
-            if event["type"] == "counter.result":
-                self.results.append("more")
-
-    (agent,) = agents(Changed)
-    difference = (await replay(store, agent)).difference
-    assert difference is not None and difference.what == "state"
-    (wanted,) = [r.offset for r in await records(store, agent_stream("counter")) if r.event.type == "counter.result"]
-    assert difference.offset == wanted
-
-
-async def test_an_agent_that_raises_is_a_difference(store: StreamStore) -> None:
-    await a_life(store)
-
-    class Changed(Counter):
-        def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-            raise RuntimeError
-
-    (agent,) = agents(Changed)
-    difference = (await replay(store, agent)).difference
-    assert difference is not None and (difference.what, difference.offset) == ("raised", 1)
+    if callable(where):
+        (where,) = [r.offset for r in await records(store, agent_stream("counter")) if where(r.event)]
+    assert difference is not None and (difference.what, difference.offset) == (what, where)
 
 
 async def test_a_snapshot_that_differs_is_found(store: StreamStore, monkeypatch: Any) -> None:

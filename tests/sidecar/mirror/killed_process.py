@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any, Literal, NamedTuple
 
 from bridge.nats.jetstream.options import ConnectOptions, PullSettings
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS
+from sidecar.agents.effects.policy import Effect, EffectClass
+from sidecar.agents.effects.runner import Reconciled, Unknown
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Point, Stop
@@ -23,9 +28,9 @@ from sidecar.mirror.task import MirrorTask
 from streams.identity import system_identity
 from streams.log.log import Log
 from streams.stores.directory import Backend
-from tests.sidecar.agents.crashing_process import AGENT, Clerk, Outside, killing
 from tests.sidecar.agents.kinds import Policy
 
+AGENT = "clerk"
 CONSUMER = f"{AGENT}_consumer"
 SETTINGS = PullSettings(
     fetch_timeout_s=1.0, warmup_timeout_s=5, heartbeat_s=0.2, attempts=2, backoff_s=0.01, ack_wait_s=0.5
@@ -56,13 +61,74 @@ PLACES = (
 )
 
 
-class Failing(Clerk):
-    """Like ``Clerk``, but fails on ``poison``."""
+class Clerk:
+    """Counts; each command is answered by an event, a message for another home, and one kind of effect or none.
+
+    It fails on ``poison``.
+    """
+
+    name = AGENT
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.results: list[str] = []
 
     def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        payload = event["payload"]
         if event["type"] == "poison":
             raise ValueError("poison")
-        return super().receive(event)
+        if event["type"].startswith("effect."):
+            said = {"request": payload["request"], "type": event["type"]}
+            return [{"type": "clerk.result", "payload": said}]
+        counted = {"type": "clerk.counted", "payload": {"n": payload["n"], "was": self.count}}
+        message = {"to": "elsewhere", "type": "tell", "payload": {"n": payload["n"]}}
+        effect = {"effect": event["type"], "payload": {"n": payload["n"]}}
+        return [counted, message] + ([] if event["type"] == "plain" else [effect])
+
+    def apply(self, event: dict[str, Any]) -> None:
+        if event["type"] == "clerk.counted":
+            self.count += 1
+        elif event["type"] == "clerk.result":
+            self.results = [*self.results, event["payload"]["request"] + event["payload"]["type"]][-20:]
+
+
+@dataclass
+class Outside:
+    """An effect that appends a line. If it honours the key, a repetition appends nothing."""
+
+    path: Path
+    effect_class: EffectClass
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        if self.effect_class == "unsafe" or key not in lines(self.path):
+            append(self.path, key)
+        return {"n": effect.args["n"]}
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        return Unknown()
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def append(path: Path, line: str) -> None:
+    """One write; the kernel keeps it when this process is killed."""
+    with path.open("ab", buffering=0) as file:
+        file.write(line.encode() + b"\n")
+
+
+def killing(point: Point | None, passing: int) -> Stop:
+    """A stop that kills this process when ``point`` is passed the given time."""
+    passed = 0
+
+    def stop(at: Point) -> None:
+        nonlocal passed
+        passed += at == point
+        if at == point and passed == passing:
+            os.kill(os.getpid(), SIGKILL)
+
+    return stop
 
 
 def run(
@@ -87,7 +153,7 @@ async def _run(
     runtime = Runtime(
         store,
         identity,
-        [UserAgent("tests:Failing", Failing)],
+        [UserAgent("tests:Clerk", Clerk)],
         kinds={"honest": Outside(path / "honest", "idempotent"), "unsafe": Outside(path / "unsafe", "unsafe")},
         policy=Policy(attempts=1000),
         stop=stop("runtime"),

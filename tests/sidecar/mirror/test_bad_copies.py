@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bridge.nats.jetstream.client_errors import NOTHING_LISTENS
-from tests.nats_servers import RealServer, real_server
+from tests.nats_servers import RealServer
 from tests.sidecar.bad_stores import REFUSED, Backend, State, make_store, snapshot
 from tests.sidecar.cli.helpers import run
 from tests.sidecar.life import end_sidecars
@@ -21,12 +20,6 @@ from tests.sidecar.mirror.copies import Copy
 from tests.sidecar.test_bad_stores import explained, is_sentence
 
 CASES = [(backend, state, wanted) for backend, states in REFUSED.items() for state, wanted in states.items()]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(tmp_path_factory.mktemp("nats"), "2.15") as one:
-        yield one
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +52,7 @@ def test_it_is_refused_in_one_sentence(
 def test_a_home_that_a_sidecar_has_or_that_has_no_log(
     tmp_path: Path, server: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.link.launch.START_SECONDS", 3.0)  # it waits that long for one that never answers
+    monkeypatch.setattr("sidecar.link.launch.START_SECONDS", 0.5)  # it waits that long for one that never answers
     copy = Copy(tmp_path / "home", server)
     copy.configure()
     for arguments in (["verify"], ["rebuild", "--yes"]):

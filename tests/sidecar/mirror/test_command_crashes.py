@@ -11,7 +11,6 @@ import asyncio
 import json
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,11 +33,10 @@ from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.directory import Backend
-from tests.mirrors import unsynced
-from tests.nats_servers import RealServer, real_server
-from tests.sidecar.agents.test_crashes import check_commands, check_effects
+from tests.mirrors import queued
+from tests.nats_servers import RealServer
 from tests.sidecar.mirror import killed_process
-from tests.sidecar.mirror.killed_process import AGENT, CONSUMER, PLACES, Place
+from tests.sidecar.mirror.killed_process import AGENT, CONSUMER, PLACES, Clerk, Place, lines
 from tests.streams.opened import collect
 from tests.streams.sizes import size
 from tests.torture.figures import note, seeded
@@ -52,13 +50,6 @@ TO = "elsewhere"
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.sidecar.mirror.killed_process"])
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    directory = tmp_path_factory.mktemp("nats")
-    with real_server(directory, "2.15", jetstream=unsynced(directory)) as running:
-        yield running
 
 
 @dataclass
@@ -180,17 +171,6 @@ async def check(path: Path, sessions: Sessions, given: Given, status: dict[str, 
     return Counter(inputs=count, dead=len(given.poison)) + check_effects(path, own, ledger, status["in_doubt"])
 
 
-async def queued(sessions: Sessions, stream: str = COMMANDS) -> list[keeping.StreamMessage]:
-    """What a work queue holds; nothing is taken from it."""
-    session = await sessions.get()
-    found: list[keeping.StreamMessage] = []
-    after = 0
-    while message := await keeping.next_message(session, stream, ">", from_sequence=after + 1):
-        found.append(message)
-        after = message.sequence
-    return found
-
-
 async def _check_letters(sessions: Sessions, own: list[Record], given: Given, status: dict[str, Any]) -> None:
     """What cannot be handled is one dead letter in the log and one on the server."""
     letters = [record.event for record in own if record.event.metadata["role"] == "dead"]
@@ -203,3 +183,57 @@ async def _check_letters(sessions: Sessions, own: list[Record], given: Given, st
 def _whole(body: bytes) -> bytes:
     """A command's body, also of one that was cut."""
     return body if body.count(b"{") == body.count(b"}") else body + b"}"
+
+
+def check_commands(own: list[Record], ledger: list[Record], given: list[str]) -> int:
+    """Every command of these keys once, and its outputs with it, as if nothing had happened. Returns how many."""
+    inputs = [r.event for r in own if r.event.metadata["role"] == "input"]
+    commands = {event.metadata["key"]: event for event in inputs if "key" in event.metadata}
+    assert Counter(event.metadata["key"] for event in inputs if "key" in event.metadata) == Counter(given)
+    clean = Clerk()
+    own, at = [record for record in own if record.event.metadata["role"] != "dead"], 1
+    while at < len(own):
+        event = own[at].event
+        type_, payload = event.type, event.payload
+        if type_ == "agent.received":
+            type_ = payload["type"]
+            payload = next(r.event.payload for r in ledger if r.event.id == event.payload["event"])
+        at += 1
+        for output in clean.receive({"type": type_, "payload": payload}):
+            recorded = own[at].event
+            assert recorded.causation_id == event.id
+            if "effect" in output:
+                assert (recorded.payload["kind"], recorded.payload["args"]) == (output["effect"], output["payload"])
+            else:
+                assert (recorded.type, recorded.payload) == (output["type"], output["payload"])
+                clean.apply(output)
+            at += 1
+    assert clean.count == len(commands)
+
+    return clean.count
+
+
+def check_effects(path: Path, own: list[Record], ledger: list[Record], in_doubt: int) -> Counter[str]:
+    """Every effect: done once where the key is honoured; else once, or shown as in doubt."""
+    inputs = [r.event for r in own if r.event.metadata["role"] == "input"]
+    requests = {r.event.id: r.event.payload for r in own if r.event.metadata["role"] == "effect"}
+    ends = Counter(r.event.payload["request"] for r in ledger if r.event.payload.get("final"))
+    doubts = {r.event.payload["request"] for r in ledger if r.event.type == "effect.in_doubt"}
+    received = Counter(event.payload["event"] for event in inputs if "event" in event.payload)
+    assert set(received.values()) <= {1}
+    assert set(received) == {
+        r.event.id for r in ledger if r.event.payload.get("final") or r.event.type == "effect.in_doubt"
+    }
+    honest, unsafe = Counter(lines(path / "honest")), Counter(lines(path / "unsafe"))
+    for id_, request in requests.items():
+        assert ends[id_] == (id_ not in doubts)
+        if request["kind"] == "honest":
+            assert id_ not in doubts
+            assert honest[request["key"]] == 1
+        else:
+            assert unsafe[request["key"]] <= 1 if id_ in doubts else unsafe[request["key"]] == 1
+    assert set(honest) | set(unsafe) == {
+        request["key"] for id_, request in requests.items() if id_ not in doubts or unsafe[request["key"]]
+    }
+    assert in_doubt == len(doubts)
+    return Counter(effects=len(requests), in_doubt=len(doubts))

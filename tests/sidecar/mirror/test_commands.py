@@ -1,10 +1,13 @@
-"""Commands from a plain NATS client: handled once, whatever is killed or repeated; poison becomes dead letters."""
+"""Commands from a plain NATS client: handled once, whatever is repeated; poison becomes dead letters.
+
+Kills between two steps are in ``test_command_crashes.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,43 +21,22 @@ from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.publishing import publish_all
 from bridge.nats.jetstream.pulling import consumer_config, remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
+from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD
 from bridge.nats.jetstream.wire import Message
 from sidecar.agents.runtime import Runtime
-from sidecar.config import load_config
 from sidecar.mirror.commands import KEPT_BODY, CommandConsumers, InterestsOverlap, interests_of
-from sidecar.mirror.settings import pull_settings
 from streams.errors import StoreUnavailable
 from streams.store import Record, StreamStore
 from streams.stores.memory import MemoryStore
 from streams.trace import parse_traceparent
-from tests.mirrors import read_independently, unsynced
-from tests.nats_servers import TOKEN, VERSIONS, RealServer, reached, real_server, until
+from tests.mirrors import read_independently
+from tests.nats_servers import TOKEN, RealServer, until
 from tests.sidecar.agents.agents import Counter, Other
 from tests.sidecar.agents.support import agents, records, running, state
 
 QUICK = PullSettings(fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2, backoff_s=0.01, ack_wait_s=2.0)
 ADD = "cmd.default.demo.counter.add"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture(scope="module", params=VERSIONS)
-def running_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    directory = tmp_path_factory.mktemp("nats")
-    with real_server(directory, request.param, jetstream=unsynced(directory)) as server:
-        yield server
-
-
-@pytest.fixture
-async def sessions(running_server: RealServer) -> AsyncIterator[Sessions]:
-    """Connections to an empty server."""
-    one = Sessions(running_server.ask_options)
-    session = await one.get()
-    for each in await keeping.all_facts(session):
-        await session.api(f"STREAM.DELETE.{each.name}")
-    await keeping.ensure_streams(session, wanted())
-    yield one
-    await one.close()
 
 
 @pytest.fixture
@@ -80,8 +62,8 @@ class Client:
 
 
 @pytest.fixture
-def client(running_server: RealServer) -> Client:
-    return Client(running_server)
+def client(server: RealServer) -> Client:
+    return Client(server)
 
 
 @asynccontextmanager
@@ -203,37 +185,14 @@ class TestHandling:
 
 
 class TestRestarts:
-    async def test_what_was_handled_but_not_acknowledged_is_not_handled_again(
-        self, sessions: Sessions, store: MemoryStore, client: Client
-    ) -> None:
-        class Killed(BaseException):
-            pass
-
-        def kill(point: str) -> None:
-            if point == "before-ack":
-                raise Killed
-
-        async with running(store, Counter) as runtime:
-            quick = replace(QUICK, ack_wait_s=0.3)
-            loop = asyncio.get_running_loop()
-            loop.set_exception_handler(lambda loop, context: None)
-            async with consuming(runtime, sessions, quick, stop=kill):
-                await client.send(ADD, {"by": 3})
-                await until(lambda: state(runtime)["total"] == 3, "it is handled")
-            loop.set_exception_handler(None)
-            async with consuming(runtime, sessions, quick) as consumers:
-                await empty(sessions)
-                assert counts(consumers)["duplicate"] == 1
-            assert state(runtime)["total"] == 3
-
     async def test_a_server_that_restarts_and_a_consumer_that_is_gone(
-        self, running_server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
+        self, server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
     ) -> None:
         async with running(store, Counter) as runtime, consuming(runtime, sessions):
             await client.send(ADD, {"by": 1})
             await until(lambda: state(runtime)["total"] == 1, "the first")
-            running_server.kill()
-            running_server.start()
+            server.kill()
+            server.start()
             await client.send(ADD, {"by": 1})
             await until(lambda: state(runtime)["total"] == 2, "after the restart")
             await remove_consumer(await sessions.get(), COMMANDS, "counter_consumer")
@@ -244,7 +203,7 @@ class TestRestarts:
 
 class TestDeadLetters:
     async def test_what_always_fails_dies_at_the_fifth_delivery_and_blocks_nobody(
-        self, running_server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
+        self, server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
     ) -> None:
         async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
             await client.send("cmd.p.w.counter.fail", {"n": 1}, {"Nats-Msg-Id": "bad"})
@@ -257,7 +216,7 @@ class TestDeadLetters:
         (record,) = await letters(store)
         assert record.event.payload["payload"] == {"n": 1} and record.event.payload["code"] == "agent-failed"
         assert (letter.agent, letter.type) == ("counter", "fail")
-        (copy,) = await read_independently(running_server, "dlq.>", DEAD)
+        (copy,) = await read_independently(server, "dlq.>", DEAD)
         assert (copy.subject, copy.body) == ("dlq.counter_consumer.cmd.p.w.counter.fail", b'{"n": 1}')
         assert copy.headers["DS-Dead-Letter"] == record.event.id
 
@@ -318,39 +277,26 @@ class TestDeadLetters:
         found = [record.event.payload for record in await letters(store)]
         assert [(each["code"], each["payload"]["by"]) for each in found] == [("key-conflict", 2), ("key-conflict", 3)]
 
-    @pytest.mark.parametrize("point", ["before-publish", "after-publish", "before-ack"])
-    async def test_a_kill_between_two_steps_of_a_burial_repeats_nothing(
-        self, running_server: RealServer, sessions: Sessions, store: MemoryStore, client: Client, point: str
+    async def test_a_kill_after_a_burial_repeats_nothing_when_the_server_knows_its_id_no_more(
+        self, server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
     ) -> None:
         seen: list[str] = []
 
         def kill(at: str) -> None:
             seen.append(at)
-            if at == point and seen.count(at) == 1:
-                raise KeyboardInterrupt  # ends the handler without any answer
+            if at == "before-ack" and seen.count(at) == 1:
+                raise asyncio.CancelledError  # ends the handler without any answer
 
         async with running(store, Counter) as runtime:
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
             quick = replace(QUICK, ack_wait_s=0.3)
-            async with consuming(runtime, sessions, quick, stop=_as_cancel(kill)):
+            async with consuming(runtime, sessions, quick, stop=kill):
                 await forget_ids_soon(sessions)
                 await client.send(ADD, b"{")
                 await empty(sessions)
             asyncio.get_running_loop().set_exception_handler(None)
         assert len(await letters(store)) == 1
-        assert len(await read_independently(running_server, "dlq.>", DEAD)) == 1
-
-
-def _as_cancel(stop: Callable[[str], None]) -> Callable[[str], None]:
-    """Ends the task instead of the test."""
-
-    def raising(point: str) -> None:
-        try:
-            stop(point)
-        except KeyboardInterrupt:
-            raise asyncio.CancelledError from None
-
-    return raising
+        assert len(await read_independently(server, "dlq.>", DEAD)) == 1
 
 
 class TestProtocol:
@@ -400,35 +346,6 @@ class TestProtocol:
 
 
 class TestSettings:
-    async def test_a_changed_ack_wait_changes_the_consumer_on_the_server(
-        self, sessions: Sessions, store: MemoryStore, client: Client
-    ) -> None:
-        async with running(store, Counter) as runtime:
-            for seconds in (7.0, 9.0):
-                settings = replace(QUICK, ack_wait_s=seconds)
-                async with consuming(runtime, sessions, settings):
-                    await client.send(ADD, {"by": 1})
-                    await empty(sessions)
-                    found = await consumer_config(await sessions.get(), COMMANDS, "counter_consumer")
-                assert found is not None
-                assert (found["ack_wait"], found["ack_policy"]) == (int(seconds * 1e9), "explicit")
-                assert found["filter_subject"] == "cmd.*.*.counter.>"
-
-    async def test_the_configured_batch_is_what_is_asked_of_the_server(
-        self, running_server: RealServer, sessions: Sessions, store: MemoryStore
-    ) -> None:
-        other = await nats.connect(f"nats://127.0.0.1:{running_server.port}", token=TOKEN)
-        heard = await other.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{COMMANDS}.counter_consumer")
-        await reached(other)
-        try:
-            for size in (3, 7):
-                config = load_config(None, nats={"pull": {"batch_size": size, "fetch_timeout_seconds": 1}}).nats
-                async with running(store, Counter) as runtime, consuming(runtime, sessions, pull_settings(config)):
-                    asked = json.loads((await heard.next_msg(timeout=20)).data)
-                assert asked["batch"] == size
-        finally:
-            await other.close()
-
     async def test_interests_may_not_overlap(self, sessions: Sessions, store: MemoryStore) -> None:
         assert interests_of(["a", "b"]) == {"a": ["cmd.*.*.a.>"], "b": ["cmd.*.*.b.>"]}
         with pytest.raises(InterestsOverlap):
@@ -439,7 +356,7 @@ class TestSettings:
             )
 
     async def test_a_foreign_consumer_of_the_same_commands_is_named_as_the_problem(
-        self, running_server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
+        self, server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
     ) -> None:
         session = await sessions.get()
         config = {"durable_name": "greedy", "ack_policy": "explicit", "filter_subject": "cmd.>"}

@@ -91,7 +91,7 @@ def test_a_message_reaches_an_agent_and_a_person_sees_what_is_wrong(nats_home: P
         assert time.monotonic() < end, notes
     assert "CG-*" in notes
     checks = {(each["name"], each["level"]) for each in run(nats_home, "doctor", "--json").objects()}
-    assert {("agents", "note"), ("config", "note")} <= checks
+    assert {("agents", "note"), ("config", "note"), ("mirror", "note")} <= checks
     assert asyncio.run(_ack_wait(nats_home)) == 3 * 10**9
     added = run(nats_home, "query", "--type", "counter.added", "--json").objects()
     assert [each["event"]["payload"]["by"] for each in added] == [3, 4]

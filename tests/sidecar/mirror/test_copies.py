@@ -28,12 +28,6 @@ from tests.sidecar.support import wait_for
 RUNNING = SidecarInfo(pid=1, port=1, boot="b", version="0.1.0", protocol=1, started_ms=1)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(tmp_path_factory.mktemp("nats"), "2.15") as one:
-        yield one
-
-
 @pytest.fixture
 def copy(tmp_path: Path, server: RealServer) -> Iterator[Copy]:
     copy = Copy(tmp_path / "home", server)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import nats
-import pytest
 from nats.aio.msg import Msg
 
 from bridge.nats.jetstream.errors import NatsUnavailable
@@ -18,15 +16,9 @@ from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.opencode.link.frames import HookItem
 from sidecar.mirror.deltas import MAX_WAITING, DeltaStream
-from tests.nats_servers import TOKEN, RealServer, reached, real_server, until
+from tests.nats_servers import TOKEN, RealServer, reached, until
 
 TURNS = {"ses_a": "msg_1", "ses_b": "msg_2"}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(tmp_path_factory.mktemp("nats"), "2.15") as running:
-        yield running
 
 
 def delta(text: Any, session: Any = "ses_a", part: Any = "prt_1", field: Any = "text") -> HookItem:
@@ -124,10 +116,3 @@ async def test_without_a_connection_they_are_dropped_and_counted() -> None:
     await stream.close()
     await asyncio.sleep(0)
     assert stream.counts.get("sent") is None
-
-
-def test_a_home_needs_no_listener(tmp_path: Path) -> None:
-    """Unheard messages are not kept, because no stream has these subjects."""
-    from bridge.nats.jetstream.stream_plan import keeps, wanted
-
-    assert keeps(wanted(), "cg.v1.prj.public.str.agent.ses_a.chunk") is None

@@ -9,16 +9,6 @@ from hypothesis import strategies as st
 from sidecar.mirror.server.life import TABLE, WITH_PROCESS, Happening, State, after, pause_seconds
 
 
-def test_every_state_is_reached_and_left_and_stop_leads_out_of_all() -> None:
-    assert {state for state, _ in TABLE} == set(State)
-    assert {TABLE[key] for key in TABLE} == set(State)
-    for state in State:
-        ended = after(state, Happening.STOP)
-        assert ended in (State.STOPPING, State.STOPPED)
-        # Where there is a process, it is only over when that has ended.
-        assert ended is (State.STOPPING if state in WITH_PROCESS else State.STOPPED)
-
-
 def test_it_is_never_started_while_there_is_a_process() -> None:
     into = {state for (state, _), next_state in TABLE.items() if next_state is State.STARTING}
     assert into == {State.STOPPED, State.WAITING} and not into & WITH_PROCESS

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,16 @@ import nats
 import pytest
 from nats.js.client import JetStreamContext
 
+from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.publishing import publish_all
 from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
 from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION, MirrorState
 from sidecar.mirror.rebuild import erase_meanings
-from sidecar.mirror.task import MirrorTask
-from streams.identity import seeded_identity
-from streams.log.log import Log
-from streams.log.migrate import Migration
 from streams.stores.memory import MemoryStore
 from tests.mirrors import (
-    BACKENDS,
     LOG_ID,
     NOW_MS,
-    chain_hashes,
     check_equal,
     drained,
     fill,
@@ -33,34 +28,22 @@ from tests.mirrors import (
     open_store,
     read_independently,
     session_events,
-    unsynced,
 )
-from tests.nats_servers import TOKEN, VERSIONS, RealServer, real_server, until
+from tests.nats_servers import TOKEN, RealServer, forgets_ids, own_of_both, until
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServer]:
-    version = getattr(request, "param", "2.15")
-    with real_server(tmp_path / "nats", version, jetstream=unsynced(tmp_path / "nats")) as running:
-        yield running
-
-
-on_both = pytest.mark.parametrize("server", VERSIONS, indirect=True)
-"""Where an old server may do something else than a new one."""
-
-
-@pytest.fixture
-async def admin(server: RealServer) -> AsyncIterator[JetStreamContext]:
+async def admin(own: RealServer) -> AsyncIterator[JetStreamContext]:
     """A connection for another program's changes on the server."""
-    client = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
+    client = await nats.connect(f"nats://127.0.0.1:{own.port}", token=TOKEN)
     yield client.jetstream()
     await client.close()
 
 
-async def mirrored_log(count: int, server: RealServer) -> MemoryStore:
+async def mirrored_log(count: int, own: RealServer) -> MemoryStore:
     store = MemoryStore()
     await fill(store, session_events(count))
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         await drained(task)
     return store
 
@@ -70,39 +53,33 @@ def lose_hints(store: MemoryStore) -> None:
     store._snapshots.clear()
 
 
-async def let_ids_expire(admin: JetStreamContext) -> None:
-    """Simulate the end of the duplicate window: the server forgets all message ids."""
-    for name in ("MESHFORGE_EVENTS", "cg_evt_v1"):
-        config = (await admin.stream_info(name)).config
-        config.duplicate_window = 0.1
-        await admin.update_stream(config)
-    await asyncio.sleep(0.5)  # the window itself
+async def let_ids_expire(own: RealServer) -> None:
+    session = await JetStream.connect(own.options)
+    await forgets_ids(session, EVENTS, L0_EVENTS)
+    await session.close()
 
 
 # --- our own notes ---
 
 
-@pytest.mark.parametrize("lost", ["nothing", "snapshot", "all"])
+@pytest.mark.parametrize("lost", [False, True])
 async def test_without_its_notes_and_after_the_duplicate_window_nothing_is_there_twice(
-    server: RealServer, admin: JetStreamContext, lost: str
+    own: RealServer, lost: bool
 ) -> None:
-    store = await mirrored_log(250, server)
-    if lost == "snapshot":
-        store._snapshots.clear()
-    if lost == "all":
+    store = await mirrored_log(250, own)
+    if lost:
         lose_hints(store)
-    await let_ids_expire(admin)
+    await let_ids_expire(own)
     await fill(store, session_events(50, first=250))
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         status = await drained(task)
     assert status["rebuild"] == 0
-    await check_equal(store, server)
+    await check_equal(store, own)
 
 
-@on_both
 @pytest.mark.parametrize("runs", [1, 2, 3])
 async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
-    server: RealServer, admin: JetStreamContext, runs: int, monkeypatch: pytest.MonkeyPatch
+    own: RealServer, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between L0 messages and records, within both, and before the cursor is saved."""
     monkeypatch.setattr("bridge.nats.mirror.publish.MAX_RUN", 40)
@@ -128,29 +105,29 @@ async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
         return await publish(session, parts)
 
     monkeypatch.setattr(module, "_publish", breaking)
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         await until(lambda: task.status()["problem"], "it broke")
     monkeypatch.setattr(module, "_publish", publish)
     lose_hints(store)
-    await let_ids_expire(admin)
-    async with mirroring(store, server) as task:
+    await let_ids_expire(own)
+    async with mirroring(store, own) as task:
         await drained(task)
-    await check_equal(store, server)
+    await check_equal(store, own)
 
 
 class Dies(Exception):
     """Simulates a kill -9."""
 
 
-@pytest.mark.parametrize("step", ["purged", "told in L0", "published"])
+@pytest.mark.parametrize("step", ["purged", "published"])
 async def test_no_rebuild_number_is_used_twice_however_often_it_is_killed(
-    server: RealServer, monkeypatch: pytest.MonkeyPatch, step: str
+    own: RealServer, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Within the duplicate window, the server treats a purged message's number as a duplicate."""
     from bridge.nats.mirror import publish as module
     from sidecar.mirror import task as task_module
 
-    store = await mirrored_log(60, server)
+    store = await mirrored_log(60, own)
     publish = module._publish
     used: list[set[int]] = []
 
@@ -171,7 +148,7 @@ async def test_no_rebuild_number_is_used_twice_however_often_it_is_killed(
     monkeypatch.setattr(module, "_publish", dying)
     for _ in range(3):
         used.append(set())
-        sessions = Sessions(server.ask_options)
+        sessions = Sessions(own.ask_options)
         task = task_module.MirrorTask(store, LOG_ID, sessions, lambda: NOW_MS)
         await erase_meanings(await sessions.get(), LOG_ID)
         task.rebuild()
@@ -182,204 +159,119 @@ async def test_no_rebuild_number_is_used_twice_however_often_it_is_killed(
         await sessions.close()
     monkeypatch.setattr(module, "_publish", publish)
     assert [max(before) < min(after) for before, after in pairwise(used)] == [True, True], "after each purge another"
-    async with mirroring(store, server) as last:
+    async with mirroring(store, own) as last:
         last.rebuild()
         await until(lambda: last.counts["republished"], "it is published again")
         await drained(last)
-    await check_equal(store, server)
+    await check_equal(store, own)
 
 
 async def _nothing() -> None:
     pass
 
 
-async def test_a_cursor_beyond_the_log_is_not_believed(server: RealServer) -> None:
-    store = await mirrored_log(20, server)
-    await store.advance(MIRROR, 10_000)
-    await fill(store, session_events(20, first=20))
-    async with mirroring(store, server) as task:
-        await drained(task)
-    await check_equal(store, server)
-
-
 # --- the stream ---
 
 
-@on_both
 async def test_a_stream_that_was_emptied_or_made_anew_while_connected_is_filled_again(
-    server: RealServer, admin: JetStreamContext
+    own: RealServer, admin: JetStreamContext
 ) -> None:
     store = MemoryStore()
     await fill(store, session_events(120))
-    async with mirroring(store, server, look_seconds=0.2) as task:
+    async with mirroring(store, own, look_seconds=0.2) as task:
         await drained(task)
-        await admin.purge_stream("MESHFORGE_EVENTS")
+        await admin.purge_stream(EVENTS)
         await until(lambda: task.status()["rebuild"] == 1, "it was noticed")
         await drained(task)
-        await check_equal(store, server)
-        config = (await admin.stream_info("MESHFORGE_EVENTS")).config
-        await admin.delete_stream("MESHFORGE_EVENTS")
+        await check_equal(store, own)
+        config = (await admin.stream_info(EVENTS)).config
+        await admin.delete_stream(EVENTS)
         await admin.add_stream(config)
         await fill(store, session_events(30, first=120))
         await until(lambda: task.status()["rebuild"] == 2, "it was noticed")
         await drained(task)
-        await check_equal(store, server)
+        await check_equal(store, own)
         assert task.status()["notes"]["resumed:wiped"] >= 1
 
 
-@on_both
+@own_of_both
 async def test_a_purge_within_the_duplicate_window_and_without_notes_is_made_good(
-    server: RealServer, admin: JetStreamContext
+    own: RealServer, admin: JetStreamContext
 ) -> None:
     """The server still knows all ids, reports duplicates, and stores nothing."""
-    store = await mirrored_log(60, server)
+    store = await mirrored_log(60, own)
     lose_hints(store)
-    await admin.purge_stream("MESHFORGE_EVENTS")
-    async with mirroring(store, server) as task:
+    await admin.purge_stream(EVENTS)
+    async with mirroring(store, own) as task:
         await drained(task)
-    await check_equal(store, server)
+    await check_equal(store, own)
 
 
-@on_both
-@pytest.mark.parametrize("what", ["first", "middle", "last"])
 async def test_messages_that_are_gone_are_noticed_at_the_next_connection(
-    server: RealServer, admin: JetStreamContext, what: str
+    own: RealServer, admin: JetStreamContext
 ) -> None:
-    store = await mirrored_log(90, server)
-    gone = {"first": range(1, 6), "middle": range(40, 44), "last": range(86, 91)}[what]
-    for sequence in gone:
-        await admin.delete_msg("MESHFORGE_EVENTS", sequence)
-    async with mirroring(store, server) as task:
-        await drained(task)
-    await check_equal(store, server)
+    store = await mirrored_log(90, own)
+    for gone in (range(86, 91), range(40, 44), range(1, 6)):  # the last, some in the middle, the first
+        first = (await admin.stream_info(EVENTS)).state.first_seq - 1
+        for sequence in gone:
+            await admin.delete_msg(EVENTS, first + sequence)
+        async with mirroring(store, own) as task:
+            await drained(task)
+        await check_equal(store, own)
 
 
-@on_both
-async def test_what_the_streams_own_limits_removed_is_no_loss(server: RealServer, admin: JetStreamContext) -> None:
+async def test_what_the_streams_own_limits_removed_is_no_loss(own: RealServer, admin: JetStreamContext) -> None:
     store = MemoryStore()
-    async with mirroring(store, server, max_bytes=100_000) as task:
+    async with mirroring(store, own, max_bytes=100_000) as task:
         await fill(store, session_events(400))
         await drained(task)
-    async with mirroring(store, server, max_bytes=100_000) as task:
+    async with mirroring(store, own, max_bytes=100_000) as task:
         await fill(store, session_events(50, first=400))
         status = await drained(task)
     assert status["rebuild"] == 0
-    seen = await read_independently(server)
+    seen = await read_independently(own)
     positions = [int(each.headers["DS-Position"]) for each in seen]
     assert positions == list(range(positions[0], 450)) and 100 < positions[0] < 400
-
-
-async def test_a_foreign_message_under_the_logs_name_does_not_stay(server: RealServer, admin: JetStreamContext) -> None:
-    store = await mirrored_log(30, server)
-    await admin.publish(f"evt._.{LOG_ID}.ses_a.x", b"{}")
-    async with mirroring(store, server) as task:
-        await drained(task)
-    await check_equal(store, server)
-
-
-async def test_two_homes_share_a_server(server: RealServer) -> None:
-    stores = {"01HF7YAT00LOGA": MemoryStore(), "01HF7YAT00LOGB": MemoryStore()}
-    sessions = [Sessions(server.ask_options) for _ in stores]
-    tasks = [
-        MirrorTask(store, name, each, lambda: NOW_MS)
-        for (name, store), each in zip(stores.items(), sessions, strict=True)
-    ]
-    for task in tasks:
-        task.start()
-    for first in range(0, 300, 50):
-        # No two logs have events with the same ids, which the server takes for the same message.
-        given = [session_events(50, first=first + 1000 * log) for log in range(len(stores))]
-        await asyncio.gather(*(fill(store, each, batch=9) for store, each in zip(stores.values(), given, strict=True)))
-    for task in tasks:
-        await drained(task)
-    tasks[0].rebuild()
-    await until(lambda: tasks[0].status()["rebuild"] == 1, "the first is published again")
-    await drained(tasks[0])
-    for task, each in zip(tasks, sessions, strict=True):
-        await task.close()
-        await each.close()
-    for name, store in stores.items():
-        seen = await read_independently(server, f"evt.*.{name}.>")
-        records = [record async for record in store.read_all()]
-        assert [each.headers["DS-Position"] for each in seen] == [str(record.position) for record in records]
-        heads = {record.event.stream_id: record.hash for record in records}
-        assert chain_hashes(seen) == heads
-
-
-async def test_another_server_that_knows_a_part_is_brought_up_to_date(tmp_path: Path) -> None:
-    with real_server(tmp_path / "a", "2.10") as one, real_server(tmp_path / "b", "2.15") as other:
-        store = await mirrored_log(80, one)
-        async with mirroring(store, other) as task:
-            await drained(task)
-        await check_equal(store, other)
-        await fill(store, session_events(40, first=80))
-        async with mirroring(store, one) as task:
-            await drained(task)
-        await check_equal(store, one)
 
 
 # --- the log ---
 
 
-async def test_a_log_that_was_put_back_to_an_older_one_ends_in_that_one(server: RealServer) -> None:
-    await mirrored_log(100, server)
-    older = MemoryStore()
-    await fill(older, session_events(60))
-    await fill(older, session_events(20, first=500))
-    async with mirroring(older, server) as task:
-        await drained(task)
-    # L0 messages already published stay.
-    await check_equal(older, server, l0=False)
-
-
-async def test_a_log_that_moves_to_another_backend_goes_on(server: RealServer, tmp_path: Path) -> None:
-    store = await Log.open(tmp_path / "store", seeded_identity(3))
-    await fill(store, session_events(150))
-    async with mirroring(store, server) as task:
-        growing = asyncio.create_task(fill(store, session_events(300, first=150), batch=3))
-        await Migration(store, "sqlite").run()
-        await growing
-        status = await drained(task)
-    assert store.backend == "sqlite" and status["rebuild"] == 0
-    await check_equal(store, server)
-    await store.close()
-
-
-async def test_what_was_pruned_from_the_log_stays_in_the_mirror(server: RealServer) -> None:
-    store = await mirrored_log(100, server)
+async def test_what_was_pruned_from_the_log_stays_in_the_mirror(own: RealServer) -> None:
+    store = await mirrored_log(100, own)
     await store.prune({"ses_0": 12, "ses_1": 5}, at_ms=NOW_MS)
     await fill(store, session_events(30, first=100))
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         status = await drained(task)
     assert status["rebuild"] == 0
-    assert len(await read_independently(server)) == 130
-    async with mirroring(store, server) as task:
+    assert len(await read_independently(own)) == 130
+    async with mirroring(store, own) as task:
         task.rebuild()
         await until(lambda: task.status()["rebuild"] == 1, "it was begun")
         await drained(task)
-    seen = await read_independently(server)
+    seen = await read_independently(own)
     assert [int(each.headers["DS-Position"]) for each in seen] == [r.position async for r in store.read_all()]
     lose_hints(store)
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         status = await drained(task)
     assert status["rebuild"] == 1
 
 
-async def test_a_log_whose_end_was_pruned_is_mirrored_to_its_end(server: RealServer) -> None:
+async def test_a_log_whose_end_was_pruned_is_mirrored_to_its_end(own: RealServer) -> None:
     """Records pruned before they were published never arrive, and nothing waits for them."""
     store = MemoryStore()
     await fill(store, session_events(20))
     last = [record async for record in store.read_all()][-1]
     await store.prune({last.event.stream_id: last.offset + 1}, at_ms=NOW_MS)
     for _ in range(2):
-        async with mirroring(store, server) as task:
+        async with mirroring(store, own) as task:
             status = await drained(task)
         assert (status["position"], status["lag"], status["problem"]) == (19, 0, "")
     await fill(store, session_events(25, first=20))
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         status = await drained(task)
     assert status["rebuild"] == 0 and not any(note.startswith("resumed") for note in status["notes"])
-    seen = await read_independently(server)
+    seen = await read_independently(own)
     assert [int(each.headers["DS-Position"]) for each in seen] == [r.position async for r in store.read_all()]
 
 
@@ -392,71 +284,65 @@ def holding(directory: Path, text: str) -> list[Path]:
     return [path for path in (directory / "store").rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
 
-@on_both
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize(("backend", "away"), [("memory", False), ("sqlite", True)])
 async def test_what_is_forgotten_is_gone_from_the_server_and_the_mirror_is_the_log(
-    server: RealServer, tmp_path: Path, backend: str, away: bool
+    own: RealServer, tmp_path: Path, backend: str, away: bool
 ) -> None:
     store = await open_store(backend, tmp_path / "store")
     await fill(store, session_events(30))
     await fill(store, session_events(60, first=30, text=SECRET))
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         await drained(task)
-        assert holding(server.directory, SECRET)
+        assert holding(own.directory, SECRET)
         if away:
-            server.kill()
-            await store.forget(["ses_3", "ses_4"], at_ms=NOW_MS)
-            task.forgotten(["ses_3", "ses_4"])
-            server.start()
-        else:
-            await store.forget(["ses_3", "ses_4"], at_ms=NOW_MS)
-            task.forgotten(["ses_3", "ses_4"])
+            own.kill()
+        await store.forget(["ses_3", "ses_4"], at_ms=NOW_MS)
+        task.forgotten(["ses_3", "ses_4"])
+        if away:
+            own.start()
         await until(lambda: task.status()["rebuild"] == 1, "it is published again")
         await drained(task)
-        await check_equal(store, server)
-        forgotten = [e for e in await read_independently(server) if e.headers["DS-Form"] == "forgotten"]
+        await check_equal(store, own)
+        forgotten = [e for e in await read_independently(own) if e.headers["DS-Form"] == "forgotten"]
         assert {e.subject.split(".")[3] for e in forgotten} == {"ses_3", "ses_4"}
         assert not any(SECRET in e.body.decode() for e in forgotten)
     await store.close()
 
 
-@on_both
-async def test_the_bytes_of_what_is_forgotten_are_gone_from_the_servers_disk(
-    server: RealServer, tmp_path: Path
-) -> None:
+@own_of_both
+async def test_the_bytes_of_what_is_forgotten_are_gone_from_the_servers_disk(own: RealServer) -> None:
     store = MemoryStore()
     await fill(store, session_events(30))
     await fill(store, session_events(10, first=30, text=SECRET))
     await fill(store, session_events(60, first=40))
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         await drained(task)
-        assert holding(server.directory, SECRET)
+        assert holding(own.directory, SECRET)
         await store.forget(["ses_3"], at_ms=NOW_MS)
         task.forgotten(["ses_3"])
         await until(lambda: task.status()["rebuild"] == 1, "it is published again")
         await drained(task)
-    server.kill()
-    assert holding(server.directory, SECRET) == []
+    own.kill()
+    assert holding(own.directory, SECRET) == []
 
 
-async def test_what_was_forgotten_while_no_mirror_ran_is_found_by_the_next_one(server: RealServer) -> None:
-    store = await mirrored_log(100, server)
+async def test_what_was_forgotten_while_no_mirror_ran_is_found_by_the_next_one(own: RealServer) -> None:
+    store = await mirrored_log(100, own)
     await store.forget(["ses_2"], at_ms=NOW_MS)
     assert await store.snapshot(MIRROR, MIRROR_VERSION) is None
     await fill(store, session_events(20, first=100))
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         await drained(task)
-    await check_equal(store, server)
-    async with mirroring(store, server) as task:
+    await check_equal(store, own)
+    async with mirroring(store, own) as task:
         status = await drained(task)
     assert status["notes"]["resumed:forgotten"] == 1 and status["rebuild"] == 1
 
 
 async def test_forgetting_that_is_cut_off_half_way_is_finished(
-    server: RealServer, monkeypatch: pytest.MonkeyPatch
+    own: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await mirrored_log(100, server)
+    store = await mirrored_log(100, own)
     from sidecar.mirror import progress as module
 
     async def broken(*_: Any, **__: Any) -> int:
@@ -465,26 +351,26 @@ async def test_forgetting_that_is_cut_off_half_way_is_finished(
     cut = module.cut
     monkeypatch.setattr(module, "cut", broken)
     await store.forget(["ses_2"], at_ms=NOW_MS)
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         await until(lambda: "broken" in task.status()["problem"], "it broke after the first half")
     monkeypatch.setattr(module, "cut", cut)
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         await drained(task)
-    await check_equal(store, server)
+    await check_equal(store, own)
 
 
 # --- pausing ---
 
 
-async def test_while_it_is_paused_nothing_is_published(server: RealServer) -> None:
+async def test_while_it_is_paused_nothing_is_published(own: RealServer) -> None:
     store = MemoryStore()
     await fill(store, session_events(100))
-    async with mirroring(store, server) as task:
+    async with mirroring(store, own) as task:
         await drained(task)
         await task.pause()
         await fill(store, session_events(100, first=100))
         assert task.status()["state"] == "paused" and task.status()["lag"] == 100
-        assert len(await read_independently(server)) == 100
+        assert len(await read_independently(own)) == 100
         task.resume()
         await drained(task)
-    await check_equal(store, server)
+    await check_equal(store, own)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import COMMANDS, EVENTS, L0_COMMANDS, L0_EVENTS, wanted
+from bridge.nats.jetstream.stream_plan import COMMANDS, EVENTS, L0_COMMANDS, L0_EVENTS
 from bridge.nats.l0.payloads import Wakeup
 from bridge.nats.l0.table import decode
 from bridge.nats.mirror.messages import UNSENT
@@ -22,30 +21,11 @@ from streams.hashing import canonical
 from streams.store import StreamStore
 from streams.stores.memory import MemoryStore
 from streams.trace import parse_traceparent
-from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, mirroring, read_independently, unsynced
-from tests.nats_servers import VERSIONS, RealServer, real_server, until
+from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, mirroring, queued, read_independently
+from tests.nats_servers import RealServer, forgets_ids, until
 from tests.sidecar.agents.agents import Counter, Other
 from tests.sidecar.agents.support import command, records, running, state
 from tests.sidecar.mirror.test_commands import consuming, empty
-
-
-@pytest.fixture(scope="module", params=VERSIONS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    directory = tmp_path_factory.mktemp("nats")
-    with real_server(directory, request.param, jetstream=unsynced(directory)) as running:
-        yield running
-
-
-@pytest.fixture
-async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
-    """Connections to an empty server whose work queue forgets message ids at once."""
-    one = Sessions(server.ask_options)
-    session = await one.get()
-    for each in await keeping.all_facts(session):
-        await session.api(f"STREAM.DELETE.{each.name}")
-    await keeping.ensure_streams(session, wanted())
-    yield one
-    await one.close()
 
 
 @asynccontextmanager
@@ -55,11 +35,7 @@ async def forgetful_mirror(
     """A mirror that has drained; then the work queues know no message id any more."""
     async with mirroring(store, server, **more) as mirror:
         await drained(mirror)
-        session = await sessions.get()
-        for stream in (COMMANDS, L0_COMMANDS):
-            config = (await keeping.facts(session, stream)).config
-            await session.api(f"STREAM.UPDATE.{stream}", {**config, "duplicate_window": 100_000_000})
-        await asyncio.sleep(0.15)
+        await forgets_ids(await sessions.get(), COMMANDS, L0_COMMANDS)
         yield mirror
 
 
@@ -74,27 +50,20 @@ async def told(store: StreamStore, count: int) -> list[StreamEvent]:
     return [event for event in found if event.metadata.get("route") == "bus"]
 
 
-async def queued(sessions: Sessions, stream: str = COMMANDS) -> list[keeping.StreamMessage]:
-    """What a work queue holds; nothing is taken from it."""
-    session = await sessions.get()
-    there = await keeping.facts(session, stream)
-    if not there.messages:
-        return []
-    return [await keeping.message_at(session, stream, n) for n in range(there.first_sequence, there.last_sequence + 1)]
-
-
 class Far(Counter):
     """An agent of another home."""
 
     name = "far"
 
 
-async def test_a_command_for_another_home_is_a_command_on_the_wire(server: RealServer, sessions: Sessions) -> None:
+async def test_a_command_for_another_home_is_a_command_on_the_wire_and_a_wakeup_announces_it(
+    server: RealServer, sessions: Sessions
+) -> None:
     store = MemoryStore()
     events = await told(store, 2)
     async with mirroring(store, server) as mirror:
         await drained(mirror)
-        sent = await queued(sessions)
+        sent, rung = await queued(sessions), await queued(sessions, L0_COMMANDS)
     assert [message.body for message in sent] == [canonical(event.fields()) for event in events]
     for message, event in zip(sent, events, strict=True):
         assert message.subject == "cmd._._.far.add"
@@ -103,15 +72,6 @@ async def test_a_command_for_another_home_is_a_command_on_the_wire(server: RealS
         assert message.headers["CG-Sender"] == "counter" and message.headers["CG-Msg-Type"] == "add"
         assert message.headers["traceparent"] == event.traceparent
         assert message.headers["DS-Log"] == LOG_ID
-    await check_equal(store, server)
-
-
-async def test_a_wakeup_of_the_l0_protocol_announces_each_command(server: RealServer, sessions: Sessions) -> None:
-    store = MemoryStore()
-    events = await told(store, 2)
-    async with mirroring(store, server) as mirror:
-        await drained(mirror)
-        rung = await queued(sessions, L0_COMMANDS)
     for message, event in zip(rung, events, strict=True):
         subject, payload = decode(message.subject, message.body)
         assert message.subject == "cg.v1._.public.cmd.agent.far.wakeup" and subject.target == "far"
@@ -120,18 +80,7 @@ async def test_a_wakeup_of_the_l0_protocol_announces_each_command(server: RealSe
         assert message.headers["CG-Msg-Type"] == "agent.wakeup" and message.headers["CG-Sender"] == "counter"
         assert message.headers["CG-Recursion-Depth"] == "1"
         assert message.headers["traceparent"] == event.traceparent
-
-
-async def test_a_command_that_is_not_sent_is_not_announced(server: RealServer, sessions: Sessions) -> None:
-    store = MemoryStore()
-    await told(store, 1)
-    mirror = MirrorTask(store, LOG_ID, sessions, lambda: NOW_MS + DAY_MS)
-    mirror.start()
-    try:
-        await drained(mirror)
-    finally:
-        await mirror.close()
-    assert await queued(sessions) == await queued(sessions, L0_COMMANDS) == []
+    await check_equal(store, server)
 
 
 async def test_another_home_takes_it_once_and_the_trace_goes_on(server: RealServer, sessions: Sessions) -> None:
@@ -213,7 +162,7 @@ async def test_an_old_command_is_not_sent_any_more_and_counted(server: RealServe
     finally:
         await mirror.close()
     assert status["notes"][f"{UNSENT}:old"] == 2
-    assert await queued(sessions) == []
+    assert await queued(sessions) == await queued(sessions, L0_COMMANDS) == []
 
 
 async def test_a_refused_chain_is_a_failed_task(server: RealServer, sessions: Sessions) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import pytest
 
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.connection import JetStream
-from bridge.nats.jetstream.errors import NatsRefused, NatsUnavailable, WrongServer
+from bridge.nats.jetstream.errors import NatsUnavailable, WrongServer
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.stream_plan import StreamDefinition
 from bridge.nats.jetstream.wire import Message
@@ -31,15 +29,11 @@ from sidecar.mirror.server.life import State
 from sidecar.mirror.server.process import clear_orphan
 from sidecar.mirror.server.server import EmbeddedServer, Timing
 from streams.identity import seeded_identity
-from tests.nats_servers import HANG_SECONDS, VERSIONS, is_root, program, servers_of, until
+from tests.nats_servers import HANG_SECONDS, NEWEST, is_root, program, servers_of, until
 
+PROGRAM = program(NEWEST)
 KEPT = StreamDefinition("KEPT", ("kept.>",), "limits", "A test's")
 QUICK = Timing(start=20, probe=0.1, misses=3, stop=5, first_pause=0.02, longest_pause=0.2)
-
-
-@pytest.fixture(params=VERSIONS)
-def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
@@ -75,11 +69,11 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-async def test_it_runs_closed_to_others_and_ends(directory: Path, version: str) -> None:
-    async with embedded(directory, executable=program(version)) as server:
+async def test_it_runs_closed_to_others_and_ends(directory: Path) -> None:
+    async with embedded(directory, executable=PROGRAM) as server:
         session = await running(server)
         status = server.status()
-        assert status["state"] == "running" and status["version"].startswith(version) and status["problem"] == ""
+        assert status["state"] == "running" and status["version"].startswith(NEWEST) and status["problem"] == ""
         assert servers_of(directory) == [status["pid"]]
         assert {mode(directory / name) for name in ("server.conf", "server.json", "server.log")} == {0o600}
         assert {mode(directory / name) for name in ("ports", "store")} == {0o700}
@@ -105,10 +99,8 @@ def _own_address() -> str:
     return "127.0.0.2" if sys.platform == "linux" else socket.gethostbyname(socket.gethostname())
 
 
-async def test_killed_it_is_started_again_with_its_port_its_messages_and_a_new_token(
-    directory: Path, version: str
-) -> None:
-    async with embedded(directory, executable=program(version)) as server:
+async def test_killed_it_is_started_again_with_its_port_its_messages_and_a_new_token(directory: Path) -> None:
+    async with embedded(directory, executable=PROGRAM) as server:
         session = await running(server)
         await keeping.ensure_streams(session, [KEPT])
         for n in range(5):
@@ -166,52 +158,32 @@ async def test_a_configured_port_that_is_taken_is_told_and_waited_for(directory:
     await waiting.__aexit__(None, None, None)
 
 
-async def test_a_hold_of_three_seconds_is_survived(directory: Path, version: str) -> None:
-    async with embedded(directory, Timing(probe=0.2), executable=program(version)) as server:
+async def test_one_that_hangs_is_killed_and_started_again_unless_it_goes_on(directory: Path) -> None:
+    async with embedded(directory, connect_timeout_seconds=0.3, request_timeout_seconds=0.3) as server:
         session = await running(server)
         pid = server.status()["pid"]
         os.kill(pid, signal.SIGSTOP)
-        await asyncio.sleep(3)
+        await until(lambda: server.state is State.UNWELL, "the probe fails")
         os.kill(pid, signal.SIGCONT)
         await until(lambda: server.state is State.RUNNING, "it is well again")
-        await session.api("INFO")
         assert server.status()["pid"] == pid and server.restarts == 0
         await session.close()
-
-
-async def test_one_that_hangs_is_killed_and_started_again(directory: Path) -> None:
-    async with embedded(directory, connect_timeout_seconds=0.3, request_timeout_seconds=0.3) as server:
-        await (await running(server)).close()
-        pid = server.status()["pid"]
         os.kill(pid, signal.SIGSTOP)
-        await until(lambda: server.state is State.UNWELL, "the probe fails")
         await (await running(server, other_than=pid)).close()
         assert server.restarts == 1 and servers_of(directory) == [server.status()["pid"]]
 
 
-async def test_a_hanging_one_can_be_stopped(directory: Path) -> None:
-    async with embedded(directory, Timing(stop=0.2)) as server:
-        await (await running(server)).close()
-        os.kill(server.status()["pid"], signal.SIGSTOP)
-
-
-async def test_it_can_be_stopped_at_any_time_of_its_start(directory: Path) -> None:
-    for pause in (0.0, 0.005, 0.02, 0.05, 0.1):
-        async with embedded(directory):
-            await asyncio.sleep(pause)
-
-
-@pytest.mark.parametrize("damage", ["file", "read_only", "garbage"])
-async def test_a_store_that_cannot_be_used_is_told_and_mended(directory: Path, version: str, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["read_only", "garbage"])
+async def test_a_store_that_cannot_be_used_is_told_and_mended(directory: Path, damage: str) -> None:
     store = directory / "store"
-    harm, mend = _damages(directory)[damage]
-    async with embedded(directory, executable=program(version)) as server:
+    harm, mend = _damages()[damage]
+    async with embedded(directory, executable=PROGRAM) as server:
         session = await running(server)
         await keeping.ensure_streams(session, [KEPT])
         await publish(session, Message("kept.x", {}, b"1"))
         await session.close()
     harm(store)
-    async with embedded(directory, executable=_without_root_rights(directory, version)) as server:
+    async with embedded(directory, executable=_without_root_rights(directory)) as server:
         if damage != "garbage":
             await until(lambda: server.problem, "it says why it does not start")
             await until(lambda: server.restarts >= 2, "it is tried again")
@@ -224,17 +196,7 @@ async def test_a_store_that_cannot_be_used_is_told_and_mended(directory: Path, v
         await session.close()
 
 
-def _damages(directory: Path) -> dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]]:
-    aside = directory / "aside"
-
-    def put_file(store: Path) -> None:
-        store.rename(aside)
-        store.write_text("not a directory")
-
-    def take_file(store: Path) -> None:
-        store.unlink()
-        aside.rename(store)
-
+def _damages() -> dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]]:
     def scribble(store: Path) -> None:
         files = [path for path in store.rglob("*") if path.is_file()]
         assert files
@@ -249,34 +211,18 @@ def _damages(directory: Path) -> dict[str, tuple[Callable[[Path], object], Calla
         for path in [store, *(each for each in store.rglob("*") if each.is_dir())]:
             path.chmod(0o700)
 
-    return {"file": (put_file, take_file), "read_only": (close, open_), "garbage": (scribble, lambda store: None)}
+    return {"read_only": (close, open_), "garbage": (scribble, lambda store: None)}
 
 
-def _without_root_rights(directory: Path, version: str) -> Path:
+def _without_root_rights(directory: Path) -> Path:
     """The program without root's rights, so that file modes count even if the tests run as root."""
     if not is_root():
-        return program(version)
+        return PROGRAM
     wrapper = directory.parent / "nats-server"
     drop = "exec setpriv --bounding-set=-dac_override,-dac_read_search"
-    wrapper.write_text(f'#!/bin/sh\n{drop} "{program(version)}" "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\n{drop} "{PROGRAM}" "$@"\n')
     wrapper.chmod(0o755)
     return wrapper
-
-
-async def test_without_a_program_it_says_what_to_install(directory: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    old.write_text("#!/bin/sh\necho nats-server: v2.9.25\n")
-    old.chmod(0o755)
-    for executable, words in (
-        (tmp_path / "nowhere", os.strerror(errno.ENOENT)),
-        (Path("/bin/echo"), "/bin/echo"),
-        (old, "2.9.25"),
-    ):
-        async with embedded(directory, executable=executable) as server:
-            await problem(server, words)
-            assert str(executable) in server.problem
-            with pytest.raises(NatsUnavailable):
-                await server.options()
 
 
 # --- orphans ---
@@ -291,7 +237,7 @@ async def test_one_that_a_dead_sidecar_left_is_ended_first(directory: Path) -> N
         await (await running(server)).close()
     config = directory / "server.conf"
     # Without the wrapper that ties its life to ours, as where the system cannot do that.
-    left = subprocess.Popen([program("2.15"), "-c", config], stderr=subprocess.DEVNULL, start_new_session=True)
+    left = subprocess.Popen([PROGRAM, "-c", config], stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         left_behind(directory, left.pid)
         while servers_of(directory) != [
@@ -345,7 +291,7 @@ def test_it_dies_with_its_parent_at_whatever_time(directory: Path) -> None:
         "    server.start(); print(1, flush=True); await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
-    for pause in (0.0, 0.03, 0.06, 0.12, 0.5):
+    for pause in (0.0, 0.06, 0.3):
         parent = subprocess.Popen([sys.executable, "-c", script, str(directory)], stdout=subprocess.PIPE)
         parent.stdout.readline()  # type: ignore[union-attr]
         try:
@@ -356,10 +302,3 @@ def test_it_dies_with_its_parent_at_whatever_time(directory: Path) -> None:
         parent.stdout.close()  # type: ignore[union-attr]
         asyncio.run(until(lambda: servers_of(directory) == [], "no server is left"))
     shutil.rmtree(directory)
-
-
-async def test_a_wrong_token_does_not_get_in(directory: Path) -> None:
-    async with embedded(directory) as server:
-        await (await running(server)).close()
-        with pytest.raises(NatsRefused):
-            await JetStream.connect(replace(await server.options(), token="0" * 64))

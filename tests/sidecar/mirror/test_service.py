@@ -18,11 +18,9 @@ from sidecar.config import NatsConfig
 from sidecar.home import Home
 from sidecar.mirror.service import NatsService
 from streams.identity import seeded_identity
-from streams.log.log import Log
 from tests.nats_servers import HANG_SECONDS, program, real_server, servers_of, until
-from tests.sidecar.cli.helpers import run, run_process
+from tests.sidecar.cli.helpers import run
 from tests.sidecar.support import running, start, wait_for
-from tests.streams.builders import event
 
 
 class Served:
@@ -116,55 +114,6 @@ def test_what_is_recorded_is_mirrored_and_status_says_so(served: Served) -> None
     assert status_rows(served.home, "mirror", "status") == rows
 
 
-def test_payload_keys_reserved_for_headers_warn_in_status_and_doctor(served: Served) -> None:
-    async def record() -> None:
-        log = await Log.open(served.home.store_path, seeded_identity(4))
-        await log.append([event("a", payload={"CG-Sender": "forged"}), event("b")])
-        await log.close()
-
-    served.home.create()
-    asyncio.run(record())
-    served.start(f'[nats]\nmode = "embedded"\nexecutable = "{program("2.10")}"\n')
-    mirror = wait_for(lambda: (m := served.nats()["mirror"])["position"] >= 1 and not m["lag"] and m, "all is mirrored")
-    assert mirror["notes"]["reserved_keys"] >= 1
-    said = json.loads(run_process(served.home.path, "status", "--json").out)
-    assert [note for note in said["notes"] if "CG-" in note]
-    doctor = [json.loads(line) for line in run_process(served.home.path, "doctor", "--json").out.splitlines()]
-    checks = [each for each in doctor if each.get("name") == "mirror"]
-    assert [(each["level"], "CG-" in each["text"]) for each in checks] == [("note", True)]
-
-
-def test_a_killed_sidecar_leaves_no_server_and_the_next_one_starts_its_own(served: Served) -> None:
-    served.start('[nats]\nmode = "embedded"\n')
-    first = served.until(connected=True)["server"]
-    served.end(signal.SIGKILL)
-    wait_for(lambda: servers_of(served.home.nats_path) == [], "no server is left")
-    served.start('[nats]\nmode = "embedded"\n')
-    second = served.until(connected=True)["server"]
-    assert servers_of(served.home.nats_path) == [second["pid"]] != [first["pid"]]
-    assert served.end(signal.SIGINT) == 0
-
-
-async def test_what_is_wrong_is_told_and_nothing_is_sent(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    home.create()
-    with real_server(tmp_path / "other", "2.15") as other:
-        address = f"nats://127.0.0.1:{other.port}"
-        for config, words in (
-            ({"servers": (address,), "credentials": tmp_path / "a.creds"}, "a.creds"),
-            ({"servers": (address,), "tls_enabled": True, "cert_dir": tmp_path}, "ca.pem"),
-            ({"servers": (address,), "tls_enabled": True}, "TLS"),
-            ({"servers": (address,)}, "login"),
-            ({"servers": ("nats://ada:geheim@127.0.0.1:1",)}, "127.0.0.1:1"),
-        ):
-            service = NatsService(home, NatsConfig(mode="external", **config), seeded_identity(1).nonce)  # type: ignore[arg-type]
-            service.open()
-            await until(lambda service=service, words=words: words in service.status()["problem"], words)
-            found = service.status()
-            assert not found["connected"] and found["server"] is None and "geheim" not in str(found)
-            await service.close()
-
-
 def test_a_wrong_setting_is_a_note_and_the_sidecar_serves_all_the_same(served: Served) -> None:
     served.start('[nats]\nmode = "external"\nservers = ["tls://ada:geheim@127.0.0.1:1"]\n')
     wait_for(lambda: NOTHING_LISTENS in served.nats()["problem"], "the problem is shown")
@@ -191,21 +140,3 @@ async def test_an_external_server_is_shown_while_it_is_there(tmp_path: Path) -> 
         assert service.status()["problem"] == ""
         await service.close()
     assert not home.nats_path.exists()
-
-
-async def test_off_nothing_is_there(tmp_path: Path) -> None:
-    service = NatsService(Home(tmp_path / "home"), NatsConfig(), seeded_identity(1).nonce)
-    service.open()
-    assert service.sessions is None
-    assert service.status() == {
-        "mode": "off",
-        "connected": False,
-        "servers": None,
-        "version": None,
-        "problem": "",
-        "server": None,
-        "mirror": None,
-        "deltas": None,
-        "commands": [],
-    }
-    await service.close()

@@ -10,7 +10,7 @@ import pytest
 
 from bridge.nats.jetstream.options import PullSettings
 from sidecar.config import ConfigError, NatsConfig, load_config
-from sidecar.mirror.settings import FREE_PORT, embedded_options, external_options, pull_settings, server_config
+from sidecar.mirror.settings import FREE_PORT, pull_settings, server_config
 from tests.nats_servers import VERSIONS, program
 
 
@@ -36,34 +36,6 @@ def test_the_server_understands_every_word_of_it(version: str, tmp_path: Path) -
         [program(version), "-t", "-c", config], capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_how_to_connect() -> None:
-    config = NatsConfig(
-        mode="external",
-        servers=("nats://a:1", "tls://b:2"),
-        credentials=Path("/c/ada.creds"),
-        tls_enabled=True,
-        cert_dir=Path("/c"),
-        tls_hostname="n",
-        inbox_prefix="_ADA",
-        connect_timeout_seconds=1,
-        request_timeout_seconds=2,
-        ping_interval_seconds=3,
-    )
-    options = external_options(config)
-    assert (options.servers, options.credentials, options.cert_dir) == (config.servers, config.credentials, Path("/c"))
-    assert options.wants_tls and options.token is None and options.tls_hostname == "n"
-    assert (options.connect_seconds, options.request_seconds, options.ping_seconds) == (1, 2, 3)
-    assert options.shown == "a:1, b:2"
-    own = embedded_options(config, port=7, token="t" * 64, server_id="ID")
-    assert (own.servers, own.token, own.server_id) == (("nats://127.0.0.1:7",), "t" * 64, "ID")
-    assert not own.wants_tls and own.credentials is None, "what is for another server is not for ours"
-
-
-def test_off_by_default() -> None:
-    assert load_config(None).nats == NatsConfig()
-    assert NatsConfig().mode == "off"
 
 
 @pytest.mark.parametrize(
@@ -101,10 +73,3 @@ def test_pull_is_read_and_other_keys_are_kept(tmp_path: Path, monkeypatch: pytes
     found = pull_settings(config)
     assert (found.batch_size, found.max_inflight, found.ack_wait_s) == (3, 5, 7.0)
     assert pull_settings(NatsConfig()) == PullSettings()
-
-
-def test_the_environment_reaches_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DURABLE_STREAM_NATS__MODE", "embedded")
-    monkeypatch.setenv("DURABLE_STREAM_NATS__PORT", "4333")
-    config = load_config(None).nats
-    assert (config.mode, config.port) == ("embedded", 4333)
