@@ -1,4 +1,4 @@
-"""Reads intents, checkpoints and notices from the log, for commands that only read."""
+"""Reads intents, checkpoints, notices and costs from the log, for what only reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from sidecar.background.people import alerts, checkpoints
 from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent, checkpoint_id
 from sidecar.background.people.consent import asked
 from sidecar.read.asked import CHECKPOINT
+from sidecar.read.costs import By, Costs
 from sidecar.read.select import catalog_of
+from streams.errors import CorruptLog
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
 from streams.query import Filter
@@ -144,6 +146,36 @@ def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
         row["state"], row["escalated"] = "escalated", event.ts
     elif event.type == "alert.seen":
         row["state"], row["observed"], row["why"] = "observed", event.ts, given["why"]
+
+
+async def costs_of(reader: LogReader, by: By, wanted: Filter) -> tuple[Costs, CorruptLog | None]:
+    """The costs of the wanted records, and the fault that ended reading early, if any.
+
+    Work that ran in the background counts in the session that started it.
+    """
+    catalog, _ = await catalog_of(reader)
+    # The agent's state forgets old work, but its stream does not.
+    roots: dict[str, str] = {}
+    starters: dict[str, str] = {}
+    async for event in _outputs(reader, NAME):
+        if event.type == "intent.created" and (root := event.payload.get("root") or event.payload.get("parent")):
+            roots[event.payload["intent"]] = root
+        elif event.type == "intent.started" and event.payload["intent"] in roots:
+            starters[event.payload["session"]] = roots[event.payload["intent"]]
+
+    def root_of(session: str) -> str:
+        root = catalog.lineage.root(session)
+        # Work that a person started has its own id as its root.
+        starter = starters.get(root)
+        return catalog.lineage.root(starter) if starter in catalog.sessions else root
+
+    costs = Costs(by, root_of, catalog.directory)
+    try:
+        async for record in reader.query(wanted):
+            costs.apply(record)
+    except CorruptLog as error:
+        return costs, error
+    return costs, None
 
 
 async def _outputs(reader: StreamReader, agent: str) -> AsyncIterator[StreamEvent]:

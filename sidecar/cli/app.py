@@ -48,6 +48,7 @@ COMMANDS = (
         ("query --type agent.error --since 2d", "query --type 'execution.*' --text pytest --limit 10"),
     ),
     Row("why", LOOK, ("why 5F3Q",)),
+    Row("costs", LOOK, ("costs", "costs --by session --since 7d", "costs --by model --json")),
     Row(
         "export",
         LOOK,

@@ -13,14 +13,14 @@ from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.people.checkpoints import CLOSED
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
-from sidecar.background.reading import read_checkpoints, read_intents, read_notices
-from sidecar.inspector.past import Past, counted
+from sidecar.background.reading import costs_of, read_checkpoints, read_intents, read_notices
 from sidecar.read.catalog import Catalog, is_agents
 from sidecar.read.changes.changes import totals
 from sidecar.read.compare import SHOWN, figures, same_until
-from sidecar.read.costs import TYPES, WAYS, By, Costs
+from sidecar.read.costs import TYPES, WAYS, By
 from sidecar.read.describe import describe
 from sidecar.read.detail import detail
+from sidecar.read.past import Past, counted
 from sidecar.read.projects import short_directory
 from sidecar.read.select import SelectError, catalog_of, family_of, find_event, find_session, newest
 from sidecar.read.transcript.html import turn_html
@@ -293,8 +293,8 @@ class Data:
     async def costs(self, by: str) -> dict[str, Any]:
         """What root sessions cost, by one of ``WAYS``."""
         way: By = next((each for each in WAYS if each == by), "day")
-        costs = await costs_of(self.reader, way, Filter(types=TYPES))
-        return {"by": way, "sums": [each.as_json() for each in costs.sums()]}
+        costs, fault = await costs_of(self.reader, way, Filter(types=TYPES))
+        return {"by": way, "sums": [each.as_json() for each in costs.sums()], "fault": str(fault or "")}
 
     async def health(self) -> dict[str, Any]:
         """What ``status`` shows."""
@@ -306,22 +306,6 @@ class Data:
         if method is None:
             raise SelectError(f"the page has no button {one_line(action)[:40]!r}")
         return await self._ask(method, args)
-
-
-async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
-    """The costs of the wanted records. Work that ran in the background counts in the session that started it."""
-    catalog, _ = await catalog_of(reader)
-    state = await read_intents(reader)
-    starters = {each.session: each.root for each in state.intents.values() if each.session and each.root}
-
-    def root_of(session: str) -> str:
-        root = catalog.lineage.root(session)
-        return starters.get(root, root)
-
-    costs = Costs(by, root_of, catalog.directory)
-    async for record in reader.query(wanted):
-        costs.apply(record)
-    return costs
 
 
 def row_of(record: Record) -> dict[str, Any]:
