@@ -22,12 +22,20 @@ from streams.query import Filter
 from streams.store import StreamReader
 
 
-async def read_intents(reader: StreamReader) -> State:
-    """Fold the stream of the agent ``intents``; the state is empty if there is no such stream yet."""
+async def read_intents(reader: StreamReader, up_to: int | None = None) -> State:
+    """Fold the stream of the agent ``intents``, up to a position; the state is empty if there is no such stream yet."""
     agent = IntentAgent()
-    async for event in _outputs(reader, NAME):
+    async for event in _outputs(reader, NAME, up_to):
         agent.apply(event)
     return agent.data
+
+
+async def running_at(reader: StreamReader, root: str, position: int) -> list[dict[str, Any]]:
+    """The background work that a root session had not got back at a position: ``id, title, session, state``."""
+    state = await read_intents(reader, position)
+    names = ("id", "title", "session", "state")
+    found = (each for each in state.unfinished() if each.root == root)
+    return [{name: getattr(each, name) for name in names} for each in found]
 
 
 async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
@@ -178,8 +186,10 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> tuple[Costs, Co
     return costs, None
 
 
-async def _outputs(reader: StreamReader, agent: str) -> AsyncIterator[StreamEvent]:
-    """The events that an agent returned, oldest first."""
+async def _outputs(reader: StreamReader, agent: str, up_to: int | None = None) -> AsyncIterator[StreamEvent]:
+    """The events that an agent returned, oldest first, up to a position."""
     async for record in reader.read(agent_stream(agent)):
+        if up_to is not None and record.position > up_to:
+            return
         if is_applied(record.event):
             yield record.event
