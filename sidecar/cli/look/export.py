@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from sidecar.cli.printing.transcript import RedactOption
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 
@@ -50,6 +51,7 @@ async def export(
             "for OpenTelemetry; chrome-trace: one for ui.perfetto.dev.",
         ),
     ] = Form.jsonl,
+    redact: RedactOption = False,
     json: JsonFlag = False,
 ) -> None:
     """Write a stream, and the streams joined to it, to a file.
@@ -68,6 +70,8 @@ async def export(
             f"`--json` means `--format jsonl`, so it cannot be combined with `--format {form.value}`; for the "
             "conversation as JSON, run `durable-stream read --format json`"
         )
+    if redact and form not in (Form.markdown, Form.html):
+        raise typer.BadParameter("`--redact-paths` changes a conversation: give `--format html` or `--format markdown`")
     store = home_of(context).store_path
     reader = open_reader(store)
     if stream is None:
@@ -84,22 +88,22 @@ async def export(
         elif form in (Form.otlp, Form.chrome):
             wrote = f"{await _write_trace(reader, family, form, file)} spans"
         else:
-            await _write_conversation(reader, family, form, file)
+            await _write_conversation(reader, family, form, file, redact=redact)
             wrote = f"the conversation as {form}"
     if output is not None:
         note(f"Wrote {wrote} of {len(family.streams)} stream{'s'[: len(family.streams) != 1]} to {output}.")
 
 
-async def _write_conversation(reader: LogReader, family: Family, form: str, file: IO[bytes]) -> None:
+async def _write_conversation(reader: LogReader, family: Family, form: str, file: IO[bytes], *, redact: bool) -> None:
     from sidecar.cli.printing.transcript import conversation_of, notes_of, transcript_bytes
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.transcript.model import Reading
 
-    roots, fault = await conversation_of(reader, family)
+    roots, proof, fault = await conversation_of(reader, family, redact=redact)
     if fault is not None:
         raise fault
     notes = await notes_of(reader, family.stream)
-    reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes)
+    reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     file.writelines(transcript_bytes(roots, reading, form))
 
 
