@@ -1,4 +1,4 @@
-"""Reads intents, checkpoints and notices from the log, for commands that only read."""
+"""Reads intents, checkpoints, notices and costs from the log, for what only reads."""
 
 from __future__ import annotations
 
@@ -13,19 +13,29 @@ from sidecar.background.people import alerts, checkpoints
 from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent, checkpoint_id
 from sidecar.background.people.consent import asked
 from sidecar.read.asked import CHECKPOINT
+from sidecar.read.costs import By, Costs
 from sidecar.read.select import catalog_of
+from streams.errors import CorruptLog
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import StreamReader
 
 
-async def read_intents(reader: StreamReader) -> State:
-    """Fold the stream of the agent ``intents``; the state is empty if there is no such stream yet."""
+async def read_intents(reader: StreamReader, up_to: int | None = None) -> State:
+    """Fold the stream of the agent ``intents``, up to a position; the state is empty if there is no such stream yet."""
     agent = IntentAgent()
-    async for event in _outputs(reader, NAME):
+    async for event in _outputs(reader, NAME, up_to):
         agent.apply(event)
     return agent.data
+
+
+async def running_at(reader: StreamReader, root: str, position: int) -> list[dict[str, Any]]:
+    """The background work that a root session had not got back at a position: ``id, title, session, state``."""
+    state = await read_intents(reader, position)
+    names = ("id", "title", "session", "state")
+    found = (each for each in state.unfinished() if each.root == root)
+    return [{name: getattr(each, name) for name in names} for each in found]
 
 
 async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
@@ -146,8 +156,40 @@ def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
         row["state"], row["observed"], row["why"] = "observed", event.ts, given["why"]
 
 
-async def _outputs(reader: StreamReader, agent: str) -> AsyncIterator[StreamEvent]:
-    """The events that an agent returned, oldest first."""
+async def costs_of(reader: LogReader, by: By, wanted: Filter) -> tuple[Costs, CorruptLog | None]:
+    """The costs of the wanted records, and the fault that ended reading early, if any.
+
+    Work that ran in the background counts in the session that started it.
+    """
+    catalog, _ = await catalog_of(reader)
+    # The agent's state forgets old work, but its stream does not.
+    roots: dict[str, str] = {}
+    starters: dict[str, str] = {}
+    async for event in _outputs(reader, NAME):
+        if event.type == "intent.created" and (root := event.payload.get("root") or event.payload.get("parent")):
+            roots[event.payload["intent"]] = root
+        elif event.type == "intent.started" and event.payload["intent"] in roots:
+            starters[event.payload["session"]] = roots[event.payload["intent"]]
+
+    def root_of(session: str) -> str:
+        root = catalog.lineage.root(session)
+        # Work that a person started has its own id as its root.
+        starter = starters.get(root)
+        return catalog.lineage.root(starter) if starter in catalog.sessions else root
+
+    costs = Costs(by, root_of, catalog.directory)
+    try:
+        async for record in reader.query(wanted):
+            costs.apply(record)
+    except CorruptLog as error:
+        return costs, error
+    return costs, None
+
+
+async def _outputs(reader: StreamReader, agent: str, up_to: int | None = None) -> AsyncIterator[StreamEvent]:
+    """The events that an agent returned, oldest first, up to a position."""
     async for record in reader.read(agent_stream(agent)):
+        if up_to is not None and record.position > up_to:
+            return
         if is_applied(record.event):
             yield record.event

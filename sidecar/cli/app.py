@@ -48,6 +48,9 @@ COMMANDS = (
         ("query --type agent.error --since 2d", "query --type 'execution.*' --text pytest --limit 10"),
     ),
     Row("why", LOOK, ("why 5F3Q",)),
+    Row("state", LOOK, ("state ses_1a2b", "state ses_1a2b --at 120", "state ses_1a2b --at 5F3Q --json")),
+    Row("diff", LOOK, ("diff ses_1a2b 20 120", "diff ses_1a2b ses_3c4d")),
+    Row("costs", LOOK, ("costs", "costs --by session --since 7d", "costs --by model --json")),
     Row(
         "export",
         LOOK,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +12,15 @@ from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.people.checkpoints import CLOSED
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
-from sidecar.background.reading import read_checkpoints, read_intents, read_notices
-from sidecar.inspector.past import Past, counted
-from sidecar.read.catalog import Catalog, is_agents, repeats
+from sidecar.background.reading import costs_of, read_checkpoints, read_intents, read_notices
+from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.changes.changes import totals
-from sidecar.read.compare import SHOWN, figures, same_until
-from sidecar.read.costs import TYPES, WAYS, By, Costs
-from sidecar.read.describe import describe
+from sidecar.read.compare import compared
+from sidecar.read.costs import TYPES, WAYS, By
+from sidecar.read.describe import describe, row_of
 from sidecar.read.detail import detail
+from sidecar.read.moment import head
+from sidecar.read.past import Past
 from sidecar.read.projects import short_directory
 from sidecar.read.select import SelectError, catalog_of, family_of, find_event, find_session, newest
 from sidecar.read.transcript.html import turn_html
@@ -131,63 +131,8 @@ class Data:
     async def session(self, given: str, at: int | None) -> dict[str, Any]:
         """The head of a session's page after ``at`` records, and where the slider can jump to."""
         past = await self.past(given)
-        upto = past.upto(at)
-        catalog, spans = past.catalog(at), past.spans(at).found
-        conversation = past.conversation(at)
-        roots = conversation.roots
-        turns = [turn for root in roots for turn in root.turns]
-        cost = round(sum(each.cost for each in catalog.streams.values()), 9)
-        tokens: dict[str, int | float] = {}
-        for stream in catalog.streams.values():
-            for name, count in stream.tokens.items():
-                tokens[name] = tokens.get(name, 0) + count
-        own = catalog.sessions.get(past.session)
-        waits = [span for span in spans if span.kind == "wait"]
-        now = past.records[upto - 1].event.ts if upto else 0
-        ended = [span for span in spans if span.kind == "turn"]
-        return {
-            "stream_id": past.stream,
-            "title": own.title if own is not None else "",
-            "directory": catalog.directory(past.stream),
-            "place": short_directory(catalog.directory(past.stream), str(Path.home())),
-            "agent": own.agent if own is not None else "",
-            "status": catalog.status(past.stream) if past.stream in catalog.streams else "unknown",
-            "records": len(past.records),
-            "at": upto,
-            "first_ts": past.records[0].event.ts if past.records else None,
-            "ts": now,
-            "turns": len(turns),
-            "cost": cost,
-            "tokens": tokens,
-            "working_ms": sum(max((span.end or now) - span.start, 0) for span in ended),
-            "waiting_ms": sum(max((span.end or now) - span.start, 0) for span in waits),
-            "counts": counted(past.marks, upto),
-            "marks": past.marks,
-            "asks": [asdict_of(ask) for ask in catalog.asks()],
-            "sessions": self._tree(catalog),
-            "hash": past.records[upto - 1].hash if upto else "",
-            "position": past.records[upto - 1].position if upto else None,
-            "fault": past.fault,
-        }
-
-    @staticmethod
-    def _tree(catalog: Catalog) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-
-        def add(session_id: str, depth: int) -> None:
-            session = catalog.sessions[session_id]
-            state = (
-                "waiting" if session.asks else "active" if session.is_active else "ended" if session.ended else "idle"
-            )
-            rows.append(
-                {"id": session.id, "title": session.title, "agent": session.agent, "depth": depth, "status": state}
-            )
-            for child in catalog.children(session_id):
-                add(child.id, depth + 1)
-
-        for root in catalog.roots():
-            add(root.id, 0)
-        return rows
+        found = head(past, at)
+        return found | {"place": short_directory(found["directory"], str(Path.home())), "marks": past.marks}
 
     async def conversation(self, given: str, at: int | None, first: int | None) -> dict[str, Any]:
         """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns."""
@@ -235,15 +180,7 @@ class Data:
     async def compare(self, one: str, other: str) -> dict[str, Any]:
         """Two sessions beside each other, and their records from the first difference on."""
         pasts = [await self.past(one), await self.past(other)]
-        left, right = (past.records for past in pasts)
-        same = same_until(left, right)
-        begin = same or 0
-        rows = zip_longest(*([row_of(each) for each in past.records[begin : begin + SHOWN]] for past in pasts))
-        return {
-            "sides": [figures(past.stream, past.records) for past in pasts],
-            "same": same,
-            "rows": [] if same is None else list(rows),
-        }
+        return compared(*pasts)
 
     # --- one event ---
 
@@ -291,8 +228,8 @@ class Data:
     async def costs(self, by: str) -> dict[str, Any]:
         """What root sessions cost, by one of ``WAYS``."""
         way: By = next((each for each in WAYS if each == by), "day")
-        costs = await costs_of(self.reader, way, Filter(types=TYPES))
-        return {"by": way, "sums": [each.as_json() for each in costs.sums()]}
+        costs, fault = await costs_of(self.reader, way, Filter(types=TYPES))
+        return {"by": way, "sums": [each.as_json() for each in costs.sums()], "fault": str(fault or "")}
 
     async def health(self) -> dict[str, Any]:
         """What ``status`` shows."""
@@ -304,38 +241,6 @@ class Data:
         if method is None:
             raise SelectError(f"the page has no button {one_line(action)[:40]!r}")
         return await self._ask(method, args)
-
-
-async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
-    """The costs of the wanted records. Work that ran in the background counts in the session that started it."""
-    catalog, _ = await catalog_of(reader)
-    state = await read_intents(reader)
-    starters = {each.session: each.root for each in state.intents.values() if each.session and each.root}
-
-    def root_of(session: str) -> str:
-        root = catalog.lineage.root(session)
-        return starters.get(root, root)
-
-    costs = Costs(by, root_of, catalog.directory)
-    async for record in reader.query(wanted):
-        costs.apply(record)
-    return costs
-
-
-def row_of(record: Record) -> dict[str, Any]:
-    """One record on one line."""
-    line = describe(record.event)
-    return {
-        "id": record.event.id,
-        "stream_id": record.event.stream_id,
-        "position": record.position,
-        "ts": record.event.ts,
-        "type": record.event.type,
-        "actor": one_line(record.event.actor),
-        "label": line.label,
-        "text": one_line(line.text)[:400],
-        "tone": line.tone,
-    }
 
 
 def snippet(payload: Any, text: str) -> str:
@@ -352,11 +257,6 @@ def snippet(payload: Any, text: str) -> str:
             begin, end = max(at - AROUND, 0), at + len(text) + AROUND
             return "…" * (begin > 0) + one_line(value[begin:end]) + "…" * (end < len(value))
     return ""
-
-
-def asdict_of(ask: Any) -> dict[str, Any]:
-    """An open ask as JSON."""
-    return {name: getattr(ask, name) for name in ("request", "session", "event", "since_ms", "text")}
 
 
 def _heads(roots: list[Session]) -> list[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.edits import file_changes
-from sidecar.read.describe import describe
+from sidecar.read.describe import row_of
 from sidecar.read.fields import as_text
+from sidecar.read.past import Past
 from sidecar.read.spans import Spans
 from streams.store import Record
 
@@ -50,26 +51,41 @@ def _without(value: Any) -> Any:
     return value
 
 
-def figures(stream: str, records: Sequence[Record]) -> dict[str, Any]:
-    """What one run amounts to: ``turns, tools, files, tokens, cost, working_ms, records``."""
+def compared(left: Past, right: Past) -> dict[str, Any]:
+    """Two runs in the form that ``diff --json`` prints: the ``sides`` in figures, how many records are the ``same``
+    (``None``: all), and ``rows`` of both from the first difference on.
+    """
+    same = same_until(left.records, right.records)
+    begin = same or 0
+    rows = zip_longest(*([row_of(each) for each in past.records[begin : begin + SHOWN]] for past in (left, right)))
+    return {
+        "sides": [figures(past.session, past.records) for past in (left, right)],
+        "same": same,
+        "rows": [] if same is None else list(rows),
+        "fault": str(left.fault or right.fault or ""),
+    }
+
+
+def figures(session: str, records: Iterable[Record]) -> dict[str, Any]:
+    """What the records of a session amount to: ``turns, tools, files, tokens, cost, working_ms, records``."""
     catalog, spans = Catalog(), Spans()
     tools: dict[str, int] = {}
     files: dict[str, None] = {}
+    now = 0
     for record in records:
         catalog.apply(record)
         spans.apply(record)
-        payload = record.event.payload
+        payload, now = record.event.payload, record.event.ts
         if record.event.type == "execution.step" and payload.get("kind") != "inference":
             tool = as_text(payload.get("tool")) or "tool"
             tools[tool] = tools.get(tool, 0) + 1
             files |= dict.fromkeys(change.file for change in file_changes(payload))
-    now = records[-1].event.ts if records else 0
-    own = catalog.sessions.get(stream)
+    own = catalog.sessions.get(session)
     streams = catalog.streams.values()
     return {
-        "stream_id": stream,
+        "stream_id": session,
         "title": own.title if own is not None else "",
-        "records": len(records),
+        "records": catalog.records,
         "turns": sum(each.turns for each in streams),
         "tools": tools,
         "files": list(files),
@@ -77,8 +93,3 @@ def figures(stream: str, records: Sequence[Record]) -> dict[str, Any]:
         "cost": round(sum(each.cost for each in streams), 9),
         "working_ms": sum(max((each.end or now) - each.start, 0) for each in spans.found if each.kind == "turn"),
     }
-
-
-def line_of(record: Record) -> str:
-    """A record in one line."""
-    return str(describe(record.event))

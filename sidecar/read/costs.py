@@ -31,6 +31,11 @@ class Sum:
     tokens: dict[str, int | float]
     roots: set[str]
 
+    @property
+    def count(self) -> int | float:
+        """All tokens."""
+        return self.tokens.get("total") or sum(self.tokens.values())
+
     def as_json(self) -> dict[str, Any]:
         """The sum in the form that ``costs --json`` prints."""
         return {
@@ -85,6 +90,4 @@ class Costs:
         """Days in order; everything else by cost, then by tokens, the most first."""
         if self._by == "day":
             return sorted(self._sums.values(), key=lambda each: each.key)
-        return sorted(
-            self._sums.values(), key=lambda each: (each.cost, sum(each.tokens.values()), each.steps), reverse=True
-        )
+        return sorted(self._sums.values(), key=lambda each: (each.cost, each.count, each.steps), reverse=True)

@@ -27,9 +27,13 @@ from sidecar.read.losses import GAP, lost_text
 from sidecar.read.timing import LEAST_SHOWN_MS
 from sidecar.read.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
+from streams.store import Record
 
 LONGEST = 2000
 """Maximum number of characters of a text that are used for one line; no terminal is wider."""
+
+LONGEST_ROW = 400
+"""Maximum number of characters of the text in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,22 @@ def describe(event: StreamEvent, *, took_ms: int | None = None, waited_ms: int =
         return teller(payload)
     told = tell(event.type, payload)
     return Line(*told) if told is not None else _other(event.type, payload)
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """One record on one line, in the form that programs get."""
+    line = describe(record.event)
+    return {
+        "id": record.event.id,
+        "stream_id": record.event.stream_id,
+        "position": record.position,
+        "ts": record.event.ts,
+        "type": record.event.type,
+        "actor": one_line(record.event.actor),
+        "label": line.label,
+        "text": one_line(line.text)[:LONGEST_ROW],
+        "tone": line.tone,
+    }
 
 
 def short_type(type_: str) -> str:

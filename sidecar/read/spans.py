@@ -61,7 +61,7 @@ class Spans:
     def __init__(self) -> None:
         self.found: list[Span] = []
         self._lanes: dict[str, _Lane] = {}
-        self._parents: dict[str, str] = {}
+        self._parents: dict[str, Span] = {}
         """The span of the call that started a session, by the session."""
 
     def apply(self, record: Record) -> None:
@@ -72,8 +72,12 @@ class Spans:
             return
         lane = self._lanes.get(name)
         if lane is None:
-            parent = self._parents.get(name) or as_text(payload.get("parent"))
+            call = self._parents.get(name)
+            parent = call.id if call is not None else as_text(payload.get("parent"))
             span = self._open(f"session:{name}", "session", name, event.ts, name, parent)
+            if call is not None:
+                # The call is recorded once its session is there, but it began before.
+                call.start = min(call.start, event.ts)
             span.trace = event.traceparent or ""
             lane = self._lanes[name] = _Lane(span, free=event.ts)
         lane.span.end = max(lane.span.end or event.ts, event.ts)
@@ -140,6 +144,7 @@ class Spans:
                 f"step:{event.id}", "model", as_text(model.get("model")), start, lane.span.session, parent
             )
             span.facts = {"model": model, "tokens": as_mapping(payload.get("tokens")), "cost": add_cost(0.0, payload)}
+            span.facts["finish"] = as_text(payload.get("finish"))
             if lane.turn is not None:
                 lane.turn.facts["cost"] = add_cost(lane.turn.facts["cost"], payload)
                 lane.turn.facts["steps"] += 1
@@ -168,7 +173,7 @@ class Spans:
         span = lane.calls[as_text(payload.get("call"))]
         span.name, span.facts["title"] = "task", as_text(payload.get("description"))
         if child := as_text(payload.get("child")):
-            self._parents[child] = span.id
+            self._parents[child] = span
 
     def _wait(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
         event, request = record.event, as_text(payload.get("request"))

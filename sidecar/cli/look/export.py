@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from sidecar.cli.printing.transcript import RedactOption
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 
@@ -22,6 +23,8 @@ class Form(StrEnum):
     jsonl = "jsonl"
     markdown = "markdown"
     html = "html"
+    otlp = "otlp"
+    chrome = "chrome-trace"
 
 
 async def export(
@@ -43,15 +46,19 @@ async def export(
     form: Annotated[
         Form,
         typer.Option(
-            "--format", help="jsonl: the records; markdown, html: the conversation, as in read --full --children."
+            "--format",
+            help="jsonl: the records; markdown, html: the conversation, as in read --full --children; otlp: a trace "
+            "for OpenTelemetry; chrome-trace: one for ui.perfetto.dev.",
         ),
     ] = Form.jsonl,
+    redact: RedactOption = False,
     json: JsonFlag = False,
 ) -> None:
     """Write a stream, and the streams joined to it, to a file.
 
     By default, and with --json, writes JSON lines: a header, then the records. With --format markdown or html, writes
-    the conversation in full, including everything that read would shorten or fold.
+    the conversation in full, including everything that read would shorten or fold. With --format otlp or
+    chrome-trace, writes when which turn, model, tool and child session ran; otlp has no texts.
     """
     from sidecar.cli.printing.transcript import written_to
     from sidecar.cli.shared.project import newest_stream, newest_text
@@ -63,6 +70,8 @@ async def export(
             f"`--json` means `--format jsonl`, so it cannot be combined with `--format {form.value}`; for the "
             "conversation as JSON, run `durable-stream read --format json`"
         )
+    if redact and form not in (Form.markdown, Form.html):
+        raise typer.BadParameter("`--redact-paths` changes a conversation: give `--format html` or `--format markdown`")
     store = home_of(context).store_path
     reader = open_reader(store)
     if stream is None:
@@ -76,24 +85,40 @@ async def export(
         if form is Form.jsonl:
             count = await _write(reader, family, manifest.log_id if manifest is not None else None, file)
             wrote = f"{count} records"
+        elif form in (Form.otlp, Form.chrome):
+            wrote = f"{await _write_trace(reader, family, form, file)} spans"
         else:
-            await _write_conversation(reader, family, form, file)
+            await _write_conversation(reader, family, form, file, redact=redact)
             wrote = f"the conversation as {form}"
     if output is not None:
         note(f"Wrote {wrote} of {len(family.streams)} stream{'s'[: len(family.streams) != 1]} to {output}.")
 
 
-async def _write_conversation(reader: LogReader, family: Family, form: str, file: IO[bytes]) -> None:
+async def _write_conversation(reader: LogReader, family: Family, form: str, file: IO[bytes], *, redact: bool) -> None:
     from sidecar.cli.printing.transcript import conversation_of, notes_of, transcript_bytes
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.transcript.model import Reading
 
-    roots, fault = await conversation_of(reader, family)
+    roots, proof, fault = await conversation_of(reader, family, redact=redact)
     if fault is not None:
         raise fault
     notes = await notes_of(reader, family.stream)
-    reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes)
+    reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     file.writelines(transcript_bytes(roots, reading, form))
+
+
+async def _write_trace(reader: LogReader, family: Family, form: Form, file: IO[bytes]) -> int:
+    from sidecar.cli.printing.output import json_line
+    from sidecar.read.select import records_of
+    from sidecar.read.spans import Spans
+    from sidecar.read.traces import chrome, otlp
+
+    spans, last = Spans(), 0
+    async for record in records_of(reader, family):
+        spans.apply(record)
+        last = max(last, record.event.ts)
+    file.write(json_line((otlp if form is Form.otlp else chrome)(spans.found, last)))
+    return len(spans.found)
 
 
 async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO[bytes]) -> int:

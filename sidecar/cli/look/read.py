@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sidecar.cli.printing.transcript import RedactOption
 from sidecar.cli.shared.arguments import OptionalSession
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.project import ProjectOption
@@ -44,6 +45,7 @@ async def read(
             help="Write to this file, which must not exist yet; its extension selects the format.",
         ),
     ] = None,
+    redact: RedactOption = False,
     project: ProjectOption = None,
     pager: Annotated[bool, typer.Option("--pager/--no-pager", help="Use a pager for long sessions.")] = True,
     json: JsonFlag = False,
@@ -80,9 +82,9 @@ async def read(
     else:
         stream, session = await find_session(reader, stream)
     family = await family_of(reader, stream, session=session)
-    roots, fault = await conversation_of(reader, family)
+    roots, proof, fault = await conversation_of(reader, family, redact=redact)
     notes = await notes_of(reader, stream)
-    reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes)
+    reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     if shown:
         _show(out, roots, reading, pager=pager)
     else:

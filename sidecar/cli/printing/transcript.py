@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
 
 from sidecar.cli.shared.command import Failure
 from sidecar.read.wording import printable
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
     from sidecar.read.transcript.model import Reading, Session
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
+
+RedactOption = Annotated[
+    bool,
+    typer.Option("--redact-paths", help="Replace the project's directory with /project, and home directories with ~."),
+]
 
 FORMATS = ("markdown", "html", "json")
 _ENDINGS = {
@@ -38,19 +45,32 @@ def is_ending(output: Path) -> bool:
     return output.suffix.lower() in _ENDINGS
 
 
-async def conversation_of(reader: LogReader, family: Family) -> tuple[list[Session], CorruptLog | None]:
-    """The top-level sessions of the streams in ``family``, and the fault that ended reading early, if any."""
+class Told(NamedTuple):
+    """The top-level sessions of a transcript, its ``proof``, and the fault that ended reading early, if any."""
+
+    roots: list[Session]
+    proof: str
+    fault: CorruptLog | None
+
+
+async def conversation_of(reader: LogReader, family: Family, *, redact: bool = False) -> Told:
+    """The conversation in the streams of ``family``; with ``redact``, without the names of directories."""
+    from sidecar.read.redacted import Redaction
     from sidecar.read.select import records_of
     from sidecar.read.transcript.conversation import Conversation
     from streams.errors import CorruptLog
 
-    conversation = Conversation()
+    conversation, proof = Conversation(), ""
+    redaction = Redaction(str(Path.home())) if redact else None
+    fault: CorruptLog | None = None
     try:
         async for record in records_of(reader, family):
-            conversation.apply(record)
+            conversation.apply(record if redaction is None else redaction.record(record))
+            if record.event.stream_id == family.stream:
+                proof = f"{family.stream} up to position {record.position} of its log, with the hash {record.hash}"
     except CorruptLog as error:
-        return conversation.roots, error
-    return conversation.roots, None
+        fault = error
+    return Told(conversation.roots, proof, fault)
 
 
 async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:

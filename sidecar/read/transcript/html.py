@@ -30,6 +30,7 @@ _STYLE = """
 body { font: 16px/1.6 system-ui, sans-serif; color: var(--text); max-width: 52rem; margin: 2.5rem auto;
   padding: 0 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; line-height: 1.3; margin: 0; }
+footer { border-top: 1px solid var(--line); margin-top: 3rem; padding-top: .8rem; }
 .facts, .end, .more, summary, time { color: var(--quiet); font-size: .85rem; }
 .prompt { border-left: 3px solid var(--user); padding: .1rem 0 .1rem 1rem; margin: 2.2rem 0 1.2rem; }
 .prompt header { color: var(--user); font-weight: 600; }
@@ -91,6 +92,8 @@ def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
         for ask in words.waiting_in(session.turns):
             yield from _ask(ask, reading)
         yield from _turns(session.turns, session.directory, reading)
+    if reading.proof:
+        yield f'<footer class="facts">{_text(reading.proof)}</footer>'
     yield "</body>\n</html>"
 
 

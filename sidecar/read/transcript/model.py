@@ -141,6 +141,8 @@ class Reading:
     now_ms: int = 0
     notes: tuple[str, ...] = ()
     """Sentences shown at the top, for example that the beginning was pruned."""
+    proof: str = ""
+    """What was shown: the session, and the position and the hash of its last record."""
 
 
 def asks_below(turns: list[Turn]) -> list[Ask]:

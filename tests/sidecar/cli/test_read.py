@@ -164,6 +164,25 @@ def test_export_writes_the_whole_conversation(homes: dict[str, Path], tmp_path: 
     assert run(homes["demo"], "export", stream, "--json", "--format", "html").code == 2
 
 
+def test_a_page_names_the_record_that_it_ends_with(homes: dict[str, Path]) -> None:
+    last = run(homes["demo"], "log", "--json").objects()[-1]
+    page = run(homes["demo"], "read", "--format", "html").out
+    assert last["hash"] in page and f"position {last['position']} " in page
+    assert last["hash"] not in run(homes["demo"], "read", "--format", "markdown").out
+
+
+@pytest.mark.parametrize("form", ["html", "markdown"])
+def test_a_page_to_send_has_no_directory_of_its_author(homes: dict[str, Path], form: str) -> None:
+    directory = run(homes["permission"], "streams", "--json").objects()[0]["directory"]
+    assert directory.startswith("/home/")
+    plain = run(homes["permission"], "export", "--format", form).out
+    sent = run(homes["permission"], "export", "--format", form, "--redact-paths").out
+    assert directory in plain and "/home/" not in sent and "/project" in sent
+    assert sent.count("\n") == plain.count("\n")
+    assert run(homes["permission"], "export", "--redact-paths").code == 2
+    assert "/home/" not in run(homes["permission"], "read", "--json", "--children", "--redact-paths").out
+
+
 def test_what_cannot_be_read_is_an_error(homes: dict[str, Path], empty: Path) -> None:
     assert run(homes["demo"], "read", "nobody").err.endswith("[not-found]\n")
     assert run(empty, "read").err.endswith("[no-log]\n")

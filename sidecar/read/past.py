@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.changes import Changes
 from sidecar.read.changes.edits import file_changes
-from sidecar.read.select import Family, records_of
+from sidecar.read.select import Family, family_of, find_session, records_of
 from sidecar.read.spans import Spans
 from sidecar.read.transcript.conversation import Conversation
 from streams.errors import CorruptLog
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
-
-ANCHOR: Final = 2_000
-"""A fold is kept at every so many records, so that a step back repeats at most that many."""
 
 Mark = Literal["turn", "ask", "error", "edit"]
 
@@ -58,7 +55,7 @@ class Past:
     records: list[Record] = field(default_factory=list)
     marks: list[tuple[int, Mark]] = field(default_factory=list)
     """The number of each record that a person may want to jump to, and what it is."""
-    fault: str = ""
+    fault: CorruptLog | None = None
     _folds: dict[str, _Kept] = field(default_factory=dict)
 
     async def catch_up(self, reader: LogReader) -> None:
@@ -66,11 +63,15 @@ class Past:
         after = self.records[-1].position if self.records else NOTHING
         try:
             async for record in records_of(reader, self.family, after=after):
-                self.records.append(record)
-                if (mark := _mark_of(record)) is not None:
-                    self.marks.append((len(self.records), mark))
+                self.add(record)
         except CorruptLog as error:
-            self.fault = str(error)
+            self.fault = error
+
+    def add(self, record: Record) -> None:
+        """Take the next record."""
+        self.records.append(record)
+        if (mark := _mark_of(record)) is not None:
+            self.marks.append((len(self.records), mark))
 
     def upto(self, at: int | None) -> int:
         """How many records count: all without ``at``, never more than there are."""
@@ -112,6 +113,18 @@ class Past:
             if number > since or record.event.type != "execution.step":
                 found.apply(record)
         return found
+
+
+async def open_past(reader: LogReader, given: str) -> Past:
+    """The records so far of the session that ``given`` names, and of everything that it started.
+
+    Raises:
+        SelectError: there is no match, or more than one.
+    """
+    stream, session = await find_session(reader, given)
+    past = Past(stream, session or stream, await family_of(reader, stream, session=session))
+    await past.catch_up(reader)
+    return past
 
 
 def _mark_of(record: Record) -> Mark | None:

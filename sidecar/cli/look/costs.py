@@ -1,0 +1,68 @@
+"""``costs``: what sessions cost, by day, project, model, agent or session."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.filters import SinceOption, filter_of
+
+
+class Way(StrEnum):
+    """What costs are added up by."""
+
+    day = "day"
+    project = "project"
+    model = "model"
+    agent = "agent"
+    session = "session"
+
+
+async def costs(
+    context: typer.Context,
+    by: Annotated[Way, typer.Option("--by", help="What the costs are added up by.")] = Way.day,
+    since: SinceOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show what sessions cost.
+
+    Each step counts once, on the day it ran, in the project and the session that it was done for: child sessions and
+    background work count in the session that started them.
+    """
+    from sidecar.background.reading import costs_of
+    from sidecar.cli.printing.output import Column, Output
+    from sidecar.cli.shared.project import shown_directory
+    from sidecar.read.costs import TYPES
+    from sidecar.read.select import catalog_of, empty_text, open_reader
+    from sidecar.read.wording import amount, money
+
+    out = Output(json)
+    reader = open_reader(home_of(context).store_path)
+    found, fault = await costs_of(reader, by.value, filter_of(types=TYPES, since=since))
+    sums = found.sums()
+    if json:
+        for each in sums:
+            out.object({"by": by.value} | each.as_json())
+    elif sums:
+        catalog, _ = await catalog_of(reader)
+        columns = [Column(name, right=True) for name in ("cost", "tokens", "steps", "sessions")] + [Column(by.value)]
+        rows = []
+        for each in sums:
+            key, cost, numbers = each.key, str(each.cost), [each.count, each.steps, len(each.roots)]
+            if out.terminal:
+                key = (shown_directory(key) if by is Way.project else key) or "(not known)"
+                cost = money(each.cost)
+            rows.append([cost, *(amount(n) if out.terminal else str(n) for n in numbers), key])
+            if by is Way.session:
+                rows[-1].append(catalog.sessions[key].title if key in catalog.sessions else "")
+        out.table(columns + [Column("title")] * (by is Way.session), rows)
+        if out.terminal and len(sums) > 1:
+            cost, tokens = money(round(sum(each.cost for each in sums), 9)), amount(sum(each.count for each in sums))
+            out.text(f"together {cost}, {tokens} tokens", "dim")
+    if fault is not None:
+        raise fault
+    if not sums:
+        note("No step was recorded in that time." if since and reader.head >= 0 else f"No costs: {empty_text(reader)}.")

@@ -1,0 +1,135 @@
+"""``diff``: what happened between two moments of a session, or what differs between two sessions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+
+if TYPE_CHECKING:
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.past import Past
+    from streams.log.reader import LogReader
+
+SHOWN = 5
+"""How many records of each session are shown from the first difference on."""
+
+
+async def diff(
+    context: typer.Context,
+    stream: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM",
+            help="The id of a stream or child session, or a unique prefix or suffix of it.",
+            autocompletion=complete.sessions,
+        ),
+    ],
+    one: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM|N", help="Another session; or, with M, a moment: a record's number, or an event."
+        ),
+    ],
+    other: Annotated[str | None, typer.Argument(metavar="[M]", help="A later moment of the same session.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show what happened between two moments of a session, or what differs between two sessions.
+
+    With two moments, shows the files that agents changed in between, as diffs, and counts what else happened; a pipe
+    gets only the diffs. With two sessions, shows where they first differ in type or content, and their turns, tools,
+    files, cost and time. Only reads the log.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.past import open_past
+    from sidecar.read.select import open_reader
+
+    out = Output(json)
+    reader = open_reader(home_of(context).store_path)
+    pasts = [await open_past(reader, stream)]
+    if other is not None:
+        await _moments(out, reader, pasts[0], one, other)
+    else:
+        pasts.append(await open_past(reader, one))
+        _sessions(out, *pasts)
+    for past in pasts:
+        if past.fault is not None:
+            raise past.fault
+
+
+async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: str) -> None:
+    from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal
+    from sidecar.cli.shared.moments import moment_of
+    from sidecar.read.moment import between
+    from sidecar.read.wording import amount, lasted, money
+
+    since, upto = sorted([await moment_of(reader, past, one), await moment_of(reader, past, other)])
+    found = between(past, since, upto)
+    if out.json:
+        out.object(found)
+        return
+    turns = past.changes(upto, since).turns()
+    tools = ", ".join(f"{count} {tool}" for tool, count in found["tools"].items())
+    types = ", ".join(f"{count} {kind}" for kind, count in found["types"].items())
+    told = [
+        f"records {since + 1} to {upto} of {len(past.records)}, {lasted(found['ms'])}"
+        if upto > since
+        else "no records",
+        *([f"{money(found['cost'])}, {amount(found['tokens'])} tokens"] if found["tokens"] else []),
+        *([f"tools: {tools}"] if tools else []),
+        *([f"events: {types}"] if types else []),
+    ]
+    if not out.terminal:
+        print_diffs(out, turns)
+        note("; ".join(told))
+        return
+    print_on_terminal(out, past.catalog(upto), turns, with_diffs=True)
+    if turns:
+        out.text()
+    for line in told:
+        out.prose("", line, "dim")
+
+
+def _sessions(out: Output, left: Past, right: Past) -> None:
+    from sidecar.cli.printing.output import Column
+    from sidecar.read.compare import compared
+    from sidecar.read.wording import lasted, money
+
+    found = compared(left, right)
+    if out.json:
+        out.object(found)
+        return
+    sides = found["sides"]
+    rows = [[name, *(str(side[name]) for side in sides)] for name in ("title", "records", "turns", "tokens")]
+    rows.append(["cost", *(money(side["cost"]) if out.terminal else str(side["cost"]) for side in sides)])
+    worked = [lasted(side["working_ms"]) if out.terminal else str(side["working_ms"]) for side in sides]
+    rows.append(["worked" if out.terminal else "working_ms", *worked])
+    tools = dict.fromkeys(tool for side in sides for tool in side["tools"])
+    files = dict.fromkeys(file for side in sides for file in side["files"])
+    rows += [[f"tool {tool}", *(str(side["tools"].get(tool, 0)) for side in sides)] for tool in tools]
+    rows += [[f"file {file}", *("changed" if file in side["files"] else "-" for side in sides)] for file in files]
+    if out.terminal:
+        out.table([Column(""), Column(sides[0]["stream_id"]), Column(sides[1]["stream_id"])], rows)
+        out.text()
+    else:
+        out.cells("what", sides[0]["stream_id"], sides[1]["stream_id"])
+        for row in rows:
+            out.cells(*row)
+    same = found["same"]
+    if same is None:
+        out.text("The two sessions did the same; only ids, times and places differ.")
+        return
+    out.text(f"The first {same} records are the same. Then:" if same else "They differ from the first record on:")
+    for side, (sign, style) in enumerate((("-", "red"), ("+", "green"))):
+        for row in [pair[side] for pair in found["rows"][:SHOWN] if pair[side] is not None]:
+            out.text(f"{sign} {_line(row)}", style)
+
+
+def _line(row: dict[str, Any]) -> str:
+    from sidecar.read.wording import one_line
+
+    said = f"{row['label']}: {row['text']}" if row["text"] else row["label"]
+    return one_line(f"{row['actor']}  {said}")

@@ -1,0 +1,131 @@
+"""``state``: what a session knew at one moment."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli.look.streams import STATUS_STYLES
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import JsonFlag, home_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sidecar.cli.printing.output import Output
+    from sidecar.read.past import Past
+    from sidecar.read.transcript.model import Reading, Session
+
+LAST_LINES = 12
+"""How many lines of the conversation are shown."""
+
+
+async def state(
+    context: typer.Context,
+    stream: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM",
+            help="The id of a stream or child session, or a unique prefix or suffix of it.",
+            autocompletion=complete.sessions,
+        ),
+    ],
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="N|EVENT", help="After the session's first N records, or after this event."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show what a session knew at one moment: now, or at any event of its past.
+
+    Shows its title and turn, what it asked, which children were running, the files that it had changed, what it had
+    cost, and the last lines of the conversation. Only reads the log. Commands may have changed files unseen.
+    """
+    from sidecar.background.reading import running_at
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.moments import moment_of
+    from sidecar.read.moment import state as state_of
+    from sidecar.read.past import open_past
+    from sidecar.read.select import open_reader
+
+    out = Output(json)
+    reader = open_reader(home_of(context).store_path)
+    past = await open_past(reader, stream)
+    number = await moment_of(reader, past, at)
+    found = state_of(past, number)
+    found["work"] = await running_at(reader, past.session, found["position"]) if number else []
+    if json:
+        out.object(found | {"last": _last(past, number)})
+    elif out.terminal:
+        width = max(len(name) for name, _, _ in _facts(found))
+        for name, text, style in _facts(found):
+            out.prose(f"{name:<{width}}  ", text, style)
+        out.text()
+        _print_last(out, past, number)
+    else:
+        for name, text, _ in _facts(found):
+            out.cells(name, text)
+        for line in _last(past, number):
+            out.cells("last", line)
+    if past.fault is not None:
+        raise past.fault
+
+
+def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Each line's name, text and style."""
+    from sidecar.cli.shared.project import shown_directory
+    from sidecar.read.wording import amount, lasted, local_time, money, one_line
+
+    yield "session", f"{found['title'] or '(no title)'} ({found['stream_id']})", "bold"
+    if where := shown_directory(found["directory"]):
+        yield "directory", where, ""
+    if (event := found["event"]) is not None:
+        said = f"{event['label']}: {event['text']}" if event["text"] else event["label"]
+        yield "at", f"record {found['at']} of {found['records']}, {local_time(found['ts'])}, {said}", ""
+    else:
+        yield "at", f"the beginning: none of {found['records']} records", ""
+    yield "status", found["status"], STATUS_STYLES.get(found["status"], "")
+    if (turn := found["turn"]) is not None:
+        yield "turn", f"{turn['number']}, {turn['state']}: {one_line(turn['prompt']) or '(prompt unknown)'}", ""
+    for ask in found["asks"]:
+        yield "asks", f"{ask['text']}, for {lasted(found['ts'] - ask['since_ms'])}", STATUS_STYLES["waiting"]
+    for child in found["sessions"]:
+        if child["depth"] and child["status"] in ("active", "waiting"):
+            yield "child", f"{child['status']}: {child['title'] or '(no title)'} ({child['id']})", ""
+    for work in found["work"]:
+        yield "background", f"{work['state']}: {work['title']} ({work['id']})", ""
+    for file in found["files"]:
+        lines = "rewritten" if file["added"] is None else f"+{file['added']} −{file['removed']}"
+        yield "file", f"{file['file']} {lines}", ""
+    tokens = found["tokens"].get("total") or sum(found["tokens"].values())
+    worked = f"worked {lasted(found['working_ms'])}, waited {lasted(found['waiting_ms'])}"
+    yield "so far", f"{money(found['cost'])}, {amount(tokens)} tokens, {worked}", ""
+
+
+def _recent(past: Past, at: int) -> tuple[list[Session], Reading]:
+    """The session with its last turns only, because a whole long session takes long to write."""
+    from sidecar.read.moment import latest
+    from sidecar.read.transcript.model import Reading
+
+    own = latest(past, at)
+    now = past.records[at - 1].event.ts if at else 0
+    return [replace(own, turns=own.turns[-2:])] if own is not None else [], Reading(now_ms=now)
+
+
+def _last(past: Past, at: int) -> list[str]:
+    """The last lines of the conversation, as Markdown."""
+    from sidecar.read.transcript.markdown import markdown_lines
+    from sidecar.read.wording import printable
+
+    return [printable(line) for line in deque(markdown_lines(*_recent(past, at)), LAST_LINES) if line]
+
+
+def _print_last(out: Output, past: Past, at: int) -> None:
+    from sidecar.cli.printing.transcript_text import transcript_rows
+
+    roots, reading = _recent(past, at)
+    for row in deque(transcript_rows(out.console, roots, reading, ""), LAST_LINES):
+        out.line(row)

@@ -1,0 +1,36 @@
+"""The moment in a session that a person names: the number of its record, or an event."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from sidecar.cli.shared.command import Failure
+
+if TYPE_CHECKING:
+    from sidecar.read.past import Past
+    from streams.log.reader import LogReader
+
+
+async def moment_of(reader: LogReader, past: Past, given: str | None) -> int:
+    """How many of a session's records count: all without ``given``.
+
+    Raises:
+        BadParameter: the session has fewer records.
+        SelectError: no event has that id, or several have.
+        Failure: the event is not in the session.
+    """
+    from sidecar.read.select import find_event
+
+    if given is None:
+        return len(past.records)
+    if given.isascii() and given.isdigit() and len(given) < 16:
+        if int(given) > len(past.records):
+            raise typer.BadParameter(f"{past.session} has only {len(past.records)} records, so there is no {given}")
+        return int(given)
+    position = (await find_event(reader, given)).position
+    for number, record in enumerate(past.records, 1):
+        if record.position == position:
+            return number
+    raise Failure("not-found", f"the event {given} is not in {past.session}; `durable-stream show {given}` shows where")

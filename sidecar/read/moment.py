@@ -1,0 +1,132 @@
+"""A session at one moment, and what happened between two: what the page and ``state`` and ``diff`` show. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from sidecar.read.catalog import Catalog
+from sidecar.read.changes.changes import TurnChanges, totals
+from sidecar.read.compare import figures
+from sidecar.read.describe import row_of
+from sidecar.read.past import Past, counted
+from sidecar.read.transcript.model import Prompt, Session, Turn
+from sidecar.read.transcript.wording import prompt_text
+
+
+def head(past: Past, at: int | None) -> dict[str, Any]:
+    """A session after its first ``at`` records: who, where, how long, what it cost and what it waits for."""
+    upto = past.upto(at)
+    catalog, spans = past.catalog(at), past.spans(at).found
+    tokens: dict[str, int | float] = {}
+    for stream in catalog.streams.values():
+        for name, count in stream.tokens.items():
+            tokens[name] = tokens.get(name, 0) + count
+    own = catalog.sessions.get(past.session)
+    last = past.records[upto - 1] if upto else None
+    now = last.event.ts if last is not None else 0
+    lasted = {
+        kind: sum(max((span.end or now) - span.start, 0) for span in spans if span.kind == kind)
+        for kind in ("turn", "wait")
+    }
+    return {
+        "stream_id": past.stream,
+        "title": own.title if own is not None else "",
+        "directory": catalog.directory(past.stream),
+        "agent": own.agent if own is not None else "",
+        "status": catalog.status(past.stream) if past.stream in catalog.streams else "unknown",
+        "records": len(past.records),
+        "at": upto,
+        "first_ts": past.records[0].event.ts if past.records else None,
+        "ts": now,
+        "turns": sum(len(root.turns) for root in past.conversation(at).roots),
+        "cost": round(sum(each.cost for each in catalog.streams.values()), 9),
+        "tokens": tokens,
+        "working_ms": lasted["turn"],
+        "waiting_ms": lasted["wait"],
+        "counts": counted(past.marks, upto),
+        "asks": [msgspec.structs.asdict(ask) for ask in catalog.asks()],
+        "sessions": tree(catalog),
+        "hash": last.hash if last is not None else "",
+        "position": last.position if last is not None else None,
+        "fault": str(past.fault or ""),
+    }
+
+
+def tree(catalog: Catalog) -> list[dict[str, Any]]:
+    """Every session with its ``depth`` below its root, parents first."""
+    rows: list[dict[str, Any]] = []
+
+    def add(session_id: str, depth: int) -> None:
+        session = catalog.sessions[session_id]
+        state = "waiting" if session.asks else "active" if session.is_active else "ended" if session.ended else "idle"
+        rows.append({"id": session.id, "title": session.title, "agent": session.agent, "depth": depth, "status": state})
+        for child in catalog.children(session_id):
+            add(child.id, depth + 1)
+
+    for root in catalog.roots():
+        add(root.id, 0)
+    return rows
+
+
+def state(past: Past, at: int | None) -> dict[str, Any]:
+    """What a session knew after its first ``at`` records, in the form that ``state --json`` prints."""
+    upto = past.upto(at)
+    own = latest(past, at)
+    return head(past, at) | {
+        "event": row_of(past.records[upto - 1]) if upto else None,
+        "turn": _turn(len(own.turns), own.turns[-1]) if own is not None and own.turns else None,
+        "files": files(past.changes(at).turns()),
+    }
+
+
+def latest(past: Past, at: int | None) -> Session | None:
+    """The session itself in the conversation after ``at`` records; ``None`` before it began."""
+    roots = past.conversation(at).roots
+    return next((root for root in roots if root.id == past.session), roots[-1] if roots else None)
+
+
+def _turn(number: int, turn: Turn) -> dict[str, Any]:
+    prompt = next((item for item in turn.items if isinstance(item, Prompt)), None)
+    return {
+        "number": number,
+        "message": turn.message,
+        "agent": turn.agent,
+        "model": turn.model,
+        "state": turn.outcome or ("running" if turn.started_ms is not None else "queued"),
+        "started_ms": turn.started_ms,
+        "prompt": prompt_text(prompt) if prompt is not None else "",
+    }
+
+
+def files(turns: list[TurnChanges]) -> list[dict[str, Any]]:
+    """Each file that agents changed, with the lines added and removed (``None``: not known); without undone turns."""
+    found: dict[str, dict[str, Any]] = {}
+    for turn in turns:
+        for file, edits in turn.files().items() if not turn.undone else ():
+            row = found.setdefault(file, {"file": file, "edits": 0, "added": 0, "removed": 0})
+            row["edits"] += len(edits)
+            for edit in edits:
+                for name, count in (("added", edit.added), ("removed", edit.removed)):
+                    row[name] = None if row[name] is None or count is None else row[name] + count
+    return list(found.values())
+
+
+def between(past: Past, since: int, upto: int) -> dict[str, Any]:
+    """What happened in the records after number ``since``, up to number ``upto``: the form of ``diff --json``."""
+    records = past.records[since:upto]
+    turns = past.changes(upto, since).turns()
+    did = figures(past.session, records)
+    return {
+        "stream_id": past.stream,
+        "from": since,
+        "to": upto,
+        "ms": records[-1].event.ts - records[0].event.ts if records else 0,
+        "types": dict(Counter(record.event.type for record in records).most_common()),
+        **{name: did[name] for name in ("turns", "tools", "tokens", "cost")},
+        "changes": [turn.as_json() for turn in turns],
+        "totals": totals(turns),
+        "fault": str(past.fault or ""),
+    }

@@ -1,0 +1,99 @@
+"""``costs``: each step counts once, in the session that a person started."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.background.intents.state import KEPT_ENDED
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from tests.sidecar.cli.helpers import append, run
+from tests.sidecar.cli.test_top import intent
+
+DAY = 86_400_000
+IDENTITY = seeded_identity(3)
+
+
+def happened(type_: str, session: str, ts: int, stream: str = "", actor: str = "build", **payload: Any) -> StreamEvent:
+    fields = {"type": type_, "stream_id": stream or session, "actor": actor, "ts": ts}
+    source = {"agent": actor, "adapter": "test"}
+    return IDENTITY.stamp({**fields, "source": source, "payload": {"session": session, **payload}})
+
+
+def begun(session: str, directory: str = "/home/ada/shop", stream: str = "", **more: Any) -> StreamEvent:
+    given = {"title": f"About {session}", "directory": directory, **more}
+    return happened("lifecycle.session.created", session, DAY, stream, **given)
+
+
+def step(session: str, day: int, cost: float, tokens: int, model: str = "large", stream: str = "") -> StreamEvent:
+    used = {"cost": cost, "tokens": {"total": tokens, "input": tokens}, "model": {"provider": "p", "model": model}}
+    return happened("execution.step", session, day * DAY, stream, kind="inference", **used)
+
+
+def work(name: str, session: str, **given: Any) -> list[StreamEvent]:
+    started = ("intent.started", {"session": session, "parent": given.get("parent"), "ts": DAY})
+    return intent(name, started, ("intent.completed", {"ts": DAY}), **given)
+
+
+@pytest.fixture(scope="module")
+def spent_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sessions that a person started, one of them in the background; the first has a child and background work
+    that ended so long ago that the list of background work no longer has it."""
+    made = [
+        begun("ses_one"),
+        begun("ses_child", parent="ses_one", stream="ses_one"),
+        begun("ses_back", "/home/ada/copy"),
+        begun("ses_own", "/home/ada/site"),
+        begun("ses_two", "/home/ada/site"),
+        *work("int_1", "ses_back", parent="ses_one", root="ses_one"),
+        *work("int_2", "ses_own"),
+        *(each for n in range(KEPT_ENDED + 2) for each in work(f"int_later{n}", f"ses_later{n}")),
+        step("ses_one", 1, 0.1, 10),
+        step("ses_child", 1, 0.2, 20, "small", "ses_one"),
+        step("ses_back", 2, 0.3, 30),
+        step("ses_own", 2, 0.01, 1),
+        step("ses_two", 2, 0.05, 5),
+        step("ses_two", 2, 1e300, 5),
+        happened("execution.step", "ses_two", 2 * DAY, kind="tool", tool="bash", cost=9.0),
+    ]
+    home = tmp_path_factory.mktemp("costs") / "home"
+    home.mkdir(mode=0o700)
+    asyncio.run(append(home / "store", [[event] for event in made]))
+    return home
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("day", [("1970-01-02", 0.3, 30, 2, 1), ("1970-01-03", 0.36, 41, 4, 3)]),
+        ("session", [("ses_one", 0.6, 60, 3, 1), ("ses_two", 0.05, 10, 2, 1), ("ses_own", 0.01, 1, 1, 1)]),
+        ("project", [("/home/ada/shop", 0.6, 60, 3, 1), ("/home/ada/site", 0.06, 11, 3, 2)]),
+        ("model", [("p/large", 0.46, 51, 5, 3), ("p/small", 0.2, 20, 1, 1)]),
+        ("agent", [("build", 0.66, 71, 6, 3)]),
+    ],
+)
+def test_each_step_counts_once_in_its_root(spent_home: Path, by: str, expected: list[tuple[Any, ...]]) -> None:
+    found = run(spent_home, "costs", "--by", by, "--json", TZ="UTC").objects()
+    assert [(s["key"], s["cost"], s["tokens"]["total"], s["steps"], s["sessions"]) for s in found] == expected
+
+
+def test_a_pipe_gets_whole_numbers_with_names(spent_home: Path) -> None:
+    head, *rows = run(spent_home, "costs", "--by", "session").rows()
+    assert head == ["cost", "tokens", "steps", "sessions", "session", "title"]
+    assert rows[0] == ["0.6", "60", "3", "1", "ses_one", "About ses_one"]
+
+
+def test_since_leaves_earlier_steps_out(spent_home: Path) -> None:
+    found = run(spent_home, "costs", "--since", "1970-01-02T12:00:00Z", "--json").objects()
+    assert [each["cost"] for each in found] == [0.36]
+    done = run(spent_home, "costs", "--since", "1971-01-01T00:00:00Z")
+    assert (done.code, done.out) == (0, "") and done.err
+
+
+def test_an_empty_home_says_so(empty: Path) -> None:
+    done = run(empty, "costs")
+    assert (done.code, done.out) == (0, "") and str(empty) in done.err

@@ -1,0 +1,202 @@
+"""``export --format otlp`` and ``chrome-trace``: a session as a trace that other tools read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import Parse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from sidecar.cli.printing.output import json_line
+from sidecar.read.spans import Spans
+from sidecar.read.traces import SCHEMA_URL, chrome, otlp
+from streams.event import StreamEvent
+from streams.store import Record
+from tests.bridge.opencode.playing2 import names as names2
+from tests.bridge.opencode.playing2 import play2
+from tests.sidecar.cli.helpers import make_home, run
+from tests.sidecar.read.conversations import NAMES, happened, recorded
+
+IDS = ("traceId", "spanId", "parentSpanId")
+LATE = 4_000_000_000_000
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_home(tmp_path_factory.mktemp("traces") / "home", "task_child", "permission_once", "run_error")
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
+    """The address of an OTLP receiver on HTTP, and what it was sent."""
+    got: list[ExportTraceServiceRequest] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append(parsed(body))
+            self.send_response(200 if self.path == "/v1/traces" else 404)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Receiver)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/traces", got
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def parsed(body: bytes | str) -> ExportTraceServiceRequest:
+    """A request as a receiver reads it: OTLP writes ids in hex, where protobuf's own JSON has base64."""
+
+    def decoded(value: dict[str, Any]) -> dict[str, Any]:
+        for name in IDS:
+            if name in value:
+                value[name] = base64.b64encode(bytes.fromhex(value[name])).decode()
+        return value
+
+    return Parse(json.dumps(json.loads(body, object_hook=decoded)), ExportTraceServiceRequest())
+
+
+def spans_of(request: ExportTraceServiceRequest) -> list[Span]:
+    return [span for one in request.resource_spans for scope in one.scope_spans for span in scope.spans]
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+
+
+def folded(events: list[StreamEvent]) -> Spans:
+    spans = Spans()
+    for position, event in enumerate(events):
+        spans.apply(Record(event, position, position, ""))
+    return spans
+
+
+def stream_of(home: Path, text: str) -> str:
+    return str(run(home, "query", "--text", text, "--json").objects()[0]["event"]["stream_id"])
+
+
+def test_a_receiver_gets_a_span_for_each_turn_step_tool_and_child(
+    home: Path, tmp_path: Path, receiver: tuple[str, list[ExportTraceServiceRequest]]
+) -> None:
+    stream, file = stream_of(home, "child work"), tmp_path / "trace.json"
+    assert run(home, "export", stream, "--format", "otlp", "--output", str(file)).code == 0
+    address, got = receiver
+    assert file.read_bytes().count(b"\n") == 1, "a collector's file receiver reads one request a line"
+    sent = urllib.request.Request(address, file.read_bytes(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(sent, timeout=30) as answer:
+        assert answer.status == 200
+    [request] = got
+    assert request.resource_spans[0].scope_spans[0].schema_url == SCHEMA_URL
+    spans = {span.span_id: span for span in spans_of(request)}
+
+    def path(span: Span) -> list[str]:
+        above = path(spans[span.parent_span_id]) if span.parent_span_id else []
+        return [*above, span.name]
+
+    paths = [path(span) for span in spans.values()]
+    turn = ["session", "invoke_agent build"]
+    child = [*turn, "execute_tool task", "session", "invoke_agent general"]
+    for each in (turn, [*turn, "chat mock-1"], child, [*child, "chat mock-1"], [*child, "execute_tool bash"]):
+        assert each in paths
+    assert len([each for each in paths if len(each) == 1]) == 1
+
+    # The ids are those that the recorded events carry, so that other tools' spans of the same trace join.
+    events = [each["event"] for each in run(home, "log", stream, "--json").objects()]
+    traces = {each["traceparent"].split("-")[1] for each in events}
+    assert {span.trace_id.hex() for span in spans.values()} == traces and len(traces) == 1
+    sessions = {span.span_id.hex() for span in spans.values() if span.name == "session"}
+    assert sessions == {each["traceparent"].split("-")[2] for each in events}
+
+    step = next(span for span in spans.values() if span.name == "chat mock-1")
+    found = attributes(step)
+    assert found["gen_ai.operation.name"] == "chat" and step.kind == Span.SPAN_KIND_CLIENT
+    assert (found["gen_ai.usage.input_tokens"], found["gen_ai.usage.output_tokens"]) == (10, 5)
+    assert (found["gen_ai.provider.name"], found["gen_ai.request.model"]) == ("mock", "mock-1")
+    tool = attributes(next(span for span in spans.values() if span.name == "execute_tool bash"))
+    assert tool["gen_ai.tool.name"] == "bash" and tool["gen_ai.tool.call.id"]
+    assert "echo child" not in file.read_text(), "no content leaves the machine"
+    again = run(home, "export", stream, "--format", "otlp")
+    assert again.out == file.read_text()
+
+
+def test_a_failed_turn_is_an_error(home: Path) -> None:
+    failed = next(e for e in run(home, "query", "--type", "turn.ended", "--json").objects() if _failed(e))
+    request = parsed(run(home, "export", failed["event"]["stream_id"], "--format", "otlp").out)
+    turn = next(span for span in spans_of(request) if span.name.startswith("invoke_agent"))
+    assert turn.status.code == 2 and attributes(turn)["error.type"] == "_OTHER"
+
+
+def _failed(record: dict[str, Any]) -> bool:
+    return bool(record["event"]["payload"]["outcome"] == "failed")
+
+
+def every_recording() -> Iterator[tuple[str, list[StreamEvent]]]:
+    for name in NAMES:
+        yield name, recorded(name)
+    for name in names2():
+        yield name, list(play2(name).log.events.values())
+
+
+def test_every_recording_is_a_tree_in_both_formats() -> None:
+    for name, events in every_recording():
+        found = folded(events).found
+        spans = {span.span_id: span for span in spans_of(parsed(json.dumps(otlp(found, LATE))))}
+        assert len(spans) == len(found), name
+        for span in spans.values():
+            assert not span.parent_span_id or span.parent_span_id in spans, name
+            assert span.end_time_unix_nano >= span.start_time_unix_nano > 0, name
+        rows: dict[int, list[dict[str, Any]]] = {}
+        for event in chrome(found, LATE)["traceEvents"]:
+            if event["ph"] == "X":
+                row = rows.setdefault(event["tid"], [])
+                while row and row[-1]["ts"] + row[-1]["dur"] <= event["ts"]:
+                    row.pop()
+                assert not row or row[-1]["ts"] + row[-1]["dur"] >= event["ts"] + event["dur"], name
+                row.append(event)
+
+
+def test_what_cannot_be_true_is_left_out() -> None:
+    used = {"input": 1e300, "output": -3, "reasoning": 4}
+    named, times = {"provider": "google", "model": "a\nb"}, {"started_ms": -5, "ended_ms": 2**63 - 1}
+    events = [
+        happened("turn.started", message="m", model={"provider": 3, "model": ["x"]}, agent={}),
+        happened("execution.step", kind="inference", tokens=used, cost=1e308, model=named, **times),
+        happened("execution.step", ts=5, kind="tool", tool=None, call=7, duration_ms=-9),
+    ]
+    found = folded(events).found
+    turn, step, tool = spans_of(parsed(json.dumps(otlp(found, 5))))[1:]
+    assert all(span.end_time_unix_nano >= span.start_time_unix_nano for span in (turn, step, tool))
+    assert {name: value for name, value in attributes(step).items() if name.startswith("gen_ai.usage")} == {
+        "gen_ai.usage.output_tokens": 4,
+        "gen_ai.usage.reasoning.output_tokens": 4,
+    }
+    assert (step.name, attributes(step)["gen_ai.provider.name"]) == ("chat a b", "gcp.gemini")
+    assert attributes(tool)["gen_ai.tool.name"] == "tool"
+    found[0].start, found[0].end = -5, 2**70
+    session = spans_of(parsed(json_line(otlp(found, 5))))[0]
+    assert (session.start_time_unix_nano, session.end_time_unix_nano) == (0, 2**64 - 1)
+    assert json_line(chrome(found, 5))
+
+
+def test_the_chrome_format_nests_what_runs_inside(home: Path) -> None:
+    stream = stream_of(home, "child work")
+    [found] = run(home, "export", stream, "--format", "chrome-trace").objects()
+    events = {(each["cat"], each["name"]): each for each in found["traceEvents"] if each["ph"] == "X"}
+    tool, turn = events["tool", "task"], events["turn", "mock/mock-1"]
+    assert tool["args"]["title"] == "child work" and turn["dur"] > 0
+    assert found["traceEvents"][0]["args"]["name"]

@@ -1,0 +1,83 @@
+"""A session stepped to and fro is the same as one that was read up to that record and no further."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bridge.opencode.capture.translate import Translator
+from sidecar.read.catalog import Catalog
+from sidecar.read.past import Past
+from sidecar.read.select import Family
+from sidecar.read.spans import Spans
+from sidecar.read.transcript.conversation import Conversation
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from streams.store import Record
+from tests.bridge.opencode.playing2 import names as names2
+from tests.bridge.opencode.playing2 import play2
+from tests.sidecar.cli.helpers import events_of
+from tests.sidecar.read.conversations import NAMES, happened
+
+
+def past_of(events: list[StreamEvent]) -> Past:
+    past = Past("ses_root", "ses_root", Family("ses_root"))
+    for position, event in enumerate(events):
+        past.add(Record(event, position, position, ""))
+    return past
+
+
+def fresh(events: list[StreamEvent], at: int) -> tuple[object, ...]:
+    conversation, spans, catalog = Conversation(), Spans(), Catalog()
+    for position, event in enumerate(events[:at]):
+        for fold in (conversation, spans, catalog):
+            fold.apply(Record(event, position, position, ""))
+    return conversation.roots, spans.found, catalog.dump()
+
+
+def stepped(past: Past, at: int) -> tuple[object, ...]:
+    return past.conversation(at).roots, past.spans(at).found, past.catalog(at).dump()
+
+
+def walk(events: list[StreamEvent], steps: int, seed: str) -> None:
+    """Step by one or two, mostly back, and jump now and then."""
+    chance, past, at = random.Random(seed), past_of(events), len(events)
+    for _ in range(steps):
+        assert stepped(past, at) == fresh(events, at), at
+        far = chance.random() < 0.15
+        at = chance.randint(0, len(events)) if far else at + chance.choice((-2, -1, -1, -1, 1, 2))
+        at = max(0, min(at, len(events)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_to_and_fro_is_a_fresh_fold_of_opencode_1(name: str) -> None:
+    walk(events_of(name, Translator(seeded_identity(2))), 40, name)
+
+
+@pytest.mark.parametrize("name", names2())
+def test_a_step_to_and_fro_is_a_fresh_fold_of_opencode_2(name: str) -> None:
+    walk(list(play2(name).log.events.values()), 40, name)
+
+
+def test_a_step_to_and_fro_in_many_sessions() -> None:
+    translator = Translator(seeded_identity(2))
+    walk([event for name in NAMES[::4] for event in events_of(name, translator)], 60, "all")
+
+
+def test_a_late_undo_is_undone_by_a_step_back() -> None:
+    events = [
+        event
+        for turn in ("m1", "m2", "m3")
+        for event in (
+            happened("human.input", actor="user", message=turn, parts=[{"type": "text", "text": f"Do {turn}"}]),
+            happened("turn.started", message=turn, assistant_message=f"a{turn}"),
+            happened("execution.step", kind="tool", tool="bash", turn=turn, call=f"c{turn}", status="completed"),
+            happened("turn.ended", message=turn, outcome="completed"),
+        )
+    ]
+    events.append(happened("opencode.message.removed", properties={"messageID": "m1"}))
+    events.append(happened("execution.step", kind="tool", tool="bash", turn="m1", call="late", status="error"))
+    past = past_of(events)
+    for at in (len(events), len(events) - 1, len(events) - 2, 3, len(events)):
+        assert stepped(past, at) == fresh(events, at)
