@@ -19,7 +19,7 @@ from streams.event import ULID_TEXT
 from streams.lineage import Lineage
 from streams.log.reader import LogReader, every_record
 from streams.projection import fold, resume
-from streams.query import Filter
+from streams.query import EVERYTHING, Filter
 from streams.retention import StreamRemoval
 from streams.store import NOTHING, Record
 
@@ -223,9 +223,6 @@ async def first(records: AsyncIterator[Record]) -> Record | None:
         async for record in source:
             return record
     return None
-
-
-EVERYTHING: Final = Filter()
 
 
 class Family:

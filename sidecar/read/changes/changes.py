@@ -11,6 +11,7 @@ from sidecar.read.changes.approvals import Approval, Approvals
 from sidecar.read.changes.edits import Diff, file_changes
 from sidecar.read.describe import LONGEST, input_text
 from sidecar.read.fields import as_text
+from streams.query import EVERYTHING, Filter
 from streams.store import Record
 
 STEP: Final = "execution.step"
@@ -114,11 +115,11 @@ class TurnChanges:
 class Changes:
     """A fold over the records of ``TYPES``, in position order; other records are ignored.
 
-    Only changes at or after ``since_ms`` and before ``until_ms`` count. Earlier records supply prompts and approvals.
+    Only changes in the time that ``wanted`` names count. Earlier records supply prompts and approvals.
     """
 
-    def __init__(self, *, since_ms: int | None = None, until_ms: int | None = None, with_diffs: bool = False) -> None:
-        self._since_ms, self._until_ms, self._with_diffs = since_ms, until_ms, with_diffs
+    def __init__(self, wanted: Filter = EVERYTHING, *, with_diffs: bool = False) -> None:
+        self._wanted, self._with_diffs = wanted, with_diffs
         self._approvals = Approvals()
         self._prompts: dict[tuple[str, str], str] = {}
         self._turns: dict[tuple[str, str], TurnChanges] = {}
@@ -164,7 +165,7 @@ class Changes:
             approval is not None
             and approval.answer is record
             and approval.kind == "permission"
-            and self._counts(record)
+            and self._wanted.in_time(record.event)
         ):
             self._decided.append(approval)
 
@@ -176,7 +177,7 @@ class Changes:
         if not changes:
             return
         self._edited.update(each.asked.event.id for each in approvals)
-        if not self._counts(record):
+        if not self._wanted.in_time(event):
             return
         key = session, as_text(payload.get("turn"))
         told = self._turns.setdefault(key, self._new_turn(record, *key))
@@ -187,10 +188,6 @@ class Changes:
 
     def _new_turn(self, record: Record, session: str, turn: str) -> TurnChanges:
         return TurnChanges(record.event.stream_id, session, turn, self._prompts.get((session, turn), ""))
-
-    def _counts(self, record: Record) -> bool:
-        ts = record.event.ts
-        return (self._since_ms is None or ts >= self._since_ms) and (self._until_ms is None or ts < self._until_ms)
 
 
 def totals(turns: Sequence[TurnChanges]) -> dict[str, int]:

@@ -222,6 +222,7 @@ class SqliteReader:
         if not all(bindable(value) for value in values if isinstance(value, str)):
             return
         indexed, begin = NOTHING, max(after, await self._before(wanted))
+        is_checked = bool(wanted.times) or wanted.text is not None or wanted.trace_id is not None
         grams = trigrams(wanted.text) if wanted.text is not None and bindable(wanted.text) else None
         if grams is not None:
             indexed = await asyncio.to_thread(self._indexed)
@@ -230,7 +231,7 @@ class SqliteReader:
             parts.insert(1 if back else 0, self._found(grams, begin, indexed, back=back))
         for part in parts:
             async for record in part:
-                if (wanted.text is None and wanted.trace_id is None) or wanted.matches(record.event):
+                if not is_checked or wanted.matches(record.event):
                     yield record
 
     # --- fetching ---
@@ -287,7 +288,7 @@ class SqliteReader:
 
     async def _before(self, wanted: Filter) -> int:
         """A position below all records in ``wanted``'s range of times. Computed once, not for each fetch."""
-        if wanted.since_ms is None:
+        if wanted.since_ms is None or wanted.times:
             return NOTHING
         found = (await self._fetch("SELECT min(position) FROM records WHERE ts >= ?", [wanted.since_ms]))[0][0]
         return await self._head_now() if found is None else found - 1

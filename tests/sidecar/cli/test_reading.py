@@ -68,6 +68,22 @@ class TestStreams:
         assert (absurd["last_ts"], absurd["cost"], absurd["tokens"]) == (4_102_444_800_000, 0, {})
         assert find(home, "--type", "execution.step")["payload"] == usage
 
+    @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+    def test_a_time_that_cannot_be_true_takes_its_place_by_position(self, tmp_path: Path, backend: str) -> None:
+        home = tmp_path / "home"
+        home.mkdir(mode=0o700)
+        old, new, wrong = 1_700_000_000_000, 1_750_000_000_000, {"ahead": 4_102_444_800_000, "back": 1_000}
+        times = [("old", old), *wrong.items(), ("new", new), *((f"{name} again", ts) for name, ts in wrong.items())]
+        records = [event(key, ts=ts, type_="human.input", payload={"session": "ses_a", "n": key}) for key, ts in times]
+        asyncio.run(append(home / "store", [records]))
+        if backend == "sqlite":
+            assert run(home, "migrate", "--to", "sqlite").code == 0
+        keys = [key for key, _ in times]
+        for verb in (["log", "ses_a"], ["log", "ses_a", "--last", "9"], ["query"], ["query", "--limit", "9"]):
+            for words, found in ((["--since", str(new)], keys[3:]), (["--until", str(new)], keys[:3])):
+                told = run(home, *verb, *words, "--json").objects()
+                assert [one["event"]["payload"]["n"] for one in told] == found, (verb, words)
+
     def test_a_call_whose_input_was_too_long_to_keep_is_told_everywhere(self, tmp_path: Path) -> None:
         home = tmp_path / "home"
         home.mkdir(mode=0o700)
