@@ -188,14 +188,26 @@ def _session(label: str) -> Callable[[dict[str, Any]], Line]:
     def tell(payload: dict[str, Any]) -> Line:
         lineage = "parent unknown" if payload.get("lineage") == "unknown" else ""
         said = _joined(_text(payload.get("title")), lineage or _text(payload.get("reason")), " · ")
+        said = _joined(said, _origin(payload), " · ")
         return Line(label, said or _text(payload.get("session")), "quiet")
 
     return tell
 
 
+def _origin(payload: dict[str, Any]) -> str:
+    """What a fork is a fork of."""
+    origin = _text(as_mapping(payload.get("fork")).get("session"))
+    return origin and f"fork of {origin}"
+
+
 def _undone(payload: dict[str, Any]) -> Line:
     prompt = payload.get("prompt")
     return Line("undone", "an answer" if prompt is None else _text(prompt) or "a prompt", "quiet")
+
+
+def _reverted(payload: dict[str, Any]) -> Line:
+    is_undone = payload.get("message") is not None
+    return Line("undone" if is_undone else "redone", _text(payload.get("prompt")) or "a prompt", "quiet")
 
 
 def _command(payload: dict[str, Any]) -> Line:
@@ -229,6 +241,8 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "lifecycle.session.compacted": lambda payload: Line("compacted", "older messages were summed up", "quiet"),
     "opencode.message.removed": _undone,
     "opencode.command.executed": _command,
+    "opencode.session.reverted": _reverted,
+    "lineage.forked": lambda payload: Line("session", _origin(payload), "quiet"),
     "lineage.linked": lambda payload: Line(
         "linked", f"to {_text(payload.get('parent')) or 'no parent: a root'}", "quiet"
     ),

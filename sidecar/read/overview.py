@@ -129,6 +129,7 @@ class Overview(Catalog):
             "title": session.title,
             "agent": session.agent,
             "ended": session.ended,
+            "fork": self.fork(session.id),
             "lineage_known": known is None or known.known,
             "turns": turns,
             "sessions": [self.session_json(child) for child in below.values()],

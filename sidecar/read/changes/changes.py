@@ -16,7 +16,8 @@ from streams.store import Record
 
 STEP: Final = "execution.step"
 UNDONE: Final = "opencode.message.removed"
-TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT, UNDONE)
+REVERTED: Final = "opencode.session.reverted"
+TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT, UNDONE, REVERTED)
 """The types of records that the fold needs."""
 
 
@@ -126,6 +127,7 @@ class Changes:
         self._decided: list[Approval] = []
         self._edited: set[str] = set()
         self._undone: set[tuple[str, str]] = set()
+        self._reverted: dict[str, set[str]] = {}
 
     def apply(self, record: Record) -> None:
         """Apply one record."""
@@ -140,6 +142,9 @@ class Changes:
         elif event.type == UNDONE:
             removed = payload.get("properties")
             self._undone.add((session, as_text(removed.get("messageID")) if isinstance(removed, dict) else ""))
+        elif event.type == REVERTED:
+            said, first = [message for each, message in self._prompts if each == session], payload.get("message")
+            self._reverted[session] = set(said[said.index(first) :] if first in said else ())
         elif event.type in TYPES:
             self._prompts[session, str(payload.get("message"))] = input_text(payload)[:LONGEST]
 
@@ -156,7 +161,7 @@ class Changes:
             turn = found[key] = found.get(key) or self._new_turn(answer, *key)
             turn.decisions.append(Decision(answer.event.id, answer.event.ts, event.actor, approval))
         for key, turn in found.items():
-            turn.undone = key in self._undone
+            turn.undone = key in self._undone or key[1] in self._reverted.get(key[0], ())
         return sorted(found.values(), key=lambda turn: turn.first_ts)
 
     def _checkpoint(self, record: Record) -> None:

@@ -12,7 +12,9 @@ from typing import Any, Literal
 from sidecar.read.changes.approvals import Ask
 from sidecar.read.changes.edits import Diff
 
-NoticeKind = Literal["error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "background", "other"]
+NoticeKind = Literal[
+    "error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "redone", "background", "other"
+]
 
 
 @dataclass(slots=True)

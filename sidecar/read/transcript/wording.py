@@ -225,4 +225,4 @@ def notice_text(notice: Notice) -> str:
     """The sentence of a notice."""
     if notice.what == "forgotten":
         return f"{notice.count} record{'s'[: notice.count != 1]} {FORGOTTEN}"
-    return f"{notice.what}: {notice.text}" if notice.what in ("error", "gap", "undone") else notice.text
+    return f"{notice.what}: {notice.text}" if notice.what in ("error", "gap", "undone", "redone") else notice.text

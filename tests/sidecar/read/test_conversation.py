@@ -217,7 +217,13 @@ def test_the_ask_of_a_folded_child_is_not_hidden() -> None:
 
 
 def test_an_undone_prompt_and_a_command_are_named() -> None:
-    undone = everything(folded(recorded("revert")))
+    events = recorded("revert")
+    at = next(number for number, event in enumerate(events) if event.type == "opencode.session.reverted")
+    again = StreamEvent.trusted({**events[at].fields(), "payload": {"session": events[at].payload["session"]}})
+    for until, is_undone in ((events[: at + 1], True), ([*events[: at + 1], again], False)):
+        told = everything(folded(until))
+        assert [item.undone for item in told if isinstance(item, Prompt)] == [False, is_undone], "at once"
+    undone = everything(folded(events))
     assert [item.undone for item in undone if isinstance(item, Prompt)] == [False, True, False]
     assert [item.text for item in undone if isinstance(item, Notice)] == ["SAY:b"]
     (prompt,) = [item for item in everything(folded(recorded("command"))) if isinstance(item, Prompt)]

@@ -392,6 +392,9 @@ class HostRules(Emitter):
         payload = present(message=message, turn=self._message(session, memory), **error)
         self._put_in_turn(entry, session, memory, "agent.error", message or event.key, payload)
 
+    def revert_staged(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        self.revert(entry, session, event.key, text(mapping(event.data.get("revert")).get("messageID")))
+
     def reverted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         first = text(event.data.get("to")) or ""
         inputs = list(session.inputs)
