@@ -38,6 +38,7 @@ _ABOVE_ALL = 2**63 - 1
 _FIRST_FETCH = 8
 _LEAST_REACH = 1024
 
+_IDS = "SELECT event_id FROM records WHERE event_id > ? AND instr(event_id, ?) ORDER BY event_id LIMIT ?"
 _TYPES = (
     "WITH RECURSIVE types (name) AS (SELECT min(type) FROM records UNION ALL"
     " SELECT (SELECT min(type) FROM records WHERE type > name) FROM types WHERE name IS NOT NULL)"
@@ -124,13 +125,11 @@ class SqliteReader:
         rows = await self._fetch(f"{SELECT} WHERE event_id = ?", [event_id]) if bindable(event_id) else []
         return record_of(rows[0], str(self._path)) if rows else None
 
-    async def event_ids(self) -> AsyncIterator[list[str]]:
-        """Yield all event ids, many at a time, in no particular order. Reads only their index."""
+    async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
+        """Yield all event ids that contain ``part``, many at a time, in no particular order. Reads only their index."""
         last = ""
-        while True:
-            rows = await self._fetch(
-                "SELECT event_id FROM records WHERE event_id > ? ORDER BY event_id LIMIT ?", [last, _FETCH_IDS]
-            )
+        while bindable(part):
+            rows = await self._fetch(_IDS, [last, part, _FETCH_IDS])
             yield [identifier for (identifier,) in rows]
             if len(rows) < _FETCH_IDS:
                 return
