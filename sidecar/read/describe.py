@@ -33,11 +33,13 @@ LONGEST = 2000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``label`` names in one or two words what happened, and ``text`` gives the content; ``text`` may be empty."""
+    """``label`` names in one or two words what happened, and ``text`` gives the content; ``text`` may be empty.
+    ``end`` is the end of the text, which stays if the text is cut."""
 
     label: str
     text: str
     tone: Tone = "plain"
+    end: str = ""
 
     def __str__(self) -> str:
         return f"{self.label}: {self.text}" if self.text else self.label
@@ -75,9 +77,11 @@ def spent(payload: dict[str, Any]) -> str:
     """Tokens and cost of a step or turn: ``1.2k in, 85 out, $0.0123``; empty if both are missing."""
     tokens = as_mapping(payload.get("tokens"))
     said = [f"{amount(tokens[k])} {word}" for k, word in (("input", "in"), ("output", "out")) if _number(tokens.get(k))]
-    if _number(payload.get("cost")):
-        said.append(money(payload["cost"]))
-    return ", ".join(said)
+    return ", ".join(filter(None, (*said, _cost(payload))))
+
+
+def _cost(payload: dict[str, Any]) -> str:
+    return money(payload["cost"]) if _number(payload.get("cost")) else ""
 
 
 def input_text(payload: dict[str, Any]) -> str:
@@ -129,7 +133,7 @@ def _tool(payload: dict[str, Any], waited_ms: int) -> Line:
 def _step(payload: dict[str, Any], waited_ms: int) -> Line:
     if payload.get("kind") != "inference":
         return _tool(payload, waited_ms)
-    return Line("model", _joined(_text(payload.get("finish")), spent(payload), " · "), "quiet")
+    return Line("model", _joined(_text(payload.get("finish")), spent(payload), " · "), "quiet", _cost(payload))
 
 
 def _output(payload: dict[str, Any]) -> Line:
@@ -154,7 +158,7 @@ def _turn_ended(payload: dict[str, Any], took_ms: int | None) -> Line:
         said.append(lasted(took_ms))
     said.append(spent(payload))
     tone: Tone = "good" if outcome == "completed" else "bad" if outcome == "failed" else "asks"
-    return Line("turn end", " · ".join(filter(None, said)), tone)
+    return Line("turn end", " · ".join(filter(None, said)), tone, _cost(payload))
 
 
 def _checkpoint(payload: dict[str, Any]) -> Line:

@@ -16,6 +16,7 @@ from sidecar.read.changes.approvals import Approvals, add_answer, ask_of
 from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
 from sidecar.read.describe import describe, short_type
 from sidecar.read.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
+from sidecar.read.transcript.attached import attached
 from sidecar.read.transcript.model import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
@@ -124,14 +125,11 @@ class SessionFold:
     # --- what people and models said ---
 
     def _input(self, record: Record, payload: dict[str, Any]) -> None:
-        event, texts, files = record.event, [], []
-        for part in map(as_mapping, as_list(payload.get("parts"))):
-            if is_said(part):
-                texts.append(as_text(part.get("text")))
-            elif part.get("type") == "file":
-                files.append(as_text(part.get("filename")) or "file")
-        text = "\n\n".join(filter(None, texts))
-        prompt = Prompt(event.id, event.ts, event.actor, text, files, shell=as_text(payload.get("shell")))
+        event, parts = record.event, as_list(payload.get("parts"))
+        said = [as_text(part.get("text")) for part in map(as_mapping, parts) if is_said(part)]
+        text = "\n\n".join(filter(None, said))
+        files, images = attached(parts)
+        prompt = Prompt(event.id, event.ts, event.actor, text, files, images, shell=as_text(payload.get("shell")))
         if not (text or files or prompt.shell):
             return  # the input has only synthetic text, which OpenCode itself adds
         message = as_text(payload.get("message")) or event.id
@@ -172,6 +170,7 @@ class SessionFold:
         call.output, call.error = as_text(payload.get("output")), as_text(payload.get("error"))
         call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
         call.duration_ms = as_int(payload.get("duration_ms"))
+        call.files, call.images = attached(as_list(payload.get("attachments")))
         call.diffs = diffs_of(payload, self.session.directory)
         # An ask that belongs to an earlier call with the same id is no longer an item of the turn.
         asks = [each.ask for each in self.approvals.of_step(payload)]
