@@ -25,8 +25,9 @@ CREATED = "lifecycle.session.created"
 RESUMED = "lifecycle.session.resumed"
 ENDED = "lifecycle.session.ended"
 LINKED = "lineage.linked"
+FORKED = "lineage.forked"
 
-LINEAGE_VERSION: Final = 1
+LINEAGE_VERSION: Final = 2
 """Version of the dumped family tree and of the fold. Increasing it invalidates older snapshots."""
 
 
@@ -51,7 +52,7 @@ class Session:
     """One session as the log knows it.
 
     ``parent`` is ``None`` for a root; ``known`` is false while the parent is unknown. ``stream`` is the id of the
-    stream that holds the session's records.
+    stream that holds the session's records. ``fork`` is the session that this one was forked from.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Session:
     ended: bool = False
     title: str | None = None
     first_position: int = 0
+    fork: str | None = None
 
 
 class Lineage:
@@ -102,6 +104,11 @@ class Lineage:
             else:
                 session.ended = False
                 session.title = _text(payload.get("title")) or session.title
+        if event.type in (CREATED, FORKED):
+            session = self.sessions.get(event.payload.get("session", event.stream_id))
+            fork = event.payload.get("fork")
+            if session is not None and isinstance(fork, dict):
+                session.fork = _text(fork.get("session"))
         elif event.type == ENDED:
             session = self.sessions.get(event.payload.get("session", event.stream_id))
             if session is not None:
@@ -169,6 +176,7 @@ class Lineage:
                     "known": s.known,
                     "ended": s.ended,
                     "title": s.title,
+                    **({"fork": s.fork} if s.fork is not None else {}),
                 }
                 for s in self.sessions.values()
             }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -24,7 +24,8 @@ class Filter:
     """All given conditions must hold; a filter without conditions matches everything.
 
     ``types`` match exactly, or as a prefix if they end in ``.*`` (``agent.*``).
-    ``since_ms`` is inclusive and ``until_ms`` exclusive; both are compared with the event's ``ts``. ``trace_id`` is the
+    ``since_ms`` is inclusive and ``until_ms`` exclusive; both are compared with the event's ``ts``, or with its time in
+    ``times``, which names events whose own time cannot be true by their ids. ``trace_id`` is the
     trace id in the event's ``traceparent``. ``text`` is found in any string or number of the payload,
     case-insensitively; never in a field's name.
     """
@@ -38,6 +39,7 @@ class Filter:
     until_ms: int | None = None
     text: str | None = None
     trace_id: str | None = None
+    times: Mapping[str, int] = field(default_factory=dict)
 
     def matches(self, event: StreamEvent) -> bool:
         """True if ``event`` is wanted; checks cheap conditions first."""
@@ -51,13 +53,19 @@ class Filter:
             return False
         if self.causation_id is not None and event.causation_id != self.causation_id:
             return False
-        if self.since_ms is not None and event.ts < self.since_ms:
-            return False
-        if self.until_ms is not None and event.ts >= self.until_ms:
+        if not self.in_time(event):
             return False
         if self.trace_id is not None and (event.traceparent or "")[3:35] != self.trace_id:
             return False
         return self.text is None or holds_text(event, self.text)
+
+    def in_time(self, event: StreamEvent) -> bool:
+        """True if ``event`` happened in the wanted time."""
+        ts = self.times.get(event.id, event.ts)
+        return (self.since_ms is None or ts >= self.since_ms) and (self.until_ms is None or ts < self.until_ms)
+
+
+EVERYTHING: Final = Filter()
 
 
 def type_matches(actual: str, wanted: str) -> bool:

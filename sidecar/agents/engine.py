@@ -144,20 +144,12 @@ class Engine:
             await self._restore()
         self.position = max(self.position, await self._store.cursor(self._cursor))
         if self._next == 0 and not self._has_begun:
-            await self._begin()
+            # A crash before a new agent's first record must not move the position at which the agent begins. A snapshot
+            # can say that this is before the first record of the log; a cursor cannot.
+            self.position = self._store.head if self.position == NOTHING else self.position
+            with hinted(f"the beginning of agent {self.name}"):
+                await self._put_snapshot(self.position)
         self._task = asyncio.create_task(self._run())
-
-    async def _begin(self) -> None:
-        """Store the position at which a new agent begins, so that a crash before the agent's first record does not move
-        this position.
-
-        Stored as a snapshot, because a snapshot can say that the agent begins before the first record of the log; a
-        cursor cannot.
-        """
-        if self.position == NOTHING:
-            self.position = self._store.head
-        with hinted(f"the beginning of agent {self.name}"):
-            await self._put_snapshot(self.position)
 
     async def close(self) -> None:
         """Handle the waiting inputs, keep a snapshot, and stop. Idempotent."""
@@ -497,9 +489,7 @@ class Engine:
         self.is_broken = False
 
     async def _keep_snapshot(self) -> None:
-        if self._last_own == NOTHING or self._next < 0 or self.is_broken or not self._since_snapshot:
-            return
-        if self._is_stale:
+        if self._last_own == NOTHING or self._next < 0 or self.is_broken or self._is_stale or not self._since_snapshot:
             return
         with hinted(f"the state of agent {self.name}"):
             await self._put_snapshot(self._last_own)

@@ -303,6 +303,11 @@ class Catalog:
         stream = self.streams.get(stream_id)
         return self.sessions[stream.sessions[0]] if stream is not None and stream.sessions else None
 
+    def fork(self, session_id: str) -> str | None:
+        """The session from which a session was forked, if any."""
+        known = self.lineage.sessions.get(session_id)
+        return known.fork if known is not None else None
+
     def root_stream(self, stream_id: str) -> str:
         """The stream of the root session to which a stream belongs; the stream itself if no parent is known."""
         session = self.own_session(stream_id)
@@ -350,6 +355,7 @@ class Catalog:
             "cost": stream.cost,
             "tokens": stream.tokens,
             "root": root if root != stream_id else None,
+            "fork": self.fork(own.id) if own is not None else None,
         }
 
     def children(self, session_id: str) -> list[SessionView]:

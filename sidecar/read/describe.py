@@ -38,11 +38,13 @@ LONGEST_ROW = 400
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``label`` names in one or two words what happened, and ``text`` gives the content; ``text`` may be empty."""
+    """``label`` names in one or two words what happened, and ``text`` gives the content; ``text`` may be empty.
+    ``end`` is the end of the text, which stays if the text is cut."""
 
     label: str
     text: str
     tone: Tone = "plain"
+    end: str = ""
 
     def __str__(self) -> str:
         return f"{self.label}: {self.text}" if self.text else self.label
@@ -96,9 +98,11 @@ def spent(payload: dict[str, Any]) -> str:
     """Tokens and cost of a step or turn: ``1.2k in, 85 out, $0.0123``; empty if both are missing."""
     tokens = as_mapping(payload.get("tokens"))
     said = [f"{amount(tokens[k])} {word}" for k, word in (("input", "in"), ("output", "out")) if _number(tokens.get(k))]
-    if _number(payload.get("cost")):
-        said.append(money(payload["cost"]))
-    return ", ".join(said)
+    return ", ".join(filter(None, (*said, _cost(payload))))
+
+
+def _cost(payload: dict[str, Any]) -> str:
+    return money(payload["cost"]) if _number(payload.get("cost")) else ""
 
 
 def input_text(payload: dict[str, Any]) -> str:
@@ -155,7 +159,7 @@ def _tool(payload: dict[str, Any], waited_ms: int) -> Line:
 def _step(payload: dict[str, Any], waited_ms: int) -> Line:
     if payload.get("kind") != "inference":
         return _tool(payload, waited_ms)
-    return Line("model", _joined(_text(payload.get("finish")), spent(payload), " · "), "quiet")
+    return Line("model", _joined(_text(payload.get("finish")), spent(payload), " · "), "quiet", _cost(payload))
 
 
 def _output(payload: dict[str, Any]) -> Line:
@@ -180,7 +184,7 @@ def _turn_ended(payload: dict[str, Any], took_ms: int | None) -> Line:
         said.append(lasted(took_ms))
     said.append(spent(payload))
     tone: Tone = "good" if outcome == "completed" else "bad" if outcome == "failed" else "asks"
-    return Line("turn end", " · ".join(filter(None, said)), tone)
+    return Line("turn end", " · ".join(filter(None, said)), tone, _cost(payload))
 
 
 def _checkpoint(payload: dict[str, Any]) -> Line:
@@ -214,14 +218,26 @@ def _session(label: str) -> Callable[[dict[str, Any]], Line]:
     def tell(payload: dict[str, Any]) -> Line:
         lineage = "parent unknown" if payload.get("lineage") == "unknown" else ""
         said = _joined(_text(payload.get("title")), lineage or _text(payload.get("reason")), " · ")
+        said = _joined(said, _origin(payload), " · ")
         return Line(label, said or _text(payload.get("session")), "quiet")
 
     return tell
 
 
+def _origin(payload: dict[str, Any]) -> str:
+    """What a fork is a fork of."""
+    origin = _text(as_mapping(payload.get("fork")).get("session"))
+    return origin and f"fork of {origin}"
+
+
 def _undone(payload: dict[str, Any]) -> Line:
     prompt = payload.get("prompt")
     return Line("undone", "an answer" if prompt is None else _text(prompt) or "a prompt", "quiet")
+
+
+def _reverted(payload: dict[str, Any]) -> Line:
+    is_undone = payload.get("message") is not None
+    return Line("undone" if is_undone else "redone", _text(payload.get("prompt")) or "a prompt", "quiet")
 
 
 def _command(payload: dict[str, Any]) -> Line:
@@ -256,6 +272,8 @@ _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "lifecycle.session.compacted": lambda payload: Line("compacted", "older messages were summed up", "quiet"),
     "opencode.message.removed": _undone,
     "opencode.command.executed": _command,
+    "opencode.session.reverted": _reverted,
+    "lineage.forked": lambda payload: Line("session", _origin(payload), "quiet"),
     "lineage.linked": lambda payload: Line(
         "linked", f"to {_text(payload.get('parent')) or 'no parent: a root'}", "quiet"
     ),

@@ -133,6 +133,7 @@ class Overview(Catalog):
             "ended": session.ended,
             "asks": len(session.asks),
             "running": [msgspec.structs.asdict(call) for call in session.running],
+            "fork": self.fork(session.id),
             "lineage_known": known is None or known.known,
             "turns": turns,
             "sessions": [self.session_json(child) for child in below.values()],

@@ -107,7 +107,7 @@ class Past:
     def changes(self, at: int | None = None, since: int = 0) -> Changes:
         """The files that agents changed in the records after ``since``, up to ``at``."""
         # A turn may have begun before: its prompt is needed, its earlier edits are not.
-        found = Changes(since_ms=None, until_ms=None, with_diffs=True)
+        found = Changes(with_diffs=True)
         upto = self.upto(at)
         for number, record in enumerate(self.records[:upto], 1):
             if number > since or record.event.type != "execution.step":

@@ -19,7 +19,7 @@ from streams.event import ULID_TEXT
 from streams.lineage import Lineage
 from streams.log.reader import LogReader, every_record
 from streams.projection import fold, resume
-from streams.query import Filter
+from streams.query import EVERYTHING, Filter
 from streams.retention import StreamRemoval
 from streams.store import NOTHING, Record
 
@@ -194,18 +194,11 @@ async def find_event(reader: LogReader, given: str) -> Record:
         record = await reader.find_event(wanted)
         if record is not None:
             return record
-    begins: list[str] = []
-    ends: list[str] = []
-    near: list[str] = []
-    async for identifiers in reader.event_ids():
-        if len(wanted) >= 3:
-            begins += [each for each in identifiers if each.startswith(wanted) and each not in begins]
-            ends += [each for each in identifiers if _ends_with(each, wanted, SHORT_EVENT) and each not in ends]
-        if len(near) < _SHOWN:
-            near += [each for each in identifiers if _is_near(each, wanted)]
-        for some in (begins, ends, near):
-            del some[_SHOWN + 1 :]
-    found = begins or ends
+    found: list[str] = []
+    if len(wanted) >= 3:
+        fits = lambda each: each.startswith(wanted) or _ends_with(each, wanted, SHORT_EVENT)  # noqa: E731
+        found = await _ids(reader, wanted, fits)
+        found = [each for each in found if each.startswith(wanted)] or found
     if len(found) == 1 and (record := await reader.find_event(found[0])) is not None:
         return record
     if found:
@@ -213,8 +206,20 @@ async def find_event(reader: LogReader, given: str) -> Record:
         raise Ambiguous(f"{given!r} matches {count} events: {_some(found)}; type more of the id")
     if reader.head == NOTHING:
         raise NoLog(empty_text(reader))
+    near = await _ids(reader, "", lambda each: _is_near(each, wanted))
     hint = f"did you mean {_some(near[:_SHOWN])}?" if near else "`durable-stream log STREAM` and `query` show ids"
     raise NotFound(f"no event matches {given!r}; {hint}")
+
+
+async def _ids(reader: LogReader, part: str, fits: Callable[[str], bool]) -> list[str]:
+    """The first event ids that contain ``part`` and fit: one more than an error names, at most."""
+    found: dict[str, None] = {}
+    async with aclosing(cast("AsyncGenerator[list[str], None]", reader.event_ids(part))) as source:
+        async for some in source:
+            found.update(dict.fromkeys(filter(fits, some)))
+            if len(found) > _SHOWN:
+                break
+    return list(found)[: _SHOWN + 1]
 
 
 async def first(records: AsyncIterator[Record]) -> Record | None:
@@ -223,9 +228,6 @@ async def first(records: AsyncIterator[Record]) -> Record | None:
         async for record in source:
             return record
     return None
-
-
-EVERYTHING: Final = Filter()
 
 
 class Family:

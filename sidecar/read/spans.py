@@ -92,7 +92,7 @@ class Spans:
                 self._step(lane, record, payload)
             case "agent.spawned":
                 self._spawned(lane, record, payload)
-            case "tool.started":
+            case "execution.step.started":
                 self._running(lane, record, payload)
             case _ if event.type == CHECKPOINT:
                 self._wait(lane, record, payload)

@@ -132,15 +132,15 @@ class LogReader:
         """The number of files of a jsonl log, and their bytes; ``None`` with another backend. Blocks briefly."""
         return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
 
-    async def event_ids(self) -> AsyncIterator[list[str]]:
-        """Yield the ids of all events, many at a time, in no particular order, without reading payloads.
+    async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
+        """Yield the ids that contain ``part``, many at a time, in no particular order, without reading payloads.
 
         Some ids may come twice if the log migrates in the meantime.
         """
         while True:
             backend = self._backend()
             try:
-                async with aclosing(cast("AsyncGenerator[list[str], None]", backend.event_ids())) as found:
+                async with aclosing(cast("AsyncGenerator[list[str], None]", backend.event_ids(part))) as found:
                     async for some in found:
                         yield some
             except (StreamError, OSError):

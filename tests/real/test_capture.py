@@ -117,6 +117,10 @@ def test_a_chat(durable: DurableStream, opencode: RealOpenCode, session: str) ->
     ]
     texts = [output["text"] for output in payloads(records, "execution.output")]
     assert texts == ["let me think", "pong", "and again"]
+    fork = str(opencode.request("POST", f"/session/{session}/fork", {})["id"])
+    wait_until(lambda: f"fork of {session}" in durable.cli("streams"), "the fork")
+    for verb in ("tree", "read", "log"):
+        assert f"fork of {session}" in durable.cli(verb, fork).replace("\\", ""), verb
 
 
 def test_a_tool_that_throws(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:

@@ -174,10 +174,14 @@ def test_a_fork_of_a_background_session_is_not_its_work(
     _, session = spawned(client, durable, "HOLD:fork SAY:forty two")
     model.wait_held("fork")
     fork = client.api("POST", f"/api/session/{session}/fork", {})["data"]["id"]
-    client.prompt(fork, "SAY:another answer")
+    message = client.prompt(fork, "SAY:another answer")
     client.wait(fork)
     wait_until(lambda: [e for e in events(durable, "turn.ended") if e["payload"]["session"] == fork], "its turn")
     assert one(durable, "running")["session"] == session
+    client.api("POST", f"/api/session/{fork}/revert/stage", {"messageID": message})
+    wait_until(lambda: "undone later" in durable.cli("read", fork), "what was undone, at once")
+    for verb in (("streams",), ("tree", fork), ("read", fork), ("log", fork)):
+        assert f"fork of {session}" in durable.cli(*verb).replace("\\", ""), verb
     model.release("fork")
     assert one(durable, "completed")["result"] == "forty two"
 

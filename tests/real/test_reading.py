@@ -107,6 +107,8 @@ def test_a_permission_a_shell_command_and_an_undo(
     terminal.wait_for("Undo previous message")
     terminal.press(ENTER)
     terminal.wait_for("1 message reverted")
+    wait_until(lambda: "session.reverted" in durable.cli("log"), "what was undone, at once")
+    assert "undone later" in durable.cli("read")
     terminal.press(b"\x15")  # the undone prompt is there again
     terminal.prompt("SAY:third", "third")
     wait_until(lambda: "says: third" in durable.cli("log"), "the last answer")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bridge.opencode.capture import shapes
 from bridge.opencode.capture.history import HISTORY_INSTANCE
 from bridge.opencode.capture.shapes import mapping, text
-from bridge.opencode.capture.state import CaptureState, SessionState, Turn
+from bridge.opencode.capture.state import REVERTED, CaptureState, SessionState, Turn
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent, is_stream_id
 from streams.identity import Identity
@@ -258,6 +258,14 @@ class Emitter:
             stream=session.stream,
             trace=trace_of(session),
         )
+
+    def revert(self, entry: Entry, session: SessionState, key: str, message: str | None) -> None:
+        """Record that a person has undone the session from ``message`` on; ``None``: nothing is undone any more."""
+        first = message or session.reverted
+        if first is not None and message != session.reverted:
+            payload = shapes.present(message=message, prompt=session.prompts.get(first))
+            cause = session.inputs.get(first) or session.event_id
+            self.put(entry, session, REVERTED, key, payload, cause=cause, correlation=first)
 
     def spawn_asked(self, entry: Entry, session_id: str, mark: str) -> Asked | None:
         """What asked for a new session, if the sidecar began the session for background work. Record, before the

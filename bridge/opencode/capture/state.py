@@ -20,9 +20,9 @@ from bridge.opencode.capture.shapes import beginning, is_aborted_shell, mapping
 from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
-from streams.lineage import CREATED, ENDED, LINKED, RESUMED
+from streams.lineage import CREATED, ENDED, FORKED, LINKED, RESUMED
 
-STATE_VERSION = 9
+STATE_VERSION = 10
 """Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
@@ -47,6 +47,7 @@ PROMPT_LENGTH = 80
 
 UNDONE = "opencode.message.removed"
 RENAMED = "opencode.session.renamed"
+REVERTED = "opencode.session.reverted"
 
 REMEMBERED_AT_REST = 4
 """How many entries of each kind are remembered for a session that is not among the ``BUSY_SESSIONS``."""
@@ -109,6 +110,10 @@ class SessionState:
     first_message: str | None = None
     """The user message of the session's first input or turn. OpenCode's ids ascend, so a message with a lower id is
     from another session."""
+    fork: str = ""
+    """The session that this one was forked from, if OpenCode does not name it at the creation."""
+    reverted: str | None = None
+    """The message from which on a person has undone the session, until the next prompt makes that final."""
     misread: bool = False
     """True if an item of the session was not understood and was kept whole."""
     ended: bool = False
@@ -263,9 +268,14 @@ class CaptureState:
             session.compacted = event.id
         elif event.type == RENAMED:
             session.title = payload.get("title") or session.title
+        elif event.type == FORKED:
+            session.fork = payload["fork"]["session"]
+        elif event.type == REVERTED:
+            session.reverted = payload.get("message")
         elif event.type == UNDONE:
             undone = mapping(payload.get("properties")).get("messageID")
             session.inputs.pop(str(undone), None)
+            session.reverted = None if undone == session.reverted else session.reverted
         elif event.type.startswith("opencode."):
             session.misread = True
         self._hosted(session, event)

@@ -73,10 +73,11 @@ RULES: tuple[Rule, ...] = (
         "message.updated",
         "event",
         "message_updated",
-        ("agent.handoff", "turn.started", "turn.ended", "agent.error"),
-        "user message; assistant message for errors",
+        ("agent.handoff", "turn.started", "turn.ended", "agent.error", "lineage.forked"),
+        "user message; assistant message for errors; origin for forks",
         "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
-        "different OpenCode agent answers from now on, for example `build` after `plan`.",
+        "different OpenCode agent answers from now on, for example `build` after `plan`. `lineage.forked` names the "
+        "origin of a fork: a copied prompt keeps its time, with which the id of the original begins.",
     ),
     Rule(
         "message.removed",
@@ -84,7 +85,8 @@ RULES: tuple[Rule, ...] = (
         "message_removed",
         ("opencode.message.removed",),
         "bus event",
-        "By `/undo`, for example; reported when the next prompt is sent. `prompt` holds its first words.",
+        "By `/undo`, for example; reported when the next prompt is sent. `prompt` holds its first words. "
+        "`opencode.session.reverted` says it at once.",
     ),
     Rule(
         "session.idle",
@@ -157,9 +159,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "session.updated",
-        "state",
+        "event",
         "session_updated",
-        note="The title and the model become part of the final events.",
+        ("opencode.session.reverted",),
+        "bus event",
+        "Recorded when a person undoes a prompt or takes that back: `message` is the first message that is undone now, "
+        "if any. The title and the model become part of the final events.",
     ),
     Rule(
         "session.status",

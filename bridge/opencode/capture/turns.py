@@ -19,8 +19,12 @@ from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.shells import Shells
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, CaptureState, SessionState, Turn
 from streams.identity import Identity
+from streams.lineage import FORKED
 
 _REMEMBERED_MESSAGES = 4000
+
+_ID_BEFORE_MS = 100
+"""At most so long before its message is an id made. The longest time measured was 4 ms."""
 
 _ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of a final answer; ``tool-calls`` means that the model wanted to continue."""
@@ -71,6 +75,9 @@ class Turns(Shells):
         title = text(info.get("title"))
         if title is not None and session is not None:
             self._titles[session.id] = title
+        if session is not None:
+            key = shapes.bus_id(entry.item) or self.own_key(entry)
+            self.revert(entry, session, key, text(mapping(info.get("revert")).get("messageID")))
         return False
 
     def session_status(self, entry: Entry, session: SessionState | None) -> bool:
@@ -132,6 +139,9 @@ class Turns(Shells):
         message_id = info["id"]
         if session is None or info["role"] == "user":
             self._users[message_id] = None
+            made = shapes.number(mapping(info.get("time")).get("created"))
+            if session is not None and made is not None and session.born and not session.first_message:
+                self._copied_from(entry, session, made)
             return False
         answered = info["parentID"]
         completed = info["time"].get("completed") is not None
@@ -162,6 +172,20 @@ class Turns(Shells):
             self.write_late_error(session.id, message_id)
             self._write_error(entry, session, message_id, error)
         return False
+
+    def _copied_from(self, entry: Entry, session: SessionState, made: int) -> None:
+        """Record whose message was copied into a session that has none of its own yet: OpenCode 1 names a fork's origin
+        nowhere. A copy keeps the time ``made``, and the id of the original begins with nearly the same time."""
+        low, high = (f"msg_{(made + ms) % 2**36:09x}" for ms in (-_ID_BEFORE_MS, 1))
+        found = [
+            each.id
+            for each in self.state.sessions.values()
+            if each is not session
+            and each.directory == session.directory
+            and any(low <= message < high for message in (each.first_message or "", *each.inputs))
+        ]
+        if len(found) == 1 and found[0] != session.fork:
+            self.put(entry, session, FORKED, found[0], {"fork": {"session": found[0]}}, cause=session.event_id)
 
     def start_turn(
         self,

@@ -18,7 +18,7 @@ toast.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -37,11 +37,8 @@ TOAST: Final = "opencode.toast"
 SEND: Final = "notify.send"
 LOOK: Final = "opencode.look"
 
-KEPT_ENDED: Final = 200
-"""How many ended alerts stay in the state; the log has them all."""
-
-KEPT_TURNS: Final = 200
-"""How many begun turns are remembered; a turn that is forgotten does not ring."""
+KEPT: Final = 200
+"""How many ended alerts, and how many begun turns, stay in the state. A turn that is forgotten does not ring."""
 
 MAX_TEXT: Final = 500
 MAX_TITLE: Final = 100
@@ -414,7 +411,7 @@ class AlertAgent(OwnAgent[State]):
             return
         if event.type == "ring.began":
             self.data.turns[given["turn"]] = given["ts"]
-            for old in list(self.data.turns)[:-KEPT_TURNS]:
+            for old in list(self.data.turns)[:-KEPT]:
                 del self.data.turns[old]
         elif event.type == "ring.over":
             self.data.turns.pop(given["turn"], None)
@@ -448,7 +445,7 @@ class AlertAgent(OwnAgent[State]):
     def _tidy(self) -> None:
         # Also drop old alerts that nobody has seen, once every channel has been tried.
         ended = [a.id for a in self.data.alerts.values() if a.state == "seen" or (not a.stages and a.due is None)]
-        for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
+        for old in ended[: max(len(ended) - KEPT, 0)]:
             del self.data.alerts[old]
 
 
@@ -494,19 +491,6 @@ def _seen(alerts: list[Alert], why: str, ts: int) -> list[Output]:
 
 
 def _alert(given: dict[str, Any]) -> Alert:
-    return Alert(
-        given["alert"],
-        given.get("session"),
-        given["title"],
-        given["text"],
-        given.get("about", ""),
-        given["ts"],
-        due=given.get("due"),
-        how=given.get("how", ""),
-        stages=[list(stage) for stage in given["stages"]],
-    )
-
-
-def as_row(alert: Alert) -> dict[str, Any]:
-    """An alert as ``notices --json`` prints it."""
-    return asdict(alert)
+    same = {name: given[name] for name in ("session", "title", "text", "about", "due", "how") if name in given}
+    stages = [list(stage) for stage in given["stages"]]
+    return Alert(id=given["alert"], raised=given["ts"], stages=stages, **same)

@@ -49,11 +49,11 @@ async def changes(
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
     out = Output(json)
-    wanted = filter_of(since=since, until=until)
     reader = open_reader(home_of(context).store_path)
     catalog, torn = await catalog_of(reader)
+    wanted = await filter_of(reader, since=since, until=until)
     chosen = project_or_here(catalog, project, stream)
-    found = Changes(since_ms=wanted.since_ms, until_ms=wanted.until_ms, with_diffs=diff)
+    found = Changes(wanted, with_diffs=diff)
     fault = await _fold(found, await _records(reader, catalog, stream, wanted, chosen))
     turns = found.turns()[-limit if limit else 0 :]
     if json:

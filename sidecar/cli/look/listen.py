@@ -221,7 +221,7 @@ class _Listening:
             (fitted(told.actor, 12 if roomy else 8) + gap, "cyan" if told.actor == "user" else ""),
             (label, style if style in ("dim", "bold cyan") else f"bold {style}".strip()),
         ]
-        self._out.lines(parts, told.line.text, style, most=MOST_LINES.get(told.line.tone, 1))
+        self._out.lines(parts, told.line.text, style, most=MOST_LINES.get(told.line.tone, 1), end=told.line.end)
 
 
 def _ended(why: str) -> NatsError:

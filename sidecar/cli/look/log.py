@@ -58,9 +58,9 @@ async def log(
     from sidecar.read.select import Ambiguous, SelectError, family_of, find_session, open_reader, pruned_text
 
     out = Output(json)
-    wanted = filter_of(types=types, actors=actors, since=since, until=until)
     store = home_of(context).store_path
     reader = open_reader(store)
+    wanted = await filter_of(reader, types=types, actors=actors, since=since, until=until)
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
     if stream is None and follow:

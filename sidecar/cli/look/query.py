@@ -61,7 +61,7 @@ async def query(
             note(NOTHING_THERE.format(project))
             return
     about = {"streams": tuple(sorted(chosen)), "text": text, "trace_id": trace_id}
-    wanted = filter_of(types=types, actors=actors, since=since, until=until, **about)
+    wanted = await filter_of(reader, types=types, actors=actors, since=since, until=until, **about)
     lines = Lines(Output(json), with_stream=True, found=text)
     hidden = 0
 

@@ -135,6 +135,7 @@ def _named(stream: dict[str, Any]) -> str:
     from sidecar.read.catalog import is_agents
 
     joined = f" (belongs to {stream['root']})" if stream["root"] else ""
+    joined += f" (fork of {stream['fork']})" if stream["fork"] else ""
     if is_agents(stream["stream_id"]):
         without = "(an agent)"
     elif stream["stream_id"] == "system":

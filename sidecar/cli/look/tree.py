@@ -111,7 +111,7 @@ def _print_roots(out: Output, overview: Overview, roots: list[SessionView]) -> i
         elif out.terminal:
             from rich.tree import Tree
 
-            top = Tree(_session_label(root, out.width), guide_style="dim")
+            top = Tree(_session_label(overview, root, out.width), guide_style="dim")
             _grow(overview, root, top, out.width)
             out.console.print(top, no_wrap=True, overflow="ellipsis", crop=True)
         else:
@@ -123,17 +123,15 @@ def _grow(overview: Overview, session: SessionView, node: Tree, width: int) -> N
     for turn, below in _branches(overview, session):
         inner = node if turn is None else node.add(_turn_label(turn, _now(session, turn), width))
         for child in below:
-            _grow(overview, child, inner.add(_session_label(child, width)), width)
+            _grow(overview, child, inner.add(_session_label(overview, child, width)), width)
 
 
 def _plain(out: Output, overview: Overview, session: SessionView, depth: int) -> None:
-    from sidecar.read.host_agents import LABEL
     from sidecar.read.wording import one_line
 
     indent = "  " * depth
-    ended = f" [{session.ended}]" if session.ended else ""
-    ended += f" [{LABEL} background agent]" if session.is_background else ""
-    out.text(indent + one_line(f"session {session.id} {session.agent} {session.title}{ended}"))
+    marks = "".join(f" [{mark}]" for mark in _marks(overview, session))
+    out.text(indent + one_line(f"session {session.id} {session.agent} {session.title}{marks}"))
     for turn, below in _branches(overview, session):
         if turn is not None:
             told = f"turn {turn.outcome or 'open'} {_figures(turn)} {_now(session, turn)}{turn.asked}"
@@ -152,11 +150,19 @@ def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView |
     return [*branches, (None, list(below.values()))]
 
 
-def _session_label(session: SessionView, width: int) -> Any:
+def _marks(overview: Overview, session: SessionView) -> list[str]:
+    """What is particular about a session."""
+    from sidecar.read.host_agents import LABEL
+
+    fork = overview.fork(session.id)
+    marks = (session.ended, f"{LABEL} background agent" if session.is_background else "", fork and f"fork of {fork}")
+    return [mark for mark in marks if mark]
+
+
+def _session_label(overview: Overview, session: SessionView, width: int) -> Any:
     from rich.text import Text
 
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, shortened
-    from sidecar.read.host_agents import LABEL
     from sidecar.read.wording import one_line
 
     label = Text(no_wrap=True, overflow="ellipsis")
@@ -164,10 +170,8 @@ def _session_label(session: SessionView, width: int) -> Any:
     label.append(f"  {one_line(session.agent)}" if session.agent else "")
     name = one_line(session.id)
     label.append(f"  {name if width >= WHOLE_ID_WIDTH else shortened(name)}", "dim")
-    if session.is_background:
-        label.append(f"  {LABEL} background agent", "dim")
-    if session.ended:
-        label.append(f"  {one_line(session.ended)}", "dim")
+    for mark in _marks(overview, session):
+        label.append(f"  {one_line(mark)}", "dim")
     return label
 
 

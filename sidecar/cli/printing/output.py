@@ -95,10 +95,17 @@ class Output:
         return "".join(written) + "…" * cut
 
     def lines(
-        self, head: Sequence[tuple[str, str]], text: str, style: str, *, most: int, mark: str | None = None
+        self,
+        head: Sequence[tuple[str, str]],
+        text: str,
+        style: str,
+        *,
+        most: int,
+        mark: str | None = None,
+        end: str = "",
     ) -> bool:
         """Print ``head``, and next to it ``text`` on up to ``most`` lines, wrapped at words and cut after the last
-        line.
+        line. A text that is cut on its only line keeps its ``end``.
 
         Highlights ``mark`` in the text; returns whether ``mark`` occurs.
         """
@@ -107,6 +114,8 @@ class Output:
 
         indent = sum(cell_len(part) for part, _ in head)
         room = self.width - indent
+        if most == 1 and end and cell_len(text) > room > cell_len(end) + 1:
+            text = f"{truncated(text.removesuffix(end), room - cell_len(end) - 1)} {end}"
         if most == 1 or room < NARROWEST or cell_len(text) <= room:
             self.line([*head, *marked(text, style, mark)])
             return mark is not None and mark.casefold() in truncated(text, max(room, 0)).casefold()

@@ -177,7 +177,8 @@ class Lines:
         parts.append((padded(one_line(line.label), LABEL_WIDTH), strong))
         if line.text:
             parts[-1] = (parts[-1][0] + " ", strong)
-        seen = self._out.lines(parts, line.text, style, most=MOST_LINES.get(line.tone, 1), mark=self._found)
+        most = MOST_LINES.get(line.tone, 1)
+        seen = self._out.lines(parts, line.text, style, most=most, mark=self._found, end=line.end)
         if self._found and not seen and self._found.casefold() not in f"{event.actor} {line.label}".casefold():
             self._excerpt(event, self._found)
 

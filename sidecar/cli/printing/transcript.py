@@ -81,7 +81,10 @@ async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
     told = pruned_text(stream, gone) if gone is not None else None
     catalog, _ = await catalog_of(reader)
     losses = (f"something was lost in {text}" for text in catalog.loss_texts({stream}))
-    return (*([told] if told is not None else ()), *losses)
+    own = catalog.own_session(stream)
+    origin = catalog.fork(own.id) if own is not None else None
+    fork = [f"This session is a fork of {origin}, which holds what was said before."] if origin else []
+    return (*fork, *([told] if told is not None else ()), *losses)
 
 
 def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Iterator[bytes]:

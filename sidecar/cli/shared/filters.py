@@ -10,7 +10,10 @@ import typer
 from sidecar.cli.shared import complete
 
 if TYPE_CHECKING:
+    from streams.log.reader import LogReader
     from streams.query import Filter
+
+_EARLIEST_MS = 1_672_531_200_000  # 2023: OpenCode did not exist yet
 
 TypesOption = Annotated[
     list[str] | None,
@@ -37,7 +40,8 @@ SinceOption = Annotated[
 UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only events before this time.")]
 
 
-def filter_of(
+async def filter_of(
+    reader: LogReader,
     *,
     types: Sequence[str] | None = None,
     actors: Sequence[str] | None = None,
@@ -45,7 +49,7 @@ def filter_of(
     until: str | None = None,
     **more: Any,
 ) -> Filter:
-    """Build a filter from the options; ``more`` has further fields of ``Filter``.
+    """Build a filter of the records of ``reader`` from the options; ``more`` has further fields of ``Filter``.
 
     Raises:
         BadParameter: a time cannot be read.
@@ -59,4 +63,28 @@ def filter_of(
         until_ms = parse_moment(until, now) if until else None
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    return Filter(types=tuple(types or ()), actors=tuple(actors or ()), since_ms=since_ms, until_ms=until_ms, **more)
+    times = await _believed(reader, now) if since or until else {}
+    more |= {"since_ms": since_ms, "until_ms": until_ms, "times": times}
+    return Filter(types=tuple(types or ()), actors=tuple(actors or ()), **more)
+
+
+async def _believed(reader: LogReader, now: int) -> dict[str, int]:
+    """For each record whose time cannot be true, by the event's id: the time of the record before it.
+
+    Nothing was recorded before OpenCode existed, or later than now. Only a clock that was set wrongly says so.
+    """
+    from sidecar.read.select import catalog_of, first
+
+    found: dict[str, int] = {}
+    catalog, _ = await catalog_of(reader)  # whoever reads the wanted records reports a fault
+    for stream in catalog.streams.values():
+        if stream.first_ts >= _EARLIEST_MS and stream.last_ts <= now:
+            continue
+        before = await first(reader.read_all(after=stream.first_position - 2))
+        last = 0 if before is None else found.get(before.event.id, before.event.ts)
+        async for record in reader.read(stream.id):
+            if _EARLIEST_MS <= record.event.ts <= now:
+                last = record.event.ts
+            elif _EARLIEST_MS <= last <= now:
+                found[record.event.id] = last
+    return found

@@ -11,11 +11,13 @@ from sidecar.read.changes.approvals import Approval, Approvals
 from sidecar.read.changes.edits import Diff, file_changes
 from sidecar.read.describe import LONGEST, input_text
 from sidecar.read.fields import as_text
+from streams.query import EVERYTHING, Filter
 from streams.store import Record
 
 STEP: Final = "execution.step"
 UNDONE: Final = "opencode.message.removed"
-TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT, UNDONE)
+REVERTED: Final = "opencode.session.reverted"
+TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT, UNDONE, REVERTED)
 """The types of records that the fold needs."""
 
 
@@ -114,17 +116,18 @@ class TurnChanges:
 class Changes:
     """A fold over the records of ``TYPES``, in position order; other records are ignored.
 
-    Only changes at or after ``since_ms`` and before ``until_ms`` count. Earlier records supply prompts and approvals.
+    Only changes in the time that ``wanted`` names count. Earlier records supply prompts and approvals.
     """
 
-    def __init__(self, *, since_ms: int | None = None, until_ms: int | None = None, with_diffs: bool = False) -> None:
-        self._since_ms, self._until_ms, self._with_diffs = since_ms, until_ms, with_diffs
+    def __init__(self, wanted: Filter = EVERYTHING, *, with_diffs: bool = False) -> None:
+        self._wanted, self._with_diffs = wanted, with_diffs
         self._approvals = Approvals()
         self._prompts: dict[tuple[str, str], str] = {}
         self._turns: dict[tuple[str, str], TurnChanges] = {}
         self._decided: list[Approval] = []
         self._edited: set[str] = set()
         self._undone: set[tuple[str, str]] = set()
+        self._reverted: dict[str, set[str]] = {}
 
     def apply(self, record: Record) -> None:
         """Apply one record."""
@@ -139,6 +142,9 @@ class Changes:
         elif event.type == UNDONE:
             removed = payload.get("properties")
             self._undone.add((session, as_text(removed.get("messageID")) if isinstance(removed, dict) else ""))
+        elif event.type == REVERTED:
+            said, first = [message for each, message in self._prompts if each == session], payload.get("message")
+            self._reverted[session] = set(said[said.index(first) :] if first in said else ())
         elif event.type in TYPES:
             self._prompts[session, str(payload.get("message"))] = input_text(payload)[:LONGEST]
 
@@ -155,7 +161,7 @@ class Changes:
             turn = found[key] = found.get(key) or self._new_turn(answer, *key)
             turn.decisions.append(Decision(answer.event.id, answer.event.ts, event.actor, approval))
         for key, turn in found.items():
-            turn.undone = key in self._undone
+            turn.undone = key in self._undone or key[1] in self._reverted.get(key[0], ())
         return sorted(found.values(), key=lambda turn: turn.first_ts)
 
     def _checkpoint(self, record: Record) -> None:
@@ -164,7 +170,7 @@ class Changes:
             approval is not None
             and approval.answer is record
             and approval.kind == "permission"
-            and self._counts(record)
+            and self._wanted.in_time(record.event)
         ):
             self._decided.append(approval)
 
@@ -176,7 +182,7 @@ class Changes:
         if not changes:
             return
         self._edited.update(each.asked.event.id for each in approvals)
-        if not self._counts(record):
+        if not self._wanted.in_time(event):
             return
         key = session, as_text(payload.get("turn"))
         told = self._turns.setdefault(key, self._new_turn(record, *key))
@@ -187,10 +193,6 @@ class Changes:
 
     def _new_turn(self, record: Record, session: str, turn: str) -> TurnChanges:
         return TurnChanges(record.event.stream_id, session, turn, self._prompts.get((session, turn), ""))
-
-    def _counts(self, record: Record) -> bool:
-        ts = record.event.ts
-        return (self._since_ms is None or ts >= self._since_ms) and (self._until_ms is None or ts < self._until_ms)
 
 
 def totals(turns: Sequence[TurnChanges]) -> dict[str, int]:

@@ -48,6 +48,7 @@ code { background: var(--soft); border-radius: 4px; padding: .1em .3em; } pre co
 .waiting { font-weight: 600; }
 .said table { border-collapse: collapse; } .said td, .said th { border: 1px solid var(--line); padding: .2rem .6rem; }
 blockquote, details { border-left: 3px solid var(--line); margin: .5rem 0; padding-left: 1rem; }
+img { max-width: 100%; }
 blockquote { color: var(--quiet); } .reasoning { color: var(--quiet); white-space: pre-wrap; }
 """
 
@@ -57,7 +58,7 @@ _HEAD = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">"""
 
 
 def _link_open(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
@@ -137,7 +138,7 @@ def _item(item: Item, directory: str, reading: Reading) -> Iterator[str]:
     if isinstance(item, Prompt):
         facts = f"<time>{_text(words.prompt_facts(item))}</time>"
         yield f'<section class="prompt{" undone" * item.undone}"><header>{_text(item.actor)} {facts}</header>'
-        yield f"<p>{_lines(words.prompt_text(item))}</p></section>"
+        yield f"<p>{_lines(words.prompt_text(item))}</p>{_images(item.images)}</section>"
     elif isinstance(item, Said) and item.kind == "answer":
         yield f'<section class="said">{markdown_html(item.text)}</section>'
     elif isinstance(item, Said):
@@ -150,6 +151,11 @@ def _item(item: Item, directory: str, reading: Reading) -> Iterator[str]:
     elif item.what != "other" or reading.full:
         bad = " bad" * (item.what in ("error", "gap"))
         yield f'<p class="end{bad}">{local_time(item.ts, "%H:%M:%S")} {_text(words.notice_text(item))}</p>'
+
+
+def _images(urls: list[str]) -> str:
+    """Images that are in the page itself, so that a browser fetches nothing."""
+    return "".join(f'<img src="{escape(url)}" alt="">' for url in urls)
 
 
 def _call(call: Call, directory: str, reading: Reading) -> Iterator[str]:
@@ -167,6 +173,7 @@ def _call(call: Call, directory: str, reading: Reading) -> Iterator[str]:
         yield f"<pre>{_lines(given)}</pre>"
     if output:
         yield f'<pre class="{"bad" if call.error else "output"}">{_lines(output)}</pre>'
+    yield _images(call.images)
     for diff in call.diffs:
         yield from _diff(diff, reading, named=len(call.diffs) > 1)
     if call.child is not None and call.child.turns:

@@ -12,12 +12,14 @@ from typing import Any, Literal
 from sidecar.read.changes.approvals import Ask
 from sidecar.read.changes.edits import Diff
 
-NoticeKind = Literal["error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "background", "other"]
+NoticeKind = Literal[
+    "error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "redone", "background", "other"
+]
 
 
 @dataclass(slots=True)
 class Prompt:
-    """The input of a person, or of the parent of a child session. ``files`` are names.
+    """The input of a person, or of the parent of a child session. ``files`` are names; ``images`` are ``data:`` URLs.
 
     ``command`` is the slash command from which the text was made (``/init now``); ``shell`` is a command that the
     person ran without the model. ``undone``: the prompt was reverted later.
@@ -28,6 +30,7 @@ class Prompt:
     actor: str
     text: str
     files: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
     command: str = ""
     shell: str = ""
     undone: bool = False
@@ -71,6 +74,8 @@ class Call:
     error: str = ""
     exit: int | None = None
     duration_ms: int | None = None
+    files: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
     diffs: list[Diff] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
     child: Branch | None = None

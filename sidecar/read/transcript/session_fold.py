@@ -17,6 +17,7 @@ from sidecar.read.changes.approvals import Approvals, add_answer, ask_of
 from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
 from sidecar.read.describe import describe, short_type
 from sidecar.read.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
+from sidecar.read.transcript.attached import attached
 from sidecar.read.transcript.model import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
@@ -38,6 +39,8 @@ class SessionFold:
     turns: dict[str, Turn] = field(default_factory=dict)
     current: Turn | None = None
     prompts: dict[str, Prompt] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    """The messages that OpenCode removed after they were undone."""
     answered: dict[str, str] = field(default_factory=dict)
     """The user message that each assistant message answers."""
     approvals: Approvals = field(default_factory=Approvals)
@@ -123,14 +126,11 @@ class SessionFold:
     # --- what people and models said ---
 
     def _input(self, record: Record, payload: dict[str, Any]) -> None:
-        event, texts, files = record.event, [], []
-        for part in map(as_mapping, as_list(payload.get("parts"))):
-            if is_said(part):
-                texts.append(as_text(part.get("text")))
-            elif part.get("type") == "file":
-                files.append(as_text(part.get("filename")) or "file")
-        text = "\n\n".join(filter(None, texts))
-        prompt = Prompt(event.id, event.ts, event.actor, text, files, shell=as_text(payload.get("shell")))
+        event, parts = record.event, as_list(payload.get("parts"))
+        said = [as_text(part.get("text")) for part in map(as_mapping, parts) if is_said(part)]
+        text = "\n\n".join(filter(None, said))
+        files, images = attached(parts)
+        prompt = Prompt(event.id, event.ts, event.actor, text, files, images, shell=as_text(payload.get("shell")))
         if not (text or files or prompt.shell):
             return  # the input has only synthetic text, which OpenCode itself adds
         message = as_text(payload.get("message")) or event.id
@@ -171,6 +171,7 @@ class SessionFold:
         call.output, call.error = as_text(payload.get("output")), as_text(payload.get("error"))
         call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
         call.duration_ms = as_int(payload.get("duration_ms"))
+        call.files, call.images = attached(as_list(payload.get("attachments")))
         call.diffs = diffs_of(payload, self.session.directory)
         # An ask that belongs to an earlier call with the same id is no longer an item of the turn.
         asks = [each.ask for each in self.approvals.of_step(payload)]
@@ -216,16 +217,27 @@ class SessionFold:
 
     def _removed(self, record: Record, payload: dict[str, Any]) -> None:
         message = as_text(as_mapping(payload.get("properties")).get("messageID"))
-        prompt, said = self.prompts.get(message), as_text(payload.get("prompt"))
+        prompt, was_known = self.prompts.get(message), message in self.removed
+        self.removed.add(message)
         if prompt is not None:
-            if prompt.undone:
-                return
-            prompt.undone = True
-            said = " ".join((prompt.command or prompt.shell or prompt.text).split())
-        if said:
-            self.notice(record, "undone", said[:_UNDONE] + "…" * (len(said) > _UNDONE))
-        elif message not in self.answered:
+            was_known, prompt.undone = prompt.undone, True
+        if not was_known and not self._undone(record, "undone", prompt, payload) and message not in self.answered:
             self._other(record, payload)
+
+    def _reverted(self, record: Record, payload: dict[str, Any]) -> None:
+        """Mark the prompts from a message on as undone, and the earlier ones as not, apart from those removed."""
+        first, is_undone = as_text(payload.get("message")), False
+        for message, prompt in self.prompts.items():
+            is_undone = is_undone or message == first
+            prompt.undone = is_undone or message in self.removed
+        self._undone(record, "undone" if first else "redone", self.prompts.get(first), payload)
+
+    def _undone(self, record: Record, what: NoticeKind, prompt: Prompt | None, payload: dict[str, Any]) -> bool:
+        """Add a notice with the first words of a prompt; return false if there are none."""
+        words = as_text(payload.get("prompt")) if prompt is None else prompt.command or prompt.shell or prompt.text
+        if said := " ".join(words.split()):
+            self.notice(record, what, said[:_UNDONE] + "…" * (len(said) > _UNDONE))
+        return bool(said)
 
     def _command(self, record: Record, payload: dict[str, Any]) -> None:
         given = as_mapping(payload.get("properties"))
@@ -266,6 +278,7 @@ _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     RESUMED: SessionFold._begun,
     ENDED: SessionFold._ended,
     "lineage.linked": SessionFold._nothing,
+    "lineage.forked": SessionFold._nothing,
     "agent.spawned": SessionFold._nothing,
     "agent.handoff": SessionFold._nothing,
     "lifecycle.session.compacted": SessionFold._compacted,
@@ -280,6 +293,7 @@ _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     CHECKPOINT: SessionFold._checkpoint,
     "capture.gap": SessionFold._gap,
     "opencode.message.removed": SessionFold._removed,
+    "opencode.session.reverted": SessionFold._reverted,
     "opencode.command.executed": SessionFold._command,
     "opencode.session.renamed": SessionFold._renamed,
 }

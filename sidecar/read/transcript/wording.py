@@ -103,12 +103,13 @@ def call_text(call: Call, directory: str) -> str:
 
 
 def call_facts(call: Call) -> list[str]:
-    """How a call went: ``failed``, ``exit 1``, ``+3 −1``, ``1.2s``."""
+    """How a call went: ``failed``, ``exit 1``, ``a.png, 3.1 KiB``, ``+3 −1``, ``1.2s``."""
     facts = ["failed"] if call.status == "error" else []
     if call.exit:
         facts.append(f"exit {call.exit}")
     if call.status == "running":
         facts.append("not finished")
+    facts += call.files
     facts += [diff_facts(diff) for diff in call.diffs] if len(call.diffs) == 1 else []
     if call.duration_ms is not None and call.duration_ms >= LEAST_SHOWN_MS:
         waited = max((ask.waited_ms or 0 for ask in call.asks), default=0)
@@ -225,4 +226,4 @@ def notice_text(notice: Notice) -> str:
     """The sentence of a notice."""
     if notice.what == "forgotten":
         return f"{notice.count} record{'s'[: notice.count != 1]} {FORGOTTEN}"
-    return f"{notice.what}: {notice.text}" if notice.what in ("error", "gap", "undone") else notice.text
+    return f"{notice.what}: {notice.text}" if notice.what in ("error", "gap", "undone", "redone") else notice.text

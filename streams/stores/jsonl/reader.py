@@ -135,10 +135,12 @@ class JsonlReader:
         """The number of the log's files, and their bytes. Blocks briefly."""
         return sizes_of(self._log)
 
-    async def event_ids(self) -> AsyncIterator[list[str]]:
-        """The ids of all events, oldest first. Scans the log."""
+    async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
+        """The ids of all events that contain ``part``, oldest first. Scans the log, but parses few other lines."""
+        needle = part.encode("utf-8", "surrogatepass")
         async for located in self._located_lines(NOTHING):
-            yield [_checked(parse_keys, located).event.id]
+            if needle in located.line and part in (identifier := _checked(parse_keys, located).event.id):
+                yield [identifier]
 
     async def removal(self) -> Removal:
         """See ``Copyable.removal``. Nothing is ever removed from a jsonl log."""

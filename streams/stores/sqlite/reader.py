@@ -38,6 +38,7 @@ _ABOVE_ALL = 2**63 - 1
 _FIRST_FETCH = 8
 _LEAST_REACH = 1024
 
+_IDS = "SELECT event_id FROM records WHERE event_id > ? AND instr(event_id, ?) ORDER BY event_id LIMIT ?"
 _TYPES = (
     "WITH RECURSIVE types (name) AS (SELECT min(type) FROM records UNION ALL"
     " SELECT (SELECT min(type) FROM records WHERE type > name) FROM types WHERE name IS NOT NULL)"
@@ -124,13 +125,11 @@ class SqliteReader:
         rows = await self._fetch(f"{SELECT} WHERE event_id = ?", [event_id]) if bindable(event_id) else []
         return record_of(rows[0], str(self._path)) if rows else None
 
-    async def event_ids(self) -> AsyncIterator[list[str]]:
-        """Yield all event ids, many at a time, in no particular order. Reads only their index."""
+    async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
+        """Yield all event ids that contain ``part``, many at a time, in no particular order. Reads only their index."""
         last = ""
-        while True:
-            rows = await self._fetch(
-                "SELECT event_id FROM records WHERE event_id > ? ORDER BY event_id LIMIT ?", [last, _FETCH_IDS]
-            )
+        while bindable(part):
+            rows = await self._fetch(_IDS, [last, part, _FETCH_IDS])
             yield [identifier for (identifier,) in rows]
             if len(rows) < _FETCH_IDS:
                 return
@@ -222,6 +221,7 @@ class SqliteReader:
         if not all(bindable(value) for value in values if isinstance(value, str)):
             return
         indexed, begin = NOTHING, max(after, await self._before(wanted))
+        is_checked = bool(wanted.times) or wanted.text is not None or wanted.trace_id is not None
         grams = trigrams(wanted.text) if wanted.text is not None and bindable(wanted.text) else None
         if grams is not None:
             indexed = await asyncio.to_thread(self._indexed)
@@ -230,7 +230,7 @@ class SqliteReader:
             parts.insert(1 if back else 0, self._found(grams, begin, indexed, back=back))
         for part in parts:
             async for record in part:
-                if (wanted.text is None and wanted.trace_id is None) or wanted.matches(record.event):
+                if not is_checked or wanted.matches(record.event):
                     yield record
 
     # --- fetching ---
@@ -287,7 +287,7 @@ class SqliteReader:
 
     async def _before(self, wanted: Filter) -> int:
         """A position below all records in ``wanted``'s range of times. Computed once, not for each fetch."""
-        if wanted.since_ms is None:
+        if wanted.since_ms is None or wanted.times:
             return NOTHING
         found = (await self._fetch("SELECT min(position) FROM records WHERE ts >= ?", [wanted.since_ms]))[0][0]
         return await self._head_now() if found is None else found - 1

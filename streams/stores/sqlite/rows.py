@@ -92,8 +92,8 @@ def record_of(row: Sequence[Any], file: str) -> Record:
 
 
 def conditions(wanted: Filter) -> tuple[str, list[Any]]:
-    """A ``WHERE`` clause and its parameters for all conditions of ``wanted`` except its text; ``""`` if there are
-    none."""
+    """A ``WHERE`` clause and its parameters for all conditions of ``wanted`` but its text, trace and ``times``; ``""``
+    if there are none."""
     parts: list[str] = []
     values: list[Any] = []
     if wanted.types:
@@ -118,6 +118,8 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         if value is not None:
             parts.append(f"records.{column} = ?")
             values.append(value)
+    if wanted.times:
+        return " AND ".join(parts), values  # the reader compares the times
     # The plus sign keeps SQLite from using the index of times, which is not in the order of positions.
     if wanted.since_ms is not None:
         parts.append("+records.ts >= ?")

@@ -234,7 +234,10 @@ class TestWhatBecomesOfARun:
     def test_what_was_undone_names_its_prompt_and_a_command_its_arguments(self) -> None:
         player = play("revert")
         prompts = {e.payload["message"]: e for e in player.of("human.input")}
+        [at_once] = player.of("opencode.session.reverted")
         undone, answer = player.of("opencode.message.removed")
+        assert at_once.payload["message"] == undone.payload["properties"]["messageID"]
+        assert (at_once.payload["prompt"], at_once.causation_id) == (undone.payload["prompt"], undone.causation_id)
         message = undone.payload["properties"]["messageID"]
         assert (undone.payload["prompt"], undone.causation_id) == ("SAY:b", prompts[message].id)
         assert undone.correlation_id == message
@@ -269,6 +272,9 @@ class TestWhatBecomesOfARun:
     def test_a_fork_does_not_tell_its_copied_history_again(self) -> None:
         player = play("fork")
         assert Counter(player.types())["turn.started"] == 2 == Counter(player.types())["human.input"]
+        origin, fork = (e.payload["session"] for e in player.of("lifecycle.session.created"))
+        [told] = player.of("lineage.forked")
+        assert told.payload == {"session": fork, "fork": {"session": origin}}
 
     def test_a_resumed_session_is_said_once_a_boot(self) -> None:
         player = play("kill9_resumed_after")

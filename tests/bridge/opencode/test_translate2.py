@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.opencode.capture.emitter import Asked, Token
+from bridge.opencode.capture.v2.shapes import origin_of, session_info
 from bridge.opencode.link.frames import HookItem
 from streams.lineage import CREATED, ENDED, RESUMED
 from tests.bridge.opencode.playing2 import RECORDINGS, Player2, Recording, names, play2, summary
@@ -57,6 +58,15 @@ def without(player: Player2, inputs: set[str]) -> Content:
 @pytest.mark.parametrize("name", names())
 def test_a_recording_becomes_these_events(name: str) -> None:
     assert summary(play2(name)) == (RECORDINGS / f"{name}.events").read_text().splitlines()
+
+
+def test_a_fork_names_its_origin_whatever_describes_it() -> None:
+    described = {"id": "ses_b", "fork": {"sessionID": "ses_a", "boundary": {"type": "through", "messageID": "msg_9"}}}
+    forked = {"sessionID": "ses_b", "parentID": "ses_a", "boundary": {"type": "through", "messageID": "msg_9"}}
+    for info in (described, forked):
+        for told in (session_info(info), session_info(session_info(info))):
+            assert origin_of(told) == {"session": "ses_a", "message": "msg_9"} and told["parentID"] is None
+    assert origin_of(session_info({"id": "ses_a"})) is None
 
 
 @pytest.mark.parametrize("name", names())

@@ -16,6 +16,7 @@ from sidecar.read.changes.changes import Changes, Edit, totals
 from sidecar.read.changes.edits import diff_stat, file_changes, new_file_diff, short_path
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
+from streams.query import Filter
 from streams.store import Record
 from tests.sidecar.cli.helpers import RECORDINGS, append, events_of, make_home, run
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
@@ -187,9 +188,9 @@ class TestFold:
         session.tool("edit", "c1", input={"filePath": "/a"}, metadata={"diff": DIFF})
         later = session.tool("edit", "c2", input={"filePath": "/b"}, metadata={"diff": DIFF})
         for changes, expected in (
-            (Changes(since_ms=later.ts), ["/b"]),
-            (Changes(until_ms=later.ts), ["/a"]),
-            (Changes(since_ms=later.ts + 1), []),
+            (Changes(Filter(since_ms=later.ts)), ["/b"]),
+            (Changes(Filter(until_ms=later.ts)), ["/a"]),
+            (Changes(Filter(since_ms=later.ts + 1)), []),
         ):
             for record in records(session.events):
                 changes.apply(record)

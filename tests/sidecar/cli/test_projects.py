@@ -317,11 +317,14 @@ def test_changes_of_a_project(projects_home: Path, places: Path) -> None:
 def test_a_turn_that_was_undone_says_so_and_is_not_counted(projects_home: Path, places: Path) -> None:
     step = {"kind": "tool", "tool": "write", "input": {"filePath": "a.txt", "content": "x\n"}, "status": "completed"}
     turn = {"message": "m_ses_web", "turn": "m_ses_web"}
+    made = [happened("ses_web", "turn.started", **turn), happened("ses_web", "execution.step", **turn, **step)]
+    staged = happened("ses_web", "opencode.session.reverted", message="m_ses_web")
+    redone = happened("ses_web", "opencode.session.reverted")
     removed = happened("ses_web", "opencode.message.removed", properties={"messageID": "m_ses_web"})
-    made = [happened("ses_web", "turn.started", **turn), happened("ses_web", "execution.step", **turn, **step), removed]
-    asyncio.run(append(projects_home / "store", [made]))
-    [found] = run(projects_home, "changes", "--json").objects()
-    assert found["undone"] is True
+    for more, is_undone in (([*made, staged], True), ([redone], False), ([removed], True)):
+        asyncio.run(append(projects_home / "store", [more]))
+        [found] = run(projects_home, "changes", "--json").objects()
+        assert found["undone"] is is_undone
     said = ANSI.sub("", on_terminal(projects_home, "changes", width=100, cwd=places / "shop"))
     assert "1 turn undone" in said and "1 file changed" not in said
 

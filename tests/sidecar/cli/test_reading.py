@@ -14,7 +14,11 @@ import pytest
 from bridge.opencode.redact import Redactor
 from sidecar.read import select
 from streams.identity import seeded_identity
+from streams.log.log import Log
 from streams.store import NOTHING
+from streams.stores.directory import Backend
+from streams.stores.jsonl import reader as jsonl
+from streams.stores.jsonl.lines import LineKeys, parse_keys
 from tests.sidecar.cli.helpers import append, command, environment, make_home, run, run_process
 from tests.streams.builders import event
 
@@ -67,6 +71,26 @@ class TestStreams:
         assert (newest["stream_id"], absurd["stream_id"]) == ("opencode/ses_now", "opencode/ses_2100")
         assert (absurd["last_ts"], absurd["cost"], absurd["tokens"]) == (4_102_444_800_000, 0, {})
         assert find(home, "--type", "execution.step")["payload"] == usage
+
+    @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+    def test_a_time_that_cannot_be_true_takes_its_place_by_position(self, tmp_path: Path, backend: Backend) -> None:
+        home = tmp_path / "home"
+        home.mkdir(mode=0o700)
+        old, new, wrong = 1_700_000_000_000, 1_750_000_000_000, {"ahead": 4_102_444_800_000, "back": 1_000}
+        times = [("old", old), *wrong.items(), ("new", new), *((f"{name} again", ts) for name, ts in wrong.items())]
+        records = [event(key, ts=ts, type_="human.input", payload={"session": "ses_a", "n": key}) for key, ts in times]
+
+        async def written() -> None:
+            log = await Log.open(home / "store", seeded_identity(1), backend=backend)
+            await log.append(records)
+            await log.close()
+
+        asyncio.run(written())
+        keys = [key for key, _ in times]
+        for verb in (["log", "ses_a"], ["log", "ses_a", "--last", "9"], ["query"], ["query", "--limit", "9"]):
+            for words, found in ((["--since", str(new)], keys[3:]), (["--until", str(new)], keys[:3])):
+                told = run(home, *verb, *words, "--json").objects()
+                assert [one["event"]["payload"]["n"] for one in told] == found, (verb, words)
 
     def test_a_call_whose_input_was_too_long_to_keep_is_told_everywhere(self, tmp_path: Path) -> None:
         home = tmp_path / "home"
@@ -162,6 +186,21 @@ class TestLog:
     def test_a_unique_part_of_the_id_is_enough(self, recorded_home: Path, cut: slice) -> None:
         stream = stream_with(recorded_home, "agent.spawned")
         assert run(recorded_home, "log", stream[cut], "--json").objects()[0]["event"]["stream_id"] == stream
+
+    def test_the_end_of_an_event_id_parses_only_lines_that_contain_it(
+        self, recorded_home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        event = find(recorded_home, "--type", "agent.error")
+        parsed: list[bytes] = []
+
+        def counted(line: bytes) -> LineKeys:
+            parsed.append(line)
+            return parse_keys(line)
+
+        monkeypatch.setattr(jsonl, "parse_keys", counted)
+        for part in (event["id"][:-1], event["id"][-6:]):
+            assert run(recorded_home, "show", part, "--json").objects()[0]["event"] == event
+        assert parsed and all(event["id"][-7:-1].encode() in line for line in parsed)
 
     def test_unknown_stream_names_near_ones(self, recorded_home: Path) -> None:
         stream = stream_with(recorded_home, "agent.spawned")

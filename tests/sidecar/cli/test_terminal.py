@@ -24,6 +24,7 @@ from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
 from tests.sidecar.cli.helpers import LIMIT_SECONDS, append, command, environment, run, run_and_stop
 from tests.sidecar.life import end_sidecars
+from tests.streams.builders import event
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -60,6 +61,20 @@ def test_nothing_is_wider_than_the_terminal(recorded_home: Path, verb: str, widt
     said = on_terminal(recorded_home, verb, *([stream] if verb == "log" else []), width=width)
     lines = ANSI.sub("", said).splitlines()
     assert len(lines) > 5 and max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_cost_stays_where_a_line_is_cut(tmp_path: Path, width: int) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    spent = {"tokens": {"input": 123456, "output": 65432}, "cost": 1.25, "session": "ses_a"}
+    made = [
+        event("a", type_="turn.ended", payload={"outcome": "completed", "steps": 120, "message": "m", **spent}),
+        event("b", payload={"kind": "inference", "finish": "stop" * 9, **spent}),
+    ]
+    asyncio.run(append(home / "store", [made]))
+    lines = ANSI.sub("", on_terminal(home, "log", "ses_a", width=width)).splitlines()
+    assert [line.rstrip().endswith("$1.25") for line in lines].count(True) == 2 and max(map(len, lines)) <= width
 
 
 @pytest.mark.parametrize("width", [80, 200])

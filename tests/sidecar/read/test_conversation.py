@@ -216,8 +216,40 @@ def test_the_ask_of_a_folded_child_is_not_hidden() -> None:
     assert written(folded(events[: until + 1]), "text", Reading()).count("waiting for you") == 2
 
 
+def test_a_page_shows_small_raster_images_and_names_every_other_file() -> None:
+    def file(url: Any, mime: str = "image/png", **more: str) -> dict[str, Any]:
+        return {"type": "file", "mime": mime, "url": url, **more}
+
+    shown = ["data:image/png;base64,iVBORw0KGgo=", "data:image/webp;base64,UklGRg=="]
+    cut = {"$sha256": "0" * 64, "bytes": 12_000_000, "beginning": "data:image/png;base64,iVBO"}
+    refused = [
+        "data:image/svg+xml;base64,PHN2Zz4=", "data:text/html;base64,PGI+", "https://example.org/a.png", cut,
+        'data:image/png;base64,AA"onerror="x', "data:image/gif;base64," + "A" * 3_000_000, 7,
+    ]  # fmt: skip
+    parts = [file(shown[0], filename="screen.png"), *(file(url, filename="refused.png") for url in refused)]
+    call = {"kind": "tool", "tool": "read", "status": "completed", "input": {"filePath": "b.webp"}, "turn": "m"}
+    roots = folded(
+        [
+            happened("human.input", message="m", parts=parts),
+            happened("turn.started", message="m"),
+            happened("execution.step", **call, attachments=[file(shown[1], "image/webp")]),
+        ]
+    )
+    page = written(roots, "html")
+    assert re.findall('<img src="([^"]*)"', page) == shown and page.count("refused.png") == len(refused)
+    for form in ("html", "markdown", "text"):
+        for words in ("screen.png, 8 B", "refused.png, 8.6 MiB", "refused.png, 2.1 MiB", "image/webp, 4 B"):
+            assert words in written(roots, form).replace("\\", ""), (form, words)
+
+
 def test_an_undone_prompt_and_a_command_are_named() -> None:
-    undone = everything(folded(recorded("revert")))
+    events = recorded("revert")
+    at = next(number for number, event in enumerate(events) if event.type == "opencode.session.reverted")
+    again = StreamEvent.trusted({**events[at].fields(), "payload": {"session": events[at].payload["session"]}})
+    for until, is_undone in ((events[: at + 1], True), ([*events[: at + 1], again], False)):
+        told = everything(folded(until))
+        assert [item.undone for item in told if isinstance(item, Prompt)] == [False, is_undone], "at once"
+    undone = everything(folded(events))
     assert [item.undone for item in undone if isinstance(item, Prompt)] == [False, True, False]
     assert [item.text for item in undone if isinstance(item, Notice)] == ["SAY:b"]
     (prompt,) = [item for item in everything(folded(recorded("command"))) if isinstance(item, Prompt)]

@@ -155,21 +155,12 @@ class HostRules(Emitter):
         # A compaction's event names no agent. In the turn of a prompt it is the session's agent, otherwise OpenCode.
         agent = text(event.data.get("agent")) or (session.agent if trigger == "prompt" else None) or "opencode"
         cause = session.inputs.get(message) or session.last_end or session.event_id
-        previous = session.handed_from(agent, trigger)
+        begun, previous = replace_time(entry, at_ms or entry.item.t), session.handed_from(agent, trigger)
         if previous is not None:
-            handed, handoff = replace_seq(entry, None), {"message": message, "from": previous, "to": agent}
-            self.put(
-                replace_time(handed, at_ms or entry.item.t),
-                session,
-                "agent.handoff",
-                message,
-                handoff,
-                cause=cause,
-                actor=agent,
-                correlation=message,
-            )
+            handoff, handed = {"message": message, "from": previous, "to": agent}, replace_seq(begun, None)
+            self.put(handed, session, "agent.handoff", message, handoff, cause=cause, actor=agent, correlation=message)
         self.put(
-            replace_time(entry, at_ms or entry.item.t),
+            begun,
             session,
             "turn.started",
             message,
@@ -257,7 +248,7 @@ class HostRules(Emitter):
     def _inference(
         self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory, finish: str | None
     ) -> None:
-        data, message = event.data, shapes.message_id(event)
+        data, message, turn = event.data, shapes.message_id(event), self._turn(session, memory)
         part = f"{message}:inference" if message is not None else event.key
         payload = present(
             message=message,
@@ -269,7 +260,7 @@ class HostRules(Emitter):
             cost=data.get("cost"),
             snapshot=text(data.get("snapshot")),
             files=data.get("files") or None,
-            model=memory.place(message).get("model") or _model_of(self._turn(session, memory)),
+            model=memory.place(message).get("model") or (turn.model if turn is not None else None),
         )
         self._put_in_turn(entry, session, memory, "execution.step", part, payload)
 
@@ -400,6 +391,9 @@ class HostRules(Emitter):
         payload = present(message=message, turn=self._message(session, memory), **error)
         self._put_in_turn(entry, session, memory, "agent.error", message or event.key, payload)
 
+    def revert_staged(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        self.revert(entry, session, event.key, text(mapping(event.data.get("revert")).get("messageID")))
+
     def reverted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         first = text(event.data.get("to")) or ""
         inputs = list(session.inputs)
@@ -495,10 +489,6 @@ def _finish(session: SessionState, memory: Memory) -> str | None:
     if memory.turn is not None:
         return memory.finish
     return session.turn.finish if session.turn is not None else None
-
-
-def _model_of(turn: Turn | PartTurn | None) -> dict[str, Any] | None:
-    return turn.model if turn is not None else None
 
 
 def _model(data: dict[str, Any]) -> dict[str, Any] | None:

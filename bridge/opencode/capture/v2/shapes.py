@@ -70,17 +70,22 @@ def _session(value: Any) -> str | None:
 
 def session_info(data: dict[str, Any]) -> dict[str, Any]:
     """A session in the form in which OpenCode 1 describes one, read from ``session.created``, ``session.forked``, or
-    ``GET /api/session/{id}``. ``fork`` names the session and the message that a fork begins with."""
+    ``GET /api/session/{id}``, or from what this function returned."""
     boundary = mapping(data.get("boundary"))
-    fork = {"sessionID": data.get("parentID"), "boundary": boundary} if boundary else mapping(data.get("fork"))
-    origin, message = text(fork.get("sessionID")), text(mapping(fork.get("boundary")).get("messageID"))
     return {
         **data,
         "id": text(data.get("id")) or text(data.get("sessionID")),
         "parentID": None if boundary else text(data.get("parentID")),
         "directory": text(data.get("directory")) or text(mapping(data.get("location")).get("directory")),
-        "fork": present(session=origin, message=message) if origin else None,
+        "fork": data.get("fork") or ({"sessionID": data.get("parentID"), "boundary": boundary} if boundary else None),
     }
+
+
+def origin_of(info: dict[str, Any]) -> dict[str, Any] | None:
+    """The session that a fork was made from, and its last message that the fork has; ``None`` for other sessions."""
+    fork = mapping(info.get("fork"))
+    origin, message = text(fork.get("sessionID")), text(mapping(fork.get("boundary")).get("messageID"))
+    return present(session=origin, message=message) if origin else None
 
 
 def input_id(event: HostEvent) -> str | None:

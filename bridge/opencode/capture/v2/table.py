@@ -155,6 +155,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "Contains the session's new title."),
     Rule(
+        "revert.staged",
+        "event",
+        "revert_staged",
+        ("opencode.session.reverted",),
+        "event",
+        "`message` is the first message that is undone; without it, nothing is undone any more.",
+    ),
+    Rule("revert.cleared", "event", "revert_staged", ("opencode.session.reverted",), "event"),
+    Rule(
         "revert.committed",
         "event",
         "reverted",
@@ -187,8 +196,6 @@ RULES: tuple[Rule, ...] = (
     Rule("viewed", "state", "nothing", note="A person looked at the session."),
     Rule("usage.updated", "drop", "nothing", note="Each step has its own tokens and cost."),
     *(Rule(f"{each}.delta", "drop", "nothing") for each in ("text", "reasoning", "tool.input", "compaction")),
-    Rule("revert.staged", "state", "nothing"),
-    Rule("revert.cleared", "state", "nothing"),
 )
 
 BY_NAME: dict[str, Rule] = {rule.source: rule for rule in RULES if rule.handle}

@@ -337,7 +337,7 @@ class HostTranslator(Gates):
             entry,
             type_=type_,
             key=session_id if type_ == CREATED else f"{session_id}:{boot}",
-            payload={**appeared(info, lineage), **present(fork=info.get("fork"))},
+            payload={**appeared(info, lineage), **present(fork=shapes.origin_of(info))},
             cause=self.state.spawns.get(session_id) or (asked and asked.cause) if type_ == CREATED else None,
             actor=text(info.get("agent")) or "opencode",
             stream=parent.stream if parent is not None else safe_stream(session_id),
