@@ -41,7 +41,7 @@ async def costs(
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
-    found, fault = await costs_of(reader, by.value, filter_of(types=TYPES, since=since))
+    found, fault = await costs_of(reader, by.value, await filter_of(reader, types=TYPES, since=since))
     sums = found.sums()
     if json:
         for each in sums:
