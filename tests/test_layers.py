@@ -310,7 +310,7 @@ DOC = '"""A file."""\n'
         ("streams/a.py", "importlib.import_module('bridge.opencode')", "streams must not import bridge.opencode"),
         ("streams/a.py", "__import__(name)", "streams must not import <computed>"),
         ("streams/log/verify.py", "import aiofiles", "aiofiles is imported in streams/stores/jsonl/*.py"),
-        ("streams/stores/memory.py", "import aiofiles.os", "aiofiles.os is imported in"),
+        ("streams/stores/plan.py", "import aiofiles.os", "aiofiles.os is imported in"),
         ("streams/event.py", "from ulid import ULID", "ulid is imported in streams/identity.py only"),
         ("streams/log/verify.py", "import sqlite3", "sqlite3 is imported in streams/stores/sqlite/*.py only"),
         ("bridge/a.py", "import sidecar.config", "bridge must not import sidecar.config"),

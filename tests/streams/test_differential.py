@@ -32,10 +32,10 @@ from streams.stores.directory import Backend
 from streams.stores.head import EMPTY_HEAD, format_head
 from streams.stores.jsonl.reader import JsonlReader
 from streams.stores.jsonl.store import JsonlStore
-from streams.stores.memory import MemoryStore
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.store import SqliteStore
 from streams.stores.sqlite.verify import SqliteVerification
+from tests.memory import MemoryStore
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
 from tests.streams.sizes import is_set, size

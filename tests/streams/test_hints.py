@@ -26,20 +26,6 @@ def test_a_damaged_hint_is_no_hint(tmp_path: Path) -> None:
         path.write_bytes(whole)
 
 
-def test_dropping(tmp_path: Path) -> None:
-    hints = Hints(tmp_path)
-    hints.forget_after(0)
-    hints.put_snapshot("a", Snapshot(1, 5, b"x"))
-    hints.put_snapshot("b", Snapshot(1, 9, b"x"))
-    hints.advance("c", 9)
-    hints.advance("d", 4)
-    hints.forget_after(5)
-    assert hints.snapshot("b", 1) is None and hints.cursor("c") == NOTHING
-    assert hints.snapshot("a", 1) is not None and hints.cursor("d") == 4
-    hints.forget_snapshots()
-    assert hints.snapshot("a", 1) is None and hints.cursor("d") == 4
-
-
 def test_a_cursor_that_moves_while_snapshots_are_dropped(tmp_path: Path) -> None:
     moved = 500
 

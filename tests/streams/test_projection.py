@@ -11,7 +11,7 @@ from streams.lineage import CREATED, Lineage
 from streams.projection import fold, state_hash
 from streams.store import Record, StreamStore
 from streams.stores.jsonl.store import JsonlStore
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.streams.builders import event
 
 

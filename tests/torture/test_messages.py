@@ -26,7 +26,7 @@ from bridge.opencode.link.link import ClientLink, HooksReceived, SidecarLink, St
 from bridge.opencode.link.spool import parse_header, parse_line
 from bridge.opencode.redact import Redactor
 from streams.identity import seeded_identity
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.streams.sizes import is_set, size
 from tests.torture.figures import MAX_GROWTH_MIB, SEED, held_mib, note, seeded
 from tests.torture.hostile import N64, hooks_corpus, hostile_message, mutate
