@@ -13,27 +13,10 @@ from streams.files import open_to_read
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
-from streams.store import StreamStore
 from streams.stores.jsonl import reader as jsonl_reader
 from streams.stores.jsonl.segments import Segment
-from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import events
 from tests.streams.opened import collect
-from tests.streams.store_contract import StoreContract
-
-
-class TestJsonlStore(StoreContract):
-    @pytest.fixture(autouse=True)
-    def _directory(self, tmp_path: Path) -> None:
-        self.directory = tmp_path / "store"
-
-    async def open_store(self) -> StreamStore:
-        return await JsonlStore.open(self.directory, seeded_identity(1))
-
-
-class TestJsonlStoreInManySegments(TestJsonlStore):
-    async def open_store(self) -> StreamStore:
-        return await JsonlStore.open(self.directory, seeded_identity(1), segment_bytes=900)
 
 
 async def test_a_reading_that_is_cancelled_while_it_opens_a_file_leaves_none_open(

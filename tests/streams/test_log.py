@@ -32,11 +32,15 @@ class TestLogOnJsonl(StoreContract, RetentionContract):
         self.directory = tmp_path / "store"
 
     async def open_store(self) -> StreamStore:
-        return await Log.open(self.directory, seeded_identity(1), backend=self.backend)
+        return await Log.open(self.directory, seeded_identity(1), backend=self.backend, segment_bytes=900)
 
 
 class TestLogOnSqlite(TestLogOnJsonl):
     backend: Backend = "sqlite"
+
+    @pytest.fixture(autouse=True)
+    def _keys_written_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("streams.stores.sqlite.keys.FOLDED", 2)
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
