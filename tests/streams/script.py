@@ -26,6 +26,7 @@ from streams.store import Record, Snapshot
 from streams.stores.directory import Backend
 from streams.stores.jsonl.segments import list_segments
 from streams.stores.sqlite import keys as sqlite_keys
+from streams.stores.sqlite import removed as sqlite_removed
 from tests.streams.builders import event
 
 SEGMENT_BYTES: Final = 6_000
@@ -128,17 +129,19 @@ async def play(
 
     ``removed`` is called after each removal.
     """
-    with _keys_written_often():
+    with _small_steps():
         await _play(store, start, told, length, removed)
 
 
 @contextmanager
-def _keys_written_often() -> Iterator[None]:
-    before, sqlite_keys.FOLDED = sqlite_keys.FOLDED, 25
+def _small_steps() -> Iterator[None]:
+    """Write keys often, and remove in several transactions."""
+    before = sqlite_keys.FOLDED, sqlite_removed.CHUNK
+    sqlite_keys.FOLDED, sqlite_removed.CHUNK = 25, 6
     try:
         yield
     finally:
-        sqlite_keys.FOLDED = before
+        sqlite_keys.FOLDED, sqlite_removed.CHUNK = before
 
 
 async def _play(store: Path, start: Backend, told: Told, length: int, removed: Callable[[], None]) -> None:
