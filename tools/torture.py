@@ -117,7 +117,7 @@ PLAN = (
         "every cut and every bit",
         (f"{STREAMS}/test_recovery.py", f"{STREAMS}/test_vectors.py"),
         1,
-        {"OPENINGS": 1_000_000, "READ_EVERY": 1, "EXAMPLES": 10_000},
+        {"OPENINGS": 1_000_000, "READ_EVERY": 1, "LONG_TEXT": 900, "EXAMPLES": 10_000},
     ),
     Part(
         "sqlite-damage",
