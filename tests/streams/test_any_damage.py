@@ -117,7 +117,7 @@ WAYS: tuple[Callable[[Path], Awaitable[None]], ...] = (look, verify, read, write
 
 def damaged(made: dict[Backend, Path], place: Path) -> Iterator[tuple[Path, str]]:
     random = Random(int(os.environ.get("TORTURE_SEED", "5")))
-    for _ in range(size("DAMAGES", 30)):
+    for _ in range(size("DAMAGES", 16)):
         shutil.rmtree(place, ignore_errors=True)
         backend = random.choice(BACKENDS)
         shutil.copytree(made[backend], place)

@@ -41,9 +41,9 @@ def identity(clock: str, seed: int = 1) -> Identity:
     return Identity(lambda: next(ticks), Random(seed).randbytes)
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 @pytest.mark.parametrize("clock", CLOCKS)
-async def test_order_is_that_of_positions(tmp_path: Path, backend: Backend, clock: str) -> None:
+async def test_order_is_that_of_positions(tmp_path: Path, clock: str) -> None:
+    backend: Backend = "sqlite" if list(CLOCKS).index(clock) % 2 else "jsonl"
     jumping = identity(clock)
     written = []
     log = await Log.open(tmp_path, jumping, backend=backend, segment_bytes=3000)

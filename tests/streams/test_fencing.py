@@ -136,13 +136,3 @@ async def test_a_move_that_lost_the_lock_does_not_switch(log: Log, backend: Back
     with pytest.raises(StoreFenced):
         await Migration(log, "sqlite" if backend == "jsonl" else "jsonl", lose).run()
     assert (log.store / MANIFEST).read_bytes() == manifest
-
-
-async def test_a_prune_that_lost_the_lock_removes_nothing(log: Log, backend: Backend) -> None:
-    if backend == "jsonl":
-        await Migration(log, "sqlite").run()
-    (log.store / LOCK).unlink()
-    with pytest.raises(StoreFenced):
-        await log.prune({event("before").stream_id: 1}, at_ms=1)
-    await log.close()
-    assert await keys(log.store) == [event("before").idempotency_key]

@@ -59,8 +59,6 @@ async def test_a_file_cut_at_any_byte_is_noticed_and_told_as_reading_tells_it(st
         assert await fault(reader.glance()) == await fault(collect(reader.read_all())) is not None
 
 
-
-
 async def test_beside_a_writer_that_rolls(tmp_path: Path) -> None:
     log = await Log.open(tmp_path / "store", seeded_identity(4), segment_bytes=2000)
     reader, done = LogReader(tmp_path / "store"), asyncio.Event()

@@ -180,6 +180,8 @@ async def test_what_is_safe_is_mended_and_mended_once(tmp_path: Path, backend: B
     await write(tmp_path, backend)
     before = await keys(tmp_path)
     damage(tmp_path)
+    found = contents(tmp_path)
+    assert decide(await examine(tmp_path), log_id="new") and contents(tmp_path) == found, "looking changes nothing"
     items = await repair(tmp_path)
     assert items and all(item.action is not None for item in items), items
     assert await faults(tmp_path) == [] and await keys(tmp_path) == before
@@ -188,29 +190,6 @@ async def test_what_is_safe_is_mended_and_mended_once(tmp_path: Path, backend: B
     log = await Log.open(tmp_path, seeded_identity(2))
     assert log.backend == backend and (await log.append([event("more")]))[0].position == len(before)
     await log.close()
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (search_ahead, "search.db: the search index has records that the log lacks"),
-        (search_damaged, "search.db: the search index is damaged"),
-    ],
-)
-async def test_a_search_index_ahead_of_the_log_is_not_called_damaged(tmp_path: Path, damage: Damage, said: str) -> None:
-    await write(tmp_path, "sqlite")
-    damage(tmp_path)
-    [item] = decide(await examine(tmp_path), log_id="new")
-    assert item.found.startswith(said) and item.action == "delete"
-
-
-@pytest.mark.parametrize(("backend", "damage"), CASES, ids=[f"{b}-{d.__name__}" for b, d in CASES])
-async def test_looking_changes_nothing(tmp_path: Path, backend: Backend, damage: Damage) -> None:
-    await write(tmp_path, backend)
-    damage(tmp_path)
-    before = contents(tmp_path)
-    assert decide(await examine(tmp_path), log_id="new")
-    assert contents(tmp_path) == before
 
 
 async def test_what_is_taken_away_is_kept(tmp_path: Path) -> None:
@@ -326,15 +305,6 @@ async def test_a_pointer_to_a_store_that_is_gone(tmp_path: Path) -> None:
     assert await faults(tmp_path) == [] and len(await keys(tmp_path)) == 16
 
 
-async def test_a_row_of_sqlite_that_was_changed_is_told(tmp_path: Path) -> None:
-    await write(tmp_path, "sqlite")
-    execute(tmp_path, "UPDATE records SET actor = 'nobody' WHERE position = 5")
-    before = contents(tmp_path)
-    items = await repair(tmp_path)
-    assert items and all(item.action is None for item in items) and contents(tmp_path) == before
-    assert "(position 5, stream ses_0)" in items[0].found
-
-
 # The decision alone
 
 
@@ -442,8 +412,7 @@ async def test_what_a_database_needs_that_is_gone_stays_for_it(tmp_path: Path) -
     ("backend", "damages"),
     [
         ("jsonl", (torn_and_head_lost, manifest_damaged, hints_damaged, drafts)),
-        ("sqlite", (search_ahead, index_row_lost, hints_ahead)),
-        ("sqlite", (key_lost, index_row_lost)),
+        ("sqlite", (search_ahead, index_row_lost, key_lost, hints_ahead)),
     ],
 )
 async def test_killed_at_every_step_and_run_again(

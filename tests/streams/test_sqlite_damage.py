@@ -27,8 +27,6 @@ from tests.streams.opened import collect
 from tests.streams.sizes import size
 from tests.streams.sqlite_logs import change, findings, written
 
-"""Where a database says whose it is."""
-
 
 async def test_a_sound_log_verifies(tmp_path: Path) -> None:
     await written(tmp_path)
@@ -106,7 +104,7 @@ async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stop
     whole = {path: path.read_bytes() for path in source.iterdir()}
     random = Random(size("SEED", 5))
     silent = 0
-    for number in range(size("SQLITE_FLIPS", 80)):
+    for number in range(size("SQLITE_FLIPS", 30)):
         for path in source.iterdir():
             path.unlink()
         for path, content in whole.items():
@@ -163,7 +161,7 @@ def flipped_at(part: float) -> Damage:
     return damage
 
 
-PARTS = [0.0, 0.0001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99]
+PARTS = [0.0, 0.0001, 0.3, 0.7, 0.99]
 
 
 @pytest.fixture(scope="module", params=["nothing", "half of it", "all"])
@@ -255,6 +253,13 @@ async def test_each_record_that_is_lost_at_the_end_is_noticed(tmp_path: Path, lo
         _ = LogReader(tmp_path).head
 
 
+async def test_another_record_in_the_place_of_the_last_is_noticed(tmp_path: Path) -> None:
+    await written(tmp_path)
+    change(tmp_path, "UPDATE records SET hash = zeroblob(32) WHERE position = 59")
+    with pytest.raises(CorruptLog, match="not the record named in sqlite-head"):
+        await Log.open(tmp_path, seeded_identity(1))
+
+
 async def test_without_a_backup_the_loss_can_be_accepted_and_is_told(
     tmp_path: Path, killed: tuple[Path, list[Record]]
 ) -> None:
@@ -275,25 +280,6 @@ async def test_without_a_backup_the_loss_can_be_accepted_and_is_told(
     again = await Log.open(store, seeded_identity(2))
     assert not again.head_lost
     await again.close()
-
-
-async def test_an_older_database_in_the_place_of_the_log_is_refused(tmp_path: Path) -> None:
-    log = await Log.open(tmp_path, seeded_identity(1), backend="sqlite")
-    await log.append([event("a")])
-    await log.close()
-    older = (tmp_path / "log.db").read_bytes()
-    for name in ("b", "c"):
-        log = await Log.open(tmp_path, seeded_identity(1))
-        await log.append([event(name)])
-        await log.close()
-    newer = (tmp_path / "log.db").read_bytes()
-    (tmp_path / "log.db").write_bytes(older)
-    with pytest.raises(CorruptLog, match="records 1 to 2 were written"):
-        await Log.open(tmp_path, seeded_identity(1))
-    (tmp_path / "log.db").write_bytes(newer)
-    change(tmp_path, "UPDATE records SET hash = zeroblob(32) WHERE position = 2")
-    with pytest.raises(CorruptLog, match="not the record named in sqlite-head"):
-        await Log.open(tmp_path, seeded_identity(1))
 
 
 async def test_a_head_file_says_as_much_as_is_there(tmp_path: Path) -> None:
