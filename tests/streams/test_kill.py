@@ -10,21 +10,27 @@ import asyncio
 import json
 import multiprocessing
 from contextlib import suppress
+from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from signal import SIGKILL
+from typing import Literal
 
 import pytest
 
-from streams.identity import seeded_identity
+from streams.event import StreamEvent
+from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log
+from streams.log.migrate import Migration
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
-from tests.streams import writing_process
+from streams.stores.directory import Backend
+from streams.stores.sqlite import keys as sqlite_keys
+from tests.streams.builders import event
 from tests.streams.opened import collect
 from tests.streams.sizes import size
-from tests.streams.writing_process import SEGMENT_BYTES, Mode, batch_of
 
 KILLS = size("KILLS", 10)
 KILLS_A_STORE = 5
@@ -34,10 +40,61 @@ LANES = 6
 
 # Writers are forked from a clean process that has imported everything once.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.streams.writing_process"])
+CONTEXT.set_forkserver_preload([__name__])
 
 Ack = tuple[int, int, tuple[int, ...], str]
 """Lane, number of the batch in it, positions, hash of the last record."""
+
+
+# The process that is killed: it appends endlessly and journals each ack through a pipe.
+
+SEGMENT_BYTES = 12_000
+
+Mode = Literal["jsonl", "sqlite", "moving"]
+"""Which backend is written; ``moving`` goes from one backend to the other and back, without end."""
+
+
+@cache
+def batch_of(run: int, lane: int, number: int) -> list[StreamEvent]:
+    """A batch, the same for the same numbers, so that the parent knows what may be in the log."""
+    random = Random(run * 1_000_003 + lane * 1_009 + number)
+    count = random.choice([1, 1, 2, 3, 8])
+    identity = seeded_identity(random.randrange(2**32))
+    return [
+        event(
+            f"{run}-{lane}-{number}-{index}",
+            stream=random.choice([f"ses_{lane}", "ses_shared"]),
+            identity=identity,
+            payload={"batch": [run, lane, number, index, count], "text": "é" * random.randrange(300)},
+        )
+        for index in range(count)
+    ]
+
+
+def write(store: Path, mode: Mode, number: int, lanes: int, journal: Connection) -> None:
+    """Append in ``lanes`` tasks at once until killed."""
+    sqlite_keys.FOLDED = 50  # so that a kill may come while keys are written
+    asyncio.run(_write(store, mode, number, lanes, journal))
+
+
+async def _write(store: Path, mode: Mode, number: int, lanes: int, journal: Connection) -> None:
+    # One message is one write of less than PIPE_BUF: whole or not there, also when we are killed.
+    journal.send_bytes(b"opening")
+    backend: Backend = "sqlite" if mode == "sqlite" else "jsonl"
+    log = await Log.open(store, system_identity(), backend=backend, segment_bytes=SEGMENT_BYTES)
+
+    async def append(lane: int) -> None:
+        batch = 0
+        while True:
+            records = await log.append(batch_of(number, lane, batch))
+            journal.send_bytes(json.dumps([lane, batch, [r.position for r in records], records[-1].hash]).encode())
+            batch += 1
+
+    async def move() -> None:
+        while mode == "moving":
+            await Migration(log, "sqlite" if log.backend == "jsonl" else "jsonl").run()
+
+    await asyncio.gather(move(), *(append(lane) for lane in range(lanes)))
 
 
 @pytest.mark.parametrize("seed", range(max(KILLS // (KILLS_A_STORE * STORES), 1)))
@@ -71,7 +128,7 @@ async def _torment(store: Path, mode: Mode, random: Random) -> None:
 def _write_and_kill(store: Path, mode: Mode, run: int, acks: int) -> list[Ack]:
     """Kill a writer after about ``acks`` acks, which are returned; -1 kills it while it opens the log."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=writing_process.run, args=(store, mode, run, LANES, theirs))
+    process = CONTEXT.Process(target=write, args=(store, mode, run, LANES, theirs))
     process.start()
     theirs.close()
     journal: list[bytes] = []
