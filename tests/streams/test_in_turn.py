@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from streams.threads import in_thread, to_its_end
+from streams.threads import in_thread
 
 
 class Work:
@@ -68,12 +68,3 @@ def test_the_end_of_the_loop_waits_for_the_thread() -> None:
 
     asyncio.run(leave_it_running())
     assert work.order == ["the thread ended", "what it used is closed"]
-
-
-async def test_what_it_gives_and_what_it_raises() -> None:
-    work = Work()
-    work.go_on.set()
-    assert await work.used() == "done"
-    with pytest.raises(ZeroDivisionError):
-        await in_thread(lambda: 1 // 0)
-    assert await to_its_end(asyncio.sleep(0, "slept")) == "slept"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streams.bus.contract import Delivery, EventBus, Redelivery, Retry
+from streams.bus.contract import EventBus, Redelivery, Retry
 from streams.bus.memory import MemoryEventBus
 from tests.streams.bus_contract import BusContract
 from tests.streams.bus_handlers import AT_ONCE, HANG_S, Gate, Inbox
@@ -16,11 +16,6 @@ from tests.streams.bus_modes_contract import BusModesContract
 class TestMemoryEventBus(BusContract, BusModesContract):
     async def open_bus(self) -> EventBus:
         return MemoryEventBus()
-
-
-class TestMemoryEventBusThatDoesNotWait(BusContract):
-    async def open_bus(self) -> EventBus:
-        return MemoryEventBus(waits=False)
 
 
 async def test_publishing_awaits_every_matching_subscription_once() -> None:
@@ -119,32 +114,6 @@ async def test_everything_is_counted() -> None:
         "given_up": 2,
         "dead": 1,
     }
-
-
-async def test_a_flood_reaches_every_worker_once() -> None:
-    bus = MemoryEventBus(waits=False)
-    got: list[list[int]] = [[] for _ in range(8)]
-    done = asyncio.Event()
-
-    def worker(number: int):  # type: ignore[no-untyped-def]
-        async def handle(delivery: Delivery) -> None:
-            got[number].append(int(delivery.body))
-            if delivery.attempt == 1 and int(delivery.body) % 7 == 0:
-                raise ValueError("once more")
-            if sum(map(len, got)) == 2000 + 286:
-                done.set()
-
-        return handle
-
-    for number in range(8):
-        await bus.subscribe("cmd.>", worker(number), durable="workers", redelivery=AT_ONCE)
-    for n in range(2000):
-        await bus.publish("cmd.p.w.a.run", b"%d" % n)
-    await asyncio.wait_for(done.wait(), HANG_S)
-    await bus.close()
-    every = sorted(n for each in got for n in each)
-    assert every == sorted([*range(2000), *range(0, 2000, 7)])
-    assert all(got), "all of them worked"
 
 
 @pytest.mark.parametrize("bad", [{"max_deliver": 0}, {"backoff_s": (-1.0,)}, {"backoff_s": (float("nan"),)}])

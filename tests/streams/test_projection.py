@@ -51,23 +51,6 @@ async def filled(store: StreamStore, seed: int = 1) -> StreamStore:
     return store
 
 
-async def test_nothing_folded_is_the_beginning() -> None:
-    store = MemoryStore()
-    assert (await fold(Totals(), store.read_all())).state() == {}
-
-
-async def test_fold_applies_every_record_once_in_order() -> None:
-    store = await filled(MemoryStore())
-    positions: list[int] = []
-
-    class Order(Totals):
-        def apply(self, record: Record) -> None:
-            positions.append(record.position)
-
-    await fold(Order(), store.read_all(after=4))
-    assert positions == list(range(5, 20))
-
-
 async def test_equal_histories_have_equal_state_hashes(tmp_path: Path) -> None:
     """This holds in another store, in another process, and with other batches."""
     memory = await filled(MemoryStore())
@@ -88,12 +71,6 @@ async def test_the_order_of_keys_in_a_state_does_not_matter() -> None:
     backwards = await fold(Totals(is_reversed=True), store.read_all())
     assert list(forwards.state()) != list(backwards.state())
     assert state_hash(forwards) == state_hash(backwards)
-
-
-async def test_another_history_has_another_state_hash() -> None:
-    store, other = await filled(MemoryStore()), MemoryStore()
-    await other.append(history(1)[:-1])
-    assert state_hash(await fold(Totals(), store.read_all())) != state_hash(await fold(Totals(), other.read_all()))
 
 
 async def test_the_state_hash_is_pinned() -> None:

@@ -7,59 +7,10 @@ from pathlib import Path
 import pytest
 
 from streams.event import StreamEvent
-from streams.hashing import encode
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.stores import recent as module
 from streams.stores.directory import Backend
-from streams.stores.plan import Placed
-from streams.stores.recent import AT_ONCE, Recent
 from tests.streams.builders import event, events
-
-
-def placed(position: int, text: str = "") -> Placed:
-    return Placed(encode(event(f"k{position}", payload={"text": text})), position, position, b"\x01" * 32)
-
-
-def positions(recent: Recent, after: int) -> list[int] | None:
-    found = recent.after(after)
-    return None if found is None else [record.position for record in found]
-
-
-def test_it_returns_what_follows_or_says_that_the_log_must_be_read() -> None:
-    recent = Recent()
-    assert positions(recent, -1) is None
-    recent.add(map(placed, range(10, 13)))
-    assert positions(recent, 8) is None and positions(recent, 9) == [10, 11, 12]
-    assert positions(recent, 11) == [12] and positions(recent, 12) == [] and positions(recent, 13) is None
-    recent.clear()
-    assert positions(recent, 9) is None
-
-
-def test_a_gap_makes_it_begin_anew() -> None:
-    recent = Recent()
-    recent.add(map(placed, (1, 2, 5, 6)))
-    assert positions(recent, 1) is None and positions(recent, 4) == [5, 6]
-
-
-def test_it_returns_a_part_at_a_time_and_forgets_what_every_follower_has() -> None:
-    recent = Recent()
-    recent.add(map(placed, range(AT_ONCE + 2)))
-    assert positions(recent, -1) == [*range(AT_ONCE)]
-    recent.forget(AT_ONCE)
-    assert positions(recent, AT_ONCE) == [AT_ONCE + 1] and positions(recent, AT_ONCE - 2) is None
-    recent.forget(AT_ONCE + 1)
-    assert positions(recent, AT_ONCE + 1) == [], "the last record stays, so that a follower need not read the log"
-
-
-def test_it_keeps_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RECENT_BYTES", 10_000)
-    recent = Recent()
-    recent.add(placed(position, "x" * 1000) for position in range(100))
-    kept = next(position for position in range(100) if positions(recent, position - 1) is not None)
-    assert 90 < kept < 95
-    recent.add([placed(100, "x" * 20_000)])
-    assert positions(recent, 99) is None, "a record that is larger than all of it is read from the log"
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
