@@ -41,7 +41,8 @@ class Part:
     """A chunk that takes longer counts as hanging."""
 
 
-KILL_TEST = f"{STREAMS}/test_kill.py::test_nothing_acknowledged_is_lost_and_nothing_is_invented"
+WRITERS = f"{TORTURE}/test_writers.py"
+KILL_TEST = f"{WRITERS}::test_nothing_acknowledged_is_lost_and_nothing_is_invented"
 CALLS_TEST = f"{STREAMS}/test_crash_images.py::test_killed_at_any_change_nothing_acknowledged_is_lost"
 
 PLAN = (
@@ -55,7 +56,6 @@ PLAN = (
         10,
         {"HOOKS": 25_000},
     ),
-    Part("hypothesis", "invented hooks", (f"{TORTURE}/test_messages.py", "-k", "any_hooks"), 5, {"EXAMPLES": 1_000}),
     Part("values", "odd values of fields", ("tests/bridge/test_values.py",), 1, {"VALUES": 10_000}),
     Part("large", "messages of 16 MiB", (f"{TORTURE}/test_messages.py", "-k", "large"), 1, {"BIG_BYTES": 2**24 - 1}),
     Part("sockets", "hostile bytes over sockets", (f"{TORTURE}/test_sockets.py",), 5, {"SOCKETS": 20_000}),
@@ -108,9 +108,20 @@ PLAN = (
     ),
     Part("crash-images", "power losses", (f"{STREAMS}/test_crash_images.py", "-k", "power_loss"), 20, {"IMAGES": 250}),
     Part("slow-disk", "+5, +50, +500 ms a sync", (f"{STREAMS}/test_slow_disk.py",), 1, {"SLOW_SYNCS": 100}),
-    Part("two-writers", "writers that want one store", (f"{STREAMS}/test_two_writers.py",), 1, {"WRITER_ROUNDS": 100}),
-    Part("recovery", "opening after a crash", (f"{TORTURE}/test_recovery_time.py",), 1, {"RECOVERED": 100_000}),
-    Part("soak", "a mixed load with kills and full disks", (f"{TORTURE}/test_soak.py",), 13, {"SOAK_S": 300}),
+    Part(
+        "two-writers",
+        "writers that want one store",
+        (f"{TORTURE}/test_writers.py", "-k", "one_writes"),
+        1,
+        {"WRITER_ROUNDS": 100},
+    ),
+    Part(
+        "soak",
+        "a mixed load with kills and full disks",
+        (f"{TORTURE}/test_writers.py", "-k", "mixed_load"),
+        13,
+        {"SOAK_S": 300},
+    ),
     Part("log-differential", "memory, jsonl, sqlite", (f"{STREAMS}/test_differential.py",), 10, {"SEQUENCES": 1_000}),
     Part(
         "log-damage",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import sqlite3
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +23,11 @@ from streams.stores.directory import Backend, KeptStore, Manifest, read_manifest
 from streams.stores.hints import Hints
 from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event, events
+from tests.streams.calls import Call, watching
+from tests.streams.sizes import size
 
-HANG_S = 60.0
+EVERY = size("REPAIR_EVERY", 20)
+"""Every so manieth change by SQLite is cut off at; those by Python, all of them."""
 
 
 async def write(store: Path, backend: Backend = "jsonl", count: int = 8) -> None:
@@ -367,34 +368,6 @@ def test_many_faults_are_counted_and_not_all_told() -> None:
 
 # Killed in between
 
-KILLED = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from streams.log.repair_plan import decide
-from streams.log.repair import RepairRun, examine
-
-async def repair(store, at):
-    calls = 0
-    for name in ("rename", "replace", "fsync", "ftruncate", "unlink", "mkdir", "link"):
-        def counted(*args, real=getattr(os, name), **more):
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **more)
-        setattr(os, name, counted)
-    repair_run = RepairRun(Path(store))
-    for item in decide(await examine(Path(store)), log_id="new"):
-        await repair_run.carry_out(item)
-
-for at, store in enumerate(sys.stdin, 1):
-    child = os.fork()
-    if not child:
-        asyncio.run(repair(store.strip(), at))
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
 
 async def test_what_a_database_needs_that_is_gone_stays_for_it(tmp_path: Path) -> None:
     """Its WAL may contain records, as after a crash; a backup of the database is useless without it."""
@@ -418,23 +391,26 @@ async def test_what_a_database_needs_that_is_gone_stays_for_it(tmp_path: Path) -
 async def test_killed_at_every_step_and_run_again(
     tmp_path: Path, backend: Backend, damages: tuple[Damage, ...]
 ) -> None:
-    await write(tmp_path / "sound", backend, count=3)
-    before = await keys(tmp_path / "sound")
+    """What is on the disk before each change, as a kill would leave it, is repaired as well."""
+    store, images = tmp_path / "store", list[Path]()
+    await write(store, backend, count=3)
+    before = await keys(store)
     for damage in damages:
-        damage(tmp_path / "sound")
-    pipe = asyncio.subprocess.PIPE
-    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, stdin=pipe, stdout=pipe)
-    assert killed.stdin is not None and killed.stdout is not None
-    codes: list[int] = []
-    while 0 not in codes:
-        store = tmp_path / str(len(codes))
-        shutil.copytree(tmp_path / "sound", store)
-        killed.stdin.write(f"{store}\n".encode())
-        codes.append(int(await asyncio.wait_for(killed.stdout.readline(), HANG_S)))
-        items = await repair(store)
+        damage(store)
+    changes = 0
+
+    def keep(call: Call) -> None:
+        nonlocal changes
+        changes += 1
+        if call.by == "python" or changes % EVERY == 0:
+            images.append(tmp_path / str(changes))
+            shutil.copytree(store, images[-1])
+
+    with watching(store, keep):
+        await repair(store)
+    assert len(images) > 8
+    for image in images:
+        items = await repair(image)
         assert all(item.action is not None for item in items)
-        assert await faults(store) == [] and await keys(store) == before
-        assert await repair(store) == []
-    assert set(codes[:-1]) == {-signal.SIGKILL} and len(codes) > 8
-    killed.stdin.close()
-    assert await asyncio.wait_for(killed.wait(), HANG_S) == 0
+        assert await faults(image) == [] and await keys(image) == before
+        assert await repair(image) == []
