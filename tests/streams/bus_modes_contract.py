@@ -95,12 +95,6 @@ class BusModesContract:
         await inbox.wait(1)
         assert [delivery.headers["CG-Recursion-Depth"] for delivery in inbox.got] == ["3"]
 
-    async def test_reserved_keys_in_a_payload_pass_with_a_warning(self, bus: EventBus, sender: Sender) -> None:
-        await sender.publish(COMMAND, {"CG-Sender": "x"}, type_="run", depth=0, message_id="m1")
-        assert sender.counts["reserved_keys"] == 1
-        (warning,) = sender.warnings
-        assert "CG-Sender" in warning
-
     @pytest.mark.parametrize("subject", ["str.a.chunk", STR, "dlq.a.b", "other"])
     async def test_only_commands_and_events_are_sent_so(self, sender: Sender, subject: str) -> None:
         with pytest.raises(SubjectError):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from streams.errors import IdempotencyConflict, InvalidEvent, OffsetConflict
+from streams.errors import InvalidEvent
 from streams.hashing import chain, encode, is_digest, stored_form_of
 from streams.query import Filter
-from streams.retention import Forgotten, Pruned, StreamRemoval
+from streams.retention import Forgotten, StreamRemoval
 from streams.store import Record, RetentionStore, Snapshot
 from tests.streams.builders import event, events
 from tests.streams.opened import Opened, collect
@@ -78,46 +78,6 @@ class RetentionContract(Opened):
                 assert answer.event.payload == record.event.payload
             store = await self.reopened(store)
         assert store.head == 19
-        await store.close()
-
-    async def test_another_body_under_a_pruned_key_is_still_a_conflict(self, store: RetentionStore) -> None:
-        await fill(store)
-        await store.prune({"ses_0": 2}, at_ms=NOW)
-        for other in (
-            event("k0", stream="ses_0", payload={"text": "other"}),
-            event("k0", stream="ses_1", payload={"text": "secret-k0-"}),
-            event("k0", stream="ses_0", payload={"text": "secret-k0-"}, actor="plan"),
-        ):
-            with pytest.raises(IdempotencyConflict, match="another body"):
-                await store.append([other])
-        with pytest.raises(IdempotencyConflict, match="1 of the batch's 2"):
-            await store.append([event("k0", stream="ses_0", payload={"text": "secret-k0-"}), event("brand-new")])
-        differences = store.differences
-        answers = await store.append(
-            [event("k0", stream="ses_0", payload={"text": "other"}), event("new")], on_known="keep_first"
-        )
-        assert [(a.position, a.duplicate) for a in answers] == [(0, True), (20, False)]
-        assert store.differences == differences + 1
-
-    async def test_appends_go_on_from_where_a_wholly_pruned_log_was(self, store: RetentionStore) -> None:
-        before = await fill(store)
-        sizes = await store.sizes()
-        everything = {size.stream_id: size.next_offset for size in sizes}
-        pruned = await store.prune(everything, at_ms=NOW)
-        assert pruned._replace(moved_from=None) == Pruned(20, sum(size.bytes for size in sizes), 3)
-        assert await store.sizes() == [] and await collect(store.read_all()) == []
-        store = await self.reopened(store)
-        assert store.head == 19 and await collect(store.read_all()) == []
-        new = event("next", stream="ses_0")
-        with pytest.raises(OffsetConflict) as raised:
-            await store.append([new], expected={"ses_0": 0})
-        assert raised.value.actual == 7
-        record = (await store.append([new], expected={"ses_0": 7}))[0]
-        last = [r for r in before if r.event.stream_id == "ses_0"][-1]
-        assert (record.position, record.offset) == (20, 7)
-        assert record.hash == chain(bytes.fromhex(last.hash), encode(new).digest_form).hex()
-        store = await self.reopened(store)
-        assert await collect(store.read_all()) == [record]
         await store.close()
 
     async def test_removing_drops_snapshots_and_keeps_cursors(self, store: RetentionStore) -> None:
@@ -235,20 +195,6 @@ class RetentionContract(Opened):
         assert await store.forget(["ses_0"], at_ms=NOW + 2) == Forgotten(
             1, len(encode(later.event).canonical) - len(encode(later.event).digest_form), 1
         )
-        await store.close()
-
-    async def test_a_resend_of_a_forgotten_event_is_still_a_duplicate(self, store: RetentionStore) -> None:
-        before = await fill(store)
-        await store.forget(["ses_0"], at_ms=NOW)
-        for _ in range(2):
-            for record in before:
-                answer = (await store.append([record.event]))[0]
-                assert answer.duplicate and answer[1:4] == record[1:4]
-                assert is_digest(answer.event.payload) is (record.event.stream_id == "ses_0")
-            with pytest.raises(IdempotencyConflict, match="another body"):
-                await store.append([event("k0", stream="ses_0", payload={"text": "other"})])
-            assert store.differences == 0
-            store = await self.reopened(store)
         await store.close()
 
     @pytest.mark.parametrize(

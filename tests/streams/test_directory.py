@@ -51,15 +51,6 @@ async def test_a_deleted_segment_is_missed(tmp_path: Path, rolled_log: Log, numb
     assert ("missing", told.name, None if is_last else 1, first) in await findings(tmp_path)
 
 
-async def test_a_renamed_segment_is_noticed(tmp_path: Path, rolled_log: Log) -> None:
-    segment = rolled_log.put(tmp_path)
-    segment.rename(segment.with_name(segment_name(int(segment.stem) + 1)))
-    with pytest.raises(CorruptLog):
-        await open_store(tmp_path)
-    with pytest.raises(CorruptLog):
-        await collect(JsonlReader(tmp_path).read_all())
-
-
 @pytest.mark.parametrize("head", ["old", "missing"])
 async def test_what_lies_before_a_later_segment_is_never_a_torn_tail(
     tmp_path: Path, rolled_log: Log, head: str
@@ -148,18 +139,6 @@ async def test_a_symbolic_link_is_not_followed(tmp_path: Path, small_log: Log, n
             await collect(JsonlReader(store).read_all())
         with pytest.raises(ForeignStore, match="symbolic link"):
             await findings(store)
-
-
-async def test_a_link_put_in_place_of_a_segment_under_an_open_store_is_not_followed(
-    tmp_path: Path, small_log: Log
-) -> None:
-    segment = small_log.put(tmp_path / "store")
-    log = await open_store(tmp_path / "store")
-    segment.rename(tmp_path / "elsewhere")
-    segment.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ForeignStore, match="symbolic link"):
-        await log.find(small_log.records[0].event.idempotency_key)
-    await log.close()
 
 
 async def test_files_are_the_owners_alone(tmp_path: Path) -> None:

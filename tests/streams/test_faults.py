@@ -164,22 +164,3 @@ class TestGroupCommit:
             disk.gate.set()
             assert [records[0].position for records in await asyncio.gather(*tasks)] == list(range(20))
             await closing
-
-    async def test_a_closed_loop_does_not_stop_the_writer(self, tmp_path: Path) -> None:
-        disk = GatedDisk()
-        log = await open_store(tmp_path, disk)
-
-        def elsewhere() -> None:
-            loop = asyncio.new_event_loop()
-            task = loop.create_task(log.append([event("elsewhere")]))
-            loop.run_until_complete(_waiting(disk))
-            task.cancel()
-            loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_default_executor())
-            loop.close()
-
-        async with asyncio.timeout(30):
-            await asyncio.to_thread(elsewhere)
-            disk.gate.set()
-            assert (await log.append([event("here")]))[0].position == 1
-        await log.close()

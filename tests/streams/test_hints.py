@@ -39,10 +39,3 @@ def test_a_cursor_that_moves_while_snapshots_are_dropped(tmp_path: Path) -> None
             Hints(tmp_path).forget_snapshots()
         moving.result()
     assert Hints(tmp_path).cursor("mirror") == moved - 1
-
-
-def test_files_are_the_owners_alone(tmp_path: Path) -> None:
-    hints = Hints(tmp_path)
-    hints.advance("mirror", 1)
-    assert (tmp_path / "hints").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "hints" / "cursor-mirror").stat().st_mode & 0o777 == 0o600

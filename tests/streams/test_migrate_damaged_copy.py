@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sqlite3
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,57 +16,37 @@ from streams.stores.directory import Backend, read_manifest
 from tests.streams.moves import BOTH, fill, open_log, plain
 from tests.streams.opened import collect
 from tests.streams.sizes import size
+from tests.streams.sqlite_logs import change
 
 
 class Killed(BaseException):
     """Like a kill: nothing is tidied up, so the copy stays."""
 
 
-def row_deleted(file: Path) -> None:
-    _execute(file, "DELETE FROM records WHERE position = 10")
+STATEMENTS = {
+    "row deleted": ("DELETE FROM records WHERE position = 10",),
+    "payload changed": (
+        """UPDATE records SET event = CAST(replace(event, '"n":"k', '"n":"q') AS BLOB) WHERE position = 10""",
+    ),
+    "column changed": ("UPDATE records SET actor = 'nobody' WHERE position = 10",),
+    # Its event would be recorded twice, because only the table of keys knows it.
+    "key lost": (
+        "INSERT OR IGNORE INTO keys SELECT key, position FROM records WHERE position <> 10",
+        "UPDATE keys_through SET position = (SELECT max(position) FROM records)",
+    ),
+}
 
 
-def payload_changed(file: Path) -> None:
-    _execute(
-        file, """UPDATE records SET event = CAST(replace(event, '"n":"k', '"n":"q') AS BLOB) WHERE position = 10"""
-    )
-
-
-def hash_changed(file: Path) -> None:
-    _execute(file, "UPDATE records SET hash = zeroblob(32) WHERE position = 10")
-
-
-def column_changed(file: Path) -> None:
-    _execute(file, "UPDATE records SET actor = 'nobody' WHERE position = 10")
-
-
-def key_lost(file: Path) -> None:
-    """Remove a key; its event would be recorded twice, because only the table of keys knows it."""
-    _execute(file, "INSERT OR IGNORE INTO keys SELECT key, position FROM records WHERE position <> 10")
-    _execute(file, "UPDATE keys_through SET position = (SELECT max(position) FROM records)")
-
-
-def one_bit_flipped(seed: int) -> Callable[[Path], None]:
-    def damage(file: Path) -> None:
-        data = bytearray(file.read_bytes())
-        chance = random.Random(seed)
-        used = [place for place, byte in enumerate(data) if byte]  # most of a small database is empty
-        data[chance.choice(used)] ^= 1 << chance.randrange(8)
-        file.write_bytes(bytes(data))
-
-    damage.__name__ = f"bit_{seed}"
-    return damage
-
-
-BITS = [one_bit_flipped(seed) for seed in range(size("COPY_BITS", 4))]
-DAMAGES = [row_deleted, payload_changed, hash_changed, column_changed, key_lost, *BITS]
-DAMAGED = pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-
-
-def _execute(file: Path, statement: str) -> None:
-    connection = sqlite3.connect(file, isolation_level=None)
-    connection.execute(statement)
-    connection.close()
+def damage_with(what: str | int, file: Path) -> None:
+    """Carry out statements, or flip the bit that a seed draws."""
+    if isinstance(what, str):
+        for statement in STATEMENTS[what]:
+            change(file.parent, statement)
+        return
+    data, chance = bytearray(file.read_bytes()), random.Random(what)
+    used = [place for place, byte in enumerate(data) if byte]  # most of a small database is empty
+    data[chance.choice(used)] ^= 1 << chance.randrange(8)
+    file.write_bytes(bytes(data))
 
 
 async def faults(store: Path) -> list[str]:
@@ -90,11 +68,9 @@ async def check_moved(store: Path, log: Log, written: list[dict[str, object]]) -
     await log.close()
 
 
-@DAMAGED
+@pytest.mark.parametrize("damage", [*STATEMENTS, *range(size("COPY_BITS", 4))])
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "unfinished"])
-async def test_a_damaged_store_never_becomes_the_log(
-    tmp_path: Path, damage: Callable[[Path], None], kept: bool
-) -> None:
+async def test_a_damaged_store_never_becomes_the_log(tmp_path: Path, damage: str | int, kept: bool) -> None:
     """Neither one that a migration left, nor the copy of one that was killed."""
     log = await open_log(tmp_path, "sqlite" if kept else "jsonl")
     written = plain(await fill(log, 20))
@@ -109,7 +85,7 @@ async def test_a_damaged_store_never_becomes_the_log(
         with pytest.raises(Killed):
             await Migration(log, "sqlite", stop).run()
     assert (tmp_path / "log.db").exists() and log.backend == "jsonl"
-    damage(tmp_path / "log.db")
+    damage_with(damage, tmp_path / "log.db")
     await check_moved(tmp_path, log, written)
 
 
@@ -120,7 +96,7 @@ async def test_the_kept_store_stays_while_the_log_is_damaged(tmp_path: Path, sta
     written = plain(await fill(log, 20))
     await Migration(log, to).run()
     if to == "sqlite":
-        row_deleted(tmp_path / "log.db")
+        damage_with("row deleted", tmp_path / "log.db")
     else:
         [segment] = (tmp_path / "log").glob("*.jsonl")
         segment.write_bytes(segment.read_bytes().replace(b"test:", b"tess:", 1))

@@ -15,7 +15,7 @@ from streams.query import Filter
 from streams.stores.directory import Backend
 from streams.stores.sqlite.search import SearchIndex
 from tests.streams.descriptors import deleted_and_open, needs_descriptors
-from tests.streams.moves import BOTH, fill, open_log, plain
+from tests.streams.moves import BOTH, fill, open_log
 from tests.streams.opened import collect
 
 
@@ -106,21 +106,4 @@ async def test_verifying_a_store_that_is_discarded_finds_no_damage(tmp_path: Pat
     with pytest.raises(StoreUnavailable, match=f"migrated to {to} while it was being verified.*run the command again"):
         assert [finding async for finding in check.run()] == []
     assert [finding async for finding in Verification(tmp_path).run()] == []
-    await log.close()
-
-
-@BOTH
-async def test_a_copy_that_was_half_discarded_is_begun_anew(tmp_path: Path, start: Backend, to: Backend) -> None:
-    """After an interrupted discard, the log must still be able to migrate there again."""
-    log = await open_log(tmp_path, start)
-    written = await fill(log, 30)
-    await Migration(log, to).run()
-    if start == "jsonl":
-        for segment in sorted((tmp_path / "log").iterdir())[:2]:
-            segment.unlink()
-    else:
-        (tmp_path / "log.db").write_bytes((tmp_path / "log.db").read_bytes()[:5000])
-    written += await fill(log, 5, "since-")
-    await Migration(log, start).run()
-    assert log.backend == start and plain(await collect(log.read_all())) == plain(written)
     await log.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from pathlib import Path
@@ -11,11 +10,7 @@ from typing import Any
 import pytest
 
 from streams.errors import CorruptLog
-from streams.identity import seeded_identity
-from streams.log.log import Log
-from streams.log.reader import LogReader
 from streams.stores.jsonl.reader import JsonlReader
-from tests.streams.builders import events
 from tests.streams.logs import make_log
 from tests.streams.opened import collect
 
@@ -57,23 +52,3 @@ async def test_a_file_cut_at_any_byte_is_noticed_and_told_as_reading_tells_it(st
                 assert await fault(reader.glance()) == await fault(collect(reader.read_all())) is not None, size
         path.unlink()
         assert await fault(reader.glance()) == await fault(collect(reader.read_all())) is not None
-
-
-async def test_beside_a_writer_that_rolls(tmp_path: Path) -> None:
-    log = await Log.open(tmp_path / "store", seeded_identity(4), segment_bytes=2000)
-    reader, done = LogReader(tmp_path / "store"), asyncio.Event()
-    looked = 0
-
-    async def look() -> None:
-        nonlocal looked
-        while not done.is_set():
-            await reader.glance()
-            looked += 1
-
-    looking = asyncio.create_task(look())
-    for n in range(60):
-        await log.append(events(3, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}"))
-    done.set()
-    await looking
-    await log.close()
-    assert looked > 0

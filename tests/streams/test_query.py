@@ -87,14 +87,11 @@ def test_the_first_look_misses_no_text(payload: dict[str, Any], text: str) -> No
 @pytest.mark.parametrize(
     ("text", "milliseconds"),
     [
-        ("90s", NOW - 90_000),
         ("30m", NOW - 1_800_000),
-        ("2h", NOW - 7_200_000),
         ("1.5h", NOW - 5_400_000),
         (" 7d ", NOW - 604_800_000),
         ("2 w", NOW - 1_209_600_000),
         ("250ms", NOW - 250),
-        ("0s", NOW),
         ("2.3s", NOW - 2300),
         ("1700000000000", 1_700_000_000_000),
         ("2026-11-22T09:30:00Z", 1_795_339_800_000),

@@ -225,19 +225,6 @@ async def test_a_lost_pointer_to_one_of_two_stores_is_not_guessed(tmp_path: Path
     assert await keys(tmp_path) == before and await faults(tmp_path) == []
 
 
-async def test_two_logs_of_different_histories_are_not_chosen_from(tmp_path: Path) -> None:
-    await write(tmp_path / "a")
-    await write(tmp_path, "sqlite", count=3)
-    shutil.copytree(tmp_path / "a" / "log", tmp_path / "log")
-    shutil.copy(tmp_path / "a" / "head", tmp_path / "head")
-    execute(tmp_path, "UPDATE records SET hash = zeroblob(32) WHERE position = 5")
-    manifest_lost(tmp_path)
-    shutil.rmtree(tmp_path / "a")
-    before = contents(tmp_path)
-    items = await repair(tmp_path)
-    assert items[0].action is None and "backup" in items[0].text and contents(tmp_path) == before
-
-
 async def test_an_unfinished_copy_is_set_aside_and_a_longer_store_is_not(tmp_path: Path) -> None:
     await write(tmp_path)
 
@@ -358,12 +345,6 @@ def test_the_table(facts: Facts, actions: list[str | None]) -> None:
     items = decide(facts, log_id="new")
     assert [item.action for item in items] == actions
     assert all(item.found and item.text for item in items)
-
-
-def test_many_faults_are_counted_and_not_all_told() -> None:
-    many = tuple(fault("corrupt", n) for n in range(100))
-    items = decide(Facts(JSONL, stores={"jsonl": StoreFacts(200, 100, many)}), log_id="new")
-    assert len(items) == 21 and items[-1].found == "80 more faults"
 
 
 # Killed in between

@@ -18,19 +18,10 @@ from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.sqlite.head import HEAD_FILE
-from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.store import SqliteStore
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
 from tests.streams.sqlite_logs import change, findings, written
-
-
-async def test_a_sound_log_verifies(tmp_path: Path) -> None:
-    await written(tmp_path)
-    verification = Verification(tmp_path)
-    assert [finding async for finding in verification.run()] == []
-    summary = verification.summary
-    assert (summary.records, summary.streams, summary.head, summary.findings) == (60, 3, 59, 0)
 
 
 @pytest.mark.parametrize(
@@ -58,15 +49,6 @@ async def test_what_is_changed_is_found(tmp_path: Path, statement: str, kind: st
     found = await findings(tmp_path)
     assert found and (found[0].kind, found[0].position) == (kind, position)
     assert reason in found[0].reason and found[0].line == position + 1
-
-
-async def test_a_damaged_row_is_named_when_it_is_read(tmp_path: Path) -> None:
-    await written(tmp_path)
-    change(tmp_path, "UPDATE records SET event = zeroblob(100) WHERE position = 22")
-    reader = SqliteReader(tmp_path)
-    with pytest.raises(CorruptLog, match=r"log\.db:23 \(position 22\): wrong checksum"):
-        await collect(reader.read_all())
-    await reader.close()
 
 
 Damage = Callable[[Path], None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from streams.log.log import Log
 from streams.log.repair import RepairRun, examine
 from streams.log.repair_plan import decide
 from streams.log.verify import Verification
-from streams.store import Record, Snapshot
+from streams.store import Record
 from streams.stores.directory import Backend
-from streams.stores.hints import Hints
 from tests.streams.builders import event
 
 PAGE = 4096
@@ -132,31 +130,6 @@ async def test_bytes_that_are_no_text_and_values_of_other_types_are_findings(tmp
     assert lost(findings)[:2] == [("tampered", 8, 7, "ses_1"), ("corrupt", 9, 8, "ses_0")]
     assert "actor" in findings[0].reason and "wrong types" in findings[1].reason
     assert summary.records == RECORDS - 1
-
-
-async def test_records_lost_with_a_deleted_wal_are_told_by_what_had_read_them(tmp_path: Path) -> None:
-    """The database alone is an older, sound log; a snapshot reveals the loss."""
-    source, copy = tmp_path / "source", tmp_path / "copy"
-    await write(source)
-    log = await Log.open(source, seeded_identity(2))
-    await log.append([event("in the wal"), event("this too")])
-    await log.put_snapshot("capture", Snapshot(1, log.head, b"{}"))
-    shutil.copytree(source, copy)
-    await log.close()
-    for path in copy.glob("log.db-*"):
-        path.unlink()
-    findings, summary = await verify(copy)
-    assert summary.head == RECORDS - 1
-    assert [(f.kind, f.position, Path(f.file).name) for f in findings] == [
-        ("missing", RECORDS, "log.db"),
-        ("missing", RECORDS, "snapshot-capture"),
-    ]
-    assert f"records {RECORDS} to {RECORDS + 1} were written and are missing" in findings[0].reason
-    assert f"records {RECORDS} to {RECORDS + 1} were written and then lost" in findings[1].reason
-    items = decide(await examine(copy), log_id="new")
-    assert [item.action for item in items] == [None], "what had read them is right again with what a backup has"
-    assert f"the log continues after position {RECORDS - 1}" in items[0].text
-    assert Hints(copy).known()[0].position == RECORDS + 1
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])

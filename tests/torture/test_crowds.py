@@ -63,17 +63,6 @@ async def test_idle_connections_cost_their_neighbours_little(tmp_path: Path) -> 
         assert crowded_mib - start_mib < MAX_GROWTH_MIB + IDLE * 0.1
 
 
-async def test_more_connections_than_allowed_are_turned_away(tmp_path: Path) -> None:
-    with sidecar(tmp_path / "home", link={"max_connections": 5, "handshake_seconds": 60}) as one, ExitStack() as stack:
-        async with shim_link(one, shim(ME)) as client:
-            for _ in range(IDLE):
-                stack.enter_context(RawLink(one.port, one.token))
-            await Neighbour(client, "ses_n").measure(HOOKS)
-        stack.close()
-        async with shim_link(one, shim(ME + 1)) as client:
-            await Neighbour(client, "ses_m").measure(1)
-
-
 BEGINNINGS = (
     b"",
     b"G",
