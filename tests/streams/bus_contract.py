@@ -11,13 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from streams.bus.contract import (
-    BusClosed,
-    DurableConflict,
-    EventBus,
-    Published,
-    Redelivery,
-)
+from streams.bus.contract import BusClosed, DurableConflict, EventBus, Published, Redelivery
 from streams.bus.headers import HeaderError
 from streams.bus.subjects import SubjectError
 from tests.streams.bus_handlers import AT_ONCE, HANG_S, Gate, Inbox
@@ -292,10 +286,3 @@ class BusContract(RedeliveryContract):
             await bus.publish("evt.p.one", b"3")
         with pytest.raises(BusClosed):
             await bus.subscribe("evt.>", gate)
-
-    async def test_closing_does_not_wait_for_a_back_off(self, bus: EventBus) -> None:
-        inbox = Inbox(lambda d: ValueError("no"))
-        await bus.subscribe("evt.>", inbox, durable="one", redelivery=Redelivery(5, (3600.0,)))
-        await bus.publish("evt.p.one", b"1")
-        await inbox.wait(1)
-        await asyncio.wait_for(bus.close(), HANG_S)

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from streams.bus.contract import (
-    DEAD_ATTEMPTS,
-    DEAD_DURABLE,
-    DEAD_REASON,
-    DEAD_SUBJECT,
-    EventBus,
-    Poison,
-    Redelivery,
-)
+from streams.bus.contract import DEAD_ATTEMPTS, DEAD_DURABLE, DEAD_REASON, DEAD_SUBJECT, EventBus, Poison, Redelivery
 from tests.streams.bus_handlers import AT_ONCE, Inbox
 
 

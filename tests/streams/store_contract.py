@@ -33,11 +33,7 @@ class StoreContract(HintsContract, ContentContract):
         batch = [event("a"), event("b", stream="ses_b"), event("c")]
         records = await store.append(batch)
         assert [r.event for r in records] == batch
-        assert [(r.position, r.offset, r.duplicate) for r in records] == [
-            (0, 0, False),
-            (1, 0, False),
-            (2, 1, False),
-        ]
+        assert [(r.position, r.offset, r.duplicate) for r in records] == [(0, 0, False), (1, 0, False), (2, 1, False)]
         assert store.head == 2
 
     @pytest.mark.parametrize("count", [0, MAX_BATCH + 1])
@@ -86,8 +82,7 @@ class StoreContract(HintsContract, ContentContract):
     async def test_keep_first_writes_what_is_new_and_keeps_what_is_known(self, store: StreamStore) -> None:
         await store.append([event("a", payload={"n": 1})])
         records = await store.append(
-            [event("a", payload={"n": 2}), event("b"), event("b"), event("a", payload={"n": 1})],
-            on_known="keep_first",
+            [event("a", payload={"n": 2}), event("b"), event("b"), event("a", payload={"n": 1})], on_known="keep_first"
         )
         assert [(r.position, r.duplicate) for r in records] == [(0, True), (1, False), (1, True), (0, True)]
         assert records[0].event.payload == {"n": 1}

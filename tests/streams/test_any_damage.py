@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from streams.errors import CorruptLog, ForeignStore, StreamError
+from streams.errors import ForeignStore, StreamError
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
@@ -152,39 +152,6 @@ def test_every_way_comes_to_its_end_with_our_errors(made: list[Path], tmp_path: 
                 assert str(error)
             except Exception as error:
                 raise AssertionError(f"{way.__name__} of {source.name} with {done}: {error!r}") from error
-
-
-def varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
-    """Decode a varint of SQLite's record format; return it and its end."""
-    value = 0
-    while data[at] & 0x80:
-        value, at = value << 7 | data[at] & 0x7F, at + 1
-    return value << 7 | data[at], at + 1
-
-
-def turn_back_rows(path: Path) -> None:
-    """Number a page's rows like the first ones, so that a reader that continues after the last sees them again."""
-    data = bytearray(path.read_bytes())
-    pages = []
-    for page in range(PAGE, len(data), PAGE):
-        cells = [int.from_bytes(data[at : at + 2]) for at in range(page + 8, page + 8 + 2 * data[page + 4], 2)]
-        if data[page] == 13 and len(cells) > 3 and b'"idempotency_key"' in data[page : page + PAGE]:
-            pages.append([varint(data, page + cell)[1] for cell in cells])
-    rows = pages[len(pages) // 2]
-    for at in rows:
-        data[at : varint(data, at)[1]] = b"\x80" * (varint(data, at)[1] - at - 1) + b"\x00"
-    path.write_bytes(data)
-
-
-async def test_rows_that_come_again_and_again_end_a_reading_and_are_found(tmp_path: Path) -> None:
-    await make(tmp_path, "sqlite")
-    turn_back_rows(tmp_path / "log.db")
-    found = await asyncio.wait_for(faults(tmp_path), HANG_S)
-    assert any("out of order" in each for each in found)
-    reader = LogReader(tmp_path)
-    with pytest.raises(CorruptLog):
-        await asyncio.wait_for(collect(reader.read_all()), HANG_S)
-    await reader.close()
 
 
 @pytest.mark.parametrize("table", ["removals", "removed_ranges", "bases", "marks"])

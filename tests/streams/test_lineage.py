@@ -46,11 +46,6 @@ class TestTree:
         assert [s.id for s in lineage.children("g")] == []
         assert lineage.streams_of("g") == lineage.streams_of("r") == ["r"]
 
-    def test_a_session_nobody_told_of_is_alone(self) -> None:
-        lineage = told(created("r"))
-        assert lineage.root("never") == "never"
-        assert lineage.children("never") == [] and lineage.streams_of("never") == ["never"]
-
     def test_an_unknown_parent_is_joined_later_and_no_record_moves(self) -> None:
         before = [created("r"), created("u", stream="u", lineage="unknown"), created("k", "u", stream="u")]
         lineage = told(*before)
@@ -100,10 +95,6 @@ class TestLife:
     def test_a_session_first_seen_resumed_is_known_by_its_stream(self) -> None:
         lineage = told(("ses_9", RESUMED, {"lineage": "unknown"}))
         assert list(lineage.sessions) == ["ses_9"] and not lineage.sessions["ses_9"].known
-
-    def test_being_told_twice_changes_nothing(self) -> None:
-        story = [created("r"), created("c", "r", stream="r")]
-        assert told(*story, *story).state() == told(*story).state()
 
 
 def test_a_tree_from_its_snapshot_is_the_tree() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from streams.errors import MissingLog
 from streams.identity import seeded_identity
-from streams.log import presence
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
@@ -16,7 +15,7 @@ from streams.log.repair import RepairRun, examine
 from streams.log.repair_plan import decide
 from streams.log.verify import Verification
 from streams.store import Snapshot, StreamStore
-from streams.stores.directory import Backend, Manifest, read_manifest
+from streams.stores.directory import Backend, read_manifest
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
 from tests.streams.retention_contract import RetentionContract
@@ -55,23 +54,6 @@ class TestDirectory:
         again = await Log.open(tmp_path / "store", seeded_identity(2), backend="jsonl")
         assert (again.backend, again.head) == (backend, 2)
         await again.close()
-        assert LogReader(tmp_path / "store").head == 2
-
-    async def test_a_reader_that_pauses_while_the_log_is_begun_reads_it(
-        self, tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        log = await Log.open(tmp_path / "begun", seeded_identity(1), backend=backend)
-        await log.append(events(3))
-        await log.close()
-        read = presence.read_manifest
-
-        def pausing(store: Path) -> Manifest | None:
-            found = read(store)
-            if not store.exists():
-                (tmp_path / "begun").rename(store)
-            return found
-
-        monkeypatch.setattr(presence, "read_manifest", pausing)
         assert LogReader(tmp_path / "store").head == 2
 
     async def test_records_without_a_manifest_are_refused(self, tmp_path: Path, backend: Backend) -> None:

@@ -64,21 +64,6 @@ async def test_the_oldest_are_forgotten_and_nobody_waits_for_them() -> None:
     await bus.close()
 
 
-async def test_back_off_passes_through_the_clock_that_was_given() -> None:
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    bus = MemoryEventBus(sleep=sleep)
-    inbox = Inbox(lambda d: Retry(7.5) if d.attempt == 2 else ValueError("no"))
-    await bus.subscribe("evt.>", inbox, durable="d", redelivery=Redelivery(5, (1.0, 2.0, 3.0)))
-    await bus.publish("evt.p.one", b"")
-    await inbox.wait(5)
-    await bus.close()
-    assert slept == [1.0, 7.5, 3.0, 3.0]
-
-
 @pytest.mark.parametrize("bad", [{"max_deliver": 0}, {"backoff_s": (-1.0,)}, {"backoff_s": (float("nan"),)}])
 def test_a_senseless_redelivery_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError):

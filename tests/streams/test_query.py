@@ -57,11 +57,7 @@ def test_all_conditions_must_hold(conditions: dict[str, Any], is_wanted: bool) -
         type_="agent.error",
         ts=1000,
         correlation_id="msg_1",
-        payload={
-            "text": "Disk full, Straße",
-            "n": 1,
-            "inner": [{"x": 'Deep "quoted"\nline\t\\ end'}, 2.5, True, None],
-        },
+        payload={"text": "Disk full, Straße", "n": 1, "inner": [{"x": 'Deep "quoted"\nline\t\\ end'}, 2.5, True, None]},
     )
     assert Filter(**conditions).matches(made) is is_wanted
 
@@ -110,8 +106,7 @@ def test_a_time_without_a_zone_is_local() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "2y", "-5m", "12", "2026-13-01", "h", "1e3s", "9" * 400 + "w", "9" * 5000, "0001-01-01T00:00+14:00"],
+    "text", ["", "2y", "-5m", "12", "2026-13-01", "h", "1e3s", "9" * 400 + "w", "9" * 5000, "0001-01-01T00:00+14:00"]
 )
 def test_what_is_no_moment_is_told_which_forms_are(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time"):

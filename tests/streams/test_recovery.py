@@ -234,19 +234,6 @@ async def test_without_a_head_file_damage_before_whole_records_is_damage(tmp_pat
     assert raised.value.line == 2
 
 
-@pytest.mark.parametrize("text", [b"", b"rubbish", b'{"crc":"00000000","hash":"","position":3}', bytes(160)])
-async def test_a_damaged_head_file_is_as_good_as_none(tmp_path: Path, small_log: Log, text: bytes) -> None:
-    small_log.put(tmp_path, head=None)
-    (tmp_path / "head").write_bytes(text)
-    assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records
-    log = await open_store(tmp_path)
-    assert log.head_lost and log.head == 3
-    await log.close()
-    again = await open_store(tmp_path)
-    assert not again.head_lost
-    await again.close()
-
-
 async def test_a_head_of_another_log_is_noticed(tmp_path: Path, small_log: Log) -> None:
     segment = small_log.put(tmp_path)
     (tmp_path / "head").write_bytes(format_head(Head(2, "0" * 64)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -95,18 +94,6 @@ class TestForgottenBytes:
         assert log.manifest.kept is None
         await log.close()
 
-    async def test_a_kept_store_stays_where_the_log_does_not_verify(self, tmp_path: Path) -> None:
-        log = await open_log(tmp_path, "jsonl")
-        await fill(log)
-        await Migration(log, "sqlite").run()
-        with sqlite3.connect(tmp_path / "log.db") as connection:
-            connection.execute("DELETE FROM records WHERE position = 3")
-        connection.close()
-        with pytest.raises(StoreUnavailable):
-            await log.forget(["ses_0"], at_ms=NOW)
-        assert _holders(tmp_path / "log", "secret-k0-")
-        await log.close()
-
 
 def _stop_at(phase: str) -> None:
     if phase == "switching":
@@ -193,14 +180,3 @@ class TestBesideOthers:
         assert [f async for f in verification.run()] == []
         assert (verification.summary.pruned, verification.summary.head) == (18 + 9, 108)
         assert verification.summary.forgotten == 33 + 8
-
-    async def test_a_head_file_lost_after_all_was_pruned(self, tmp_path: Path) -> None:
-        log = await open_log(tmp_path)
-        await fill(log)
-        await log.prune({f"ses_{n}": 99 for n in range(3)}, at_ms=NOW)
-        await log.close()
-        (tmp_path / "sqlite-head").unlink()
-        assert LogReader(tmp_path).head == 19
-        log = await open_log(tmp_path)
-        assert (await log.append([event("on")]))[0].position == 20
-        await log.close()

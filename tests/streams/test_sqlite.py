@@ -14,27 +14,11 @@ from streams.log.log import Log
 from streams.query import Filter
 from streams.stores.sqlite.files import STEPS
 from streams.stores.sqlite.reader import SqliteReader
-from streams.stores.sqlite.rows import SELECT, conditions
 from streams.stores.sqlite.search import SearchIndex, remove_search
 from streams.stores.sqlite.store import SqliteStore
 from tests.streams.builders import event
 from tests.streams.opened import collect
 from tests.streams.sqlite_logs import change, written
-
-
-async def test_the_write_ahead_file_is_taken_in_when_it_is_worth_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its size says nothing: SQLite overwrites checkpointed frames and never shortens the file."""
-    monkeypatch.setattr("streams.stores.sqlite.store.CHECKPOINT_PAGES", 100)
-    store = await SqliteStore.open(tmp_path)
-    told: list[str] = []
-    store._connection.set_trace_callback(told.append)
-    for number in range(60):
-        await store.append([event(f"k{number}-{n}") for n in range(10)])
-    checkpoints = [statement for statement in told if "wal_checkpoint" in statement]
-    assert 3 <= len(checkpoints) <= 12
-    await store.close()
 
 
 async def test_a_program_that_holds_the_file_does_not_hold_the_loop(tmp_path: Path) -> None:
@@ -78,22 +62,6 @@ async def test_a_reader_cannot_write(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="read-only"):
         await reader._fetch("DELETE FROM records", [])
     await reader.close()
-
-
-async def test_filters_use_an_index(tmp_path: Path) -> None:
-    await written(tmp_path)
-    connection = sqlite3.connect(tmp_path / "log.db")
-    for wanted, index in [
-        (Filter(types=["agent.error"]), "records_by_type"),
-        (Filter(types=["agent.*"]), "records_by_type"),
-        (Filter(streams=["ses_1"]), "records_by_stream"),
-        (Filter(causation_id="x"), "records_by_causation"),
-        (Filter(correlation_id="x"), "records_by_correlation"),
-    ]:
-        where, values = conditions(wanted)
-        plan = connection.execute(f"EXPLAIN QUERY PLAN {SELECT} WHERE {where}", values).fetchall()
-        assert any(index in row[-1] for row in plan), (wanted, plan)
-    connection.close()
 
 
 TEXTS = ["Disk FULL on /dev/sda1", "straße STRASSE", "Kelvin \u212a and ﬁ ligature", 'quote " and \\ back']

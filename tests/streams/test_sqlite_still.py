@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from streams.stores.directory import take_lock
 from streams.stores.sqlite.at_rest import at_rest
 from streams.stores.sqlite.files import connect_to_read
 from streams.stores.sqlite.reader import SqliteReader
-from streams.stores.sqlite.verify import SqliteVerification
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
 
@@ -101,30 +99,3 @@ def test_it_counts_on_nothing_where_somebody_is_about_to_write(store: Path) -> N
         connection.close()
     finally:
         lock.release()
-
-
-async def test_a_verification_under_which_records_are_pruned_tells_no_fault_of_it(tmp_path: Path) -> None:
-    """It reads the file without locks, so once a writer changes it, its findings do not count."""
-    log = await opened(tmp_path, 1)
-    for number in range(8):
-        await log.append(events(200, prefix=f"{number}-", stream=f"ses_{number % 2}", payload={"text": "x" * 300}))
-    await log.close()
-
-    async def prune() -> None:
-        log = await opened(tmp_path, 2)
-        await log.prune({"ses_0": 799}, at_ms=1)
-        await log.close()
-
-    is_pruned = False
-
-    def beside(_: int) -> None:
-        nonlocal is_pruned
-        if not is_pruned:
-            is_pruned = True
-            pruning = threading.Thread(target=lambda: asyncio.run(prune()))
-            pruning.start()
-            pruning.join()
-
-    check = SqliteVerification(tmp_path, beside)
-    assert [finding async for finding in check.run()] == []
-    assert is_pruned and (check.summary.records, check.summary.pruned) == (801, 799)

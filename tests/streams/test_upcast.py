@@ -6,23 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from streams.event import SCHEMA_VERSION, StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.verify import Verification
-from streams.upcast import KEPT, UPCASTERS
+from streams.upcast import UPCASTERS
 from tests.streams.builders import event
 from tests.streams.opened import collect
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-OBJECTS = st.dictionaries(st.text(max_size=8) | st.sampled_from([*KEPT, "payload", "schema_version"]), JSON, max_size=6)
 
 
 def fields(version: int, **more: Any) -> dict[str, Any]:

@@ -165,11 +165,3 @@ class TestTornTails:
         edit(tmp_path, lambda lines: lines[:4])
         findings, summary = await verify(tmp_path)
         assert kinds(findings) == [("torn", 3, 2)] and summary.records == 2
-
-    async def test_a_whole_batch_above_head_is_sound(self, tmp_path: Path) -> None:
-        await write(tmp_path, events(2))
-        head = (tmp_path / "head").read_bytes()
-        await write(tmp_path, events(3, prefix="n"))
-        (tmp_path / "head").write_bytes(head)
-        findings, summary = await verify(tmp_path)
-        assert (findings, summary.records) == ([], 5)

@@ -115,23 +115,6 @@ async def test_a_damaged_index_is_told_and_built_anew(
     await log.close()
 
 
-async def test_bytes_that_are_no_text_and_values_of_other_types_are_findings(tmp_path: Path) -> None:
-    await write(tmp_path)
-    connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
-    connection.execute("UPDATE records SET actor = CAST(x'ff80' AS TEXT) WHERE position = 7")
-    # What a damaged row header may turn a value into; a STRICT table would not take it.
-    connection.execute("PRAGMA writable_schema = ON")
-    connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT', '') WHERE name = 'records'")
-    connection.close()
-    connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
-    connection.execute("UPDATE records SET event = 'text' WHERE position = 8")
-    connection.close()
-    findings, summary = await verify(tmp_path)
-    assert lost(findings)[:2] == [("tampered", 8, 7, "ses_1"), ("corrupt", 9, 8, "ses_0")]
-    assert "actor" in findings[0].reason and "wrong types" in findings[1].reason
-    assert summary.records == RECORDS - 1
-
-
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 async def test_a_cursor_beside_a_running_writer_is_no_finding(tmp_path: Path, backend: Backend) -> None:
     log = await Log.open(tmp_path, seeded_identity(1), backend=backend)

@@ -63,13 +63,7 @@ async def test_idle_connections_cost_their_neighbours_little(tmp_path: Path) -> 
         assert crowded_mib - start_mib < MAX_GROWTH_MIB + IDLE * 0.1
 
 
-BEGINNINGS = (
-    b"",
-    b"G",
-    b"GET / HTTP/1.1\r\n",
-    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b\r\n",
-    b"\x00",
-)
+BEGINNINGS = (b"", b"G", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b\r\n", b"\x00")
 
 
 async def test_slow_handshakes_end_and_keep_nobody_out(tmp_path: Path) -> None:
@@ -84,13 +78,7 @@ async def test_slow_handshakes_end_and_keep_nobody_out(tmp_path: Path) -> None:
             async with asyncio.timeout(HANG_S), shim_link(one, shim(ME + 1)) as other:
                 await Neighbour(other, "ses_m").measure(1)
             lived = await asyncio.gather(*lorises)
-        note(
-            "slow handshakes",
-            inputs=LORIS,
-            longest_s=max(lived),
-            p99_alone_ms=p99(alone),
-            p99_ms=p99(beside),
-        )
+        note("slow handshakes", inputs=LORIS, longest_s=max(lived), p99_alone_ms=p99(alone), p99_ms=p99(beside))
 
 
 async def test_a_burst_while_nobody_accepts_is_answered_to_the_last(tmp_path: Path) -> None:
