@@ -20,13 +20,13 @@ from tests.torture.figures import MAX_GROWTH_MIB, note, seeded
 from tests.torture.sidecars import HANG_S, Neighbour, p99, shim, shim_link, sidecar, status, text_hook, unlinked
 from tests.torture.wire import Closed, RawLink, frame, upgrade
 
-IDLE = size("IDLE", 50)
-LORIS = size("LORIS", 50)
-BURST = size("BURST", 300)
+IDLE = size("IDLE", 20)
+LORIS = size("LORIS", 20)
+BURST = size("BURST", 150)
 DEAF = size("DEAF", 2)
 DEAF_BYTES = size("DEAF_BYTES", 2**18)
-RECONNECTS = size("RECONNECTS", 200)
-HOOKS = size("NEIGHBOUR_HOOKS", 30)
+RECONNECTS = size("RECONNECTS", 80)
+HOOKS = size("NEIGHBOUR_HOOKS", 15)
 
 ME = 9999
 

@@ -27,7 +27,7 @@ from tests.streams.sizes import size
 from tests.torture.figures import MAX_GROWTH_MIB, held_mib, note, seeded
 from tests.torture.hostile import N64, hooks_corpus, hostile_message, mutate
 
-MESSAGES = size("MESSAGES", 3000)
+MESSAGES = size("MESSAGES", 1500)
 HOOKS = size("HOOKS", 1000)
 BIG_BYTES = size("BIG_BYTES", 400_000)
 
