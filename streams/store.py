@@ -13,8 +13,6 @@ running sidecar; ``StreamStore`` adds ``append``, the only way to write events, 
 log.
 
 Backends: jsonl, sqlite. Each backend passes ``tests/streams/store_contract.py``. This module does no I/O.
-
-Source: seed 004, 2.2 (IStreamStore); seed 003, "Idempotency Check"; seed 002, 4.1 (CAS).
 """
 
 from __future__ import annotations

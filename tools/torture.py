@@ -131,18 +131,11 @@ PLAN = (
         {"OPENINGS": 1_000_000, "READ_EVERY": 1, "LONG_TEXT": 900, "EXAMPLES": 10_000},
     ),
     Part(
-        "sqlite-damage",
-        "bytes changed in a sqlite log",
-        (f"{STREAMS}/test_sqlite_damage.py", "-k", "flipped or wal"),
-        10,
-        {"SQLITE_FLIPS": 2_000},
-    ),
-    Part(
         "any-damage",
         "any file of a store damaged",
         (f"{STREAMS}/test_any_damage.py", "-k", "every_way"),
-        5,
-        {"DAMAGES": 500},
+        20,
+        {"DAMAGES": 1_000},
     ),
     Part(
         "mirror",

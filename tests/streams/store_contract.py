@@ -51,7 +51,7 @@ class StoreContract(HintsContract, ContentContract):
         for n, records in enumerate(answers):
             assert [r.event.idempotency_key for r in records] == [f"test:p{n}-{i}" for i in range(3)]
 
-    # Idempotency (seed 003, "Idempotency Check")
+    # Idempotency
 
     async def test_the_same_key_twice_is_one_record(self, store: StreamStore) -> None:
         first = await store.append([event("a")])

@@ -1,4 +1,4 @@
-"""A kill at every change to the disk (RELIABILITY 2), and power losses (RELIABILITY 3): what was acknowledged is there.
+"""A kill at every change to the disk, and power losses: what was acknowledged is there.
 
 Every change to a store's files is recorded while a script of 200 operations is played: appends over several segments,
 the head file, cursors, snapshots, a torn tail, moves between the backends, discarding the old one, pruning and

@@ -1,7 +1,7 @@
 """Memory, jsonl, sqlite and a log that moves between the two, given the same random operations, answer the same,
 record by record and hash by hash.
 
-A Hypothesis state machine (RELIABILITY 16) drives them. Keys, streams, bodies and expectations have few values each, so
+A Hypothesis state machine drives them. Keys, streams, bodies and expectations have few values each, so
 that they collide. ``TORTURE_SEQUENCES`` sets the number of sequences, ``TORTURE_SEED`` the seed.
 """
 

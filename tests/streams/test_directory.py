@@ -120,7 +120,7 @@ async def test_a_foreign_store_is_refused_untouched(tmp_path: Path, small_log: L
     assert files(tmp_path) == before
 
 
-# Symbolic links (RELIABILITY, "Security")
+# Symbolic links
 
 
 @pytest.mark.parametrize("name", ["head", "lock", "store.json", "log/" + segment_name(0)])

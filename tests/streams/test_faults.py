@@ -1,4 +1,4 @@
-"""A slow disk and group commit, at the ``Disk`` seam (RELIABILITY 7). ``test_disk_faults.py``: disks that fail."""
+"""A slow disk and group commit, at the ``Disk`` seam. ``test_disk_faults.py``: disks that fail."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Processes that write one log: killed at random moments, several at once, and for a while with everything else.
 
-- Kills (RELIABILITY 1): acknowledged batches are there, others are whole or absent. Each store is killed several times,
+- Kills: acknowledged batches are there, others are whole or absent. Each store is killed several times,
   so recovery follows recovery; a store that moves between the backends is killed in its migrations.
   ``TORTURE_KILLS`` sets how often.
-- Several want one store (RELIABILITY 13): one writes, the others are refused at once; its stale lock keeps nobody out.
+- Several want one store: one writes, the others are refused at once; its stale lock keeps nobody out.
   ``TORTURE_WRITER_ROUNDS`` sets how often.
-- A soak (RELIABILITY 18): appends, reads, searches, hints, moves, a full disk, kill -9. Memory, descriptors and threads
+- A soak: appends, reads, searches, hints, moves, a full disk, kill -9. Memory, descriptors and threads
   must not grow. ``TORTURE_SOAK_S`` sets how many seconds it takes.
 """
 
