@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -87,6 +88,20 @@ async def test_a_damaged_store_never_becomes_the_log(tmp_path: Path, damage: str
     assert (tmp_path / "log.db").exists() and log.backend == "jsonl"
     damage_with(damage, tmp_path / "log.db")
     await check_moved(tmp_path, log, written)
+
+
+async def test_an_unfinished_copy_of_another_log_never_becomes_the_log(tmp_path: Path) -> None:
+    """It is whole and as long as the log, so only the hashes tell; a new copy is begun."""
+    other = await open_log(tmp_path / "other", "sqlite")
+    await fill(other, 20, "q")
+    await other.close()
+    log = await open_log(tmp_path / "store")
+    written = plain(await fill(log, 20))
+    for name in ("log.db", "sqlite-head"):
+        shutil.copy(tmp_path / "other" / name, tmp_path / "store" / name)
+    await Migration(log, "sqlite").run()
+    assert log.backend == "sqlite" and plain(await collect(log.read_all())) == written
+    await log.close()
 
 
 @BOTH
