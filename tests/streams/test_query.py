@@ -116,6 +116,7 @@ def test_what_is_no_moment_is_told_which_forms_are(text: str) -> None:
 @pytest.mark.parametrize(
     ("milliseconds", "text"),
     [
+        (-1, "0ms"),
         (0, "0ms"),
         (85, "85ms"),
         (1200, "1.2s"),
