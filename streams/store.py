@@ -12,7 +12,7 @@ subtract them.
 running sidecar; ``StreamStore`` adds ``append``, the only way to write events, and ``subscribe``, which follows the
 log.
 
-Backends: memory, jsonl, sqlite. Each backend passes ``tests/streams/store_contract.py``. This module does no I/O.
+Backends: jsonl, sqlite. Each backend passes ``tests/streams/store_contract.py``. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class StreamStore(StreamReader, Protocol):
 
 
 class RetentionStore(StreamStore, Protocol):
-    """A store that can remove records: memory, sqlite, and a ``Log``, which first migrates to sqlite."""
+    """A store that can remove records: sqlite, and a ``Log``, which first migrates to sqlite."""
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
         """Remove the records of each named stream below an offset, durably; ``at_ms`` is the time, in ms UTC.

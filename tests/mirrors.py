@@ -29,8 +29,8 @@ from streams.hashing import canonical
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.store import Record, StreamStore
-from streams.stores.memory import MemoryStore
 from tests.bridge.nats.records import PROJECT, event, mirror_all
+from tests.memory import MemoryStore
 from tests.nats_servers import HANG_SECONDS, TOKEN, RealServer
 
 NOW_MS = 1_700_000_100_000

@@ -9,6 +9,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,8 @@ IMPURE_NAMES = frozenset(
         "os.getrandom",
     }
 )
+IMPURE_LASTS = frozenset(name.rpartition(".")[2] for name in IMPURE_NAMES)
+JUDGED = (ast.Import, ast.ImportFrom, ast.Call, ast.Attribute, ast.Name)
 IDENTITY = "streams/identity.py"
 """The one source of wall clock, randomness and ids."""
 
@@ -177,11 +180,17 @@ MAKERS = {
 """The only files that make an identity of the system's clock and randomness; all others get one."""
 
 
-def faults_of(path: str, source: str) -> list[str]:
+@cache
+def judged(path: str) -> tuple[list[str], list[str]]:
+    """A file's violations and the modules that it imports; each file is read once for all tests."""
+    tree, nodes = _read((ROOT / path).read_text())
+    return faults_of(path, tree, nodes), [module for _, module in _imports(nodes, path)]
+
+
+def faults_of(path: str, tree: ast.Module, nodes: list[ast.AST]) -> list[str]:
     """Every violation in one file, as ``path:line: what``. ``path`` is relative to the repository."""
-    tree = ast.parse(source, path)
     faults = [] if ast.get_docstring(tree) else [f"{path}:1: no module docstring"]
-    for line, module in _imports(tree, path):
+    for line, module in _imports(nodes, path):
         top = module.split(".")[0]
         if top in PACKAGES:
             faults += [f"{path}:{line}: {fault}" for fault in _breach(path, module)]
@@ -192,7 +201,7 @@ def faults_of(path: str, source: str) -> list[str]:
         if top in ONLY_IN and not any(fnmatch(path, pattern) for pattern in ONLY_IN[top]):
             faults.append(f"{path}:{line}: {module} is imported in {', '.join(ONLY_IN[top]) or 'no file'} only")
     if path != IDENTITY:
-        impure = [(line, what) for line, what in _impurities(tree, path) if path not in MAKERS or what != MAKER]
+        impure = [(line, what) for line, what in _impurities(nodes, path) if path not in MAKERS or what != MAKER]
         faults += [f"{path}:{line}: {what} outside {IDENTITY}" for line, what in impure]
     return faults
 
@@ -213,6 +222,7 @@ def _room(folder: str) -> str:
     return "/".join(folder.split("/")[:2]) if folder.startswith("sidecar/") else folder
 
 
+@cache
 def _folder_of(module: str) -> str:
     """The folder of a module, or of a name in it."""
     parts = module.split(".")
@@ -221,8 +231,14 @@ def _folder_of(module: str) -> str:
     return "/".join(parts)
 
 
-def _imports(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def _read(source: str) -> tuple[ast.Module, list[ast.AST]]:
+    """The tree of a file, and all of it that can be a fault."""
+    tree = ast.parse(source)
+    return tree, [node for node in ast.walk(tree) if isinstance(node, JUDGED)]
+
+
+def _imports(nodes: list[ast.AST], path: str) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -240,18 +256,21 @@ def _imports(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, first.value if is_known else "<computed>"
 
 
-def _impurities(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
+def _impurities(nodes: list[ast.AST], path: str) -> Iterator[tuple[int, str]]:
     aliases: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             aliases |= {alias.asname: alias.name for alias in node.names if alias.asname}
         elif isinstance(node, ast.ImportFrom) and node.module:
             aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    for line, module in _imports(tree, path):
+    for line, module in _imports(nodes, path):
         if module.split(".")[0] in IMPURE_MODULES:
             yield line, module
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute | ast.Name):
+            last = node.attr if isinstance(node, ast.Attribute) else aliases.get(node.id, node.id).rpartition(".")[2]
+            if last not in IMPURE_LASTS:
+                continue
             first, _, rest = _name(node).partition(".")
             full = ".".join(filter(None, [aliases.get(first, first), rest]))
             if any(full == name or full.endswith(f".{name}") for name in IMPURE_NAMES):
@@ -276,19 +295,13 @@ def test_there_is_something_to_judge() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_layers_hold(package: str) -> None:
-    faults = [
-        fault
-        for path in files()
-        if path.startswith(f"{package}/")
-        for fault in faults_of(path, (ROOT / path).read_text())
-    ]
-    assert faults == []
+    assert [fault for path in files() if path.startswith(f"{package}/") for fault in judged(path)[0]] == []
 
 
 def test_every_import_that_is_allowed_is_used() -> None:
     used: dict[str, set[str]] = {}
     for path in files():
-        for _, module in _imports(ast.parse((ROOT / path).read_text()), path):
+        for module in judged(path)[1]:
             if module.split(".")[0] in PACKAGES:
                 used.setdefault(_room(path.rpartition("/")[0]), set()).add(_room(_folder_of(module)))
     unused = {folder: set(allowed) - used.get(folder, set()) - set(_STREAMS) for folder, allowed in FOLDERS.items()}
@@ -310,7 +323,7 @@ DOC = '"""A file."""\n'
         ("streams/a.py", "importlib.import_module('bridge.opencode')", "streams must not import bridge.opencode"),
         ("streams/a.py", "__import__(name)", "streams must not import <computed>"),
         ("streams/log/verify.py", "import aiofiles", "aiofiles is imported in streams/stores/jsonl/*.py"),
-        ("streams/stores/memory.py", "import aiofiles.os", "aiofiles.os is imported in"),
+        ("streams/stores/plan.py", "import aiofiles.os", "aiofiles.os is imported in"),
         ("streams/event.py", "from ulid import ULID", "ulid is imported in streams/identity.py only"),
         ("streams/log/verify.py", "import sqlite3", "sqlite3 is imported in streams/stores/sqlite/*.py only"),
         ("bridge/a.py", "import sidecar.config", "bridge must not import sidecar.config"),
@@ -366,13 +379,13 @@ DOC = '"""A file."""\n'
     ],
 )
 def test_a_breach_is_caught(path: str, code: str, told: str) -> None:
-    faults = faults_of(path, DOC + code)
+    faults = faults_of(path, *_read(DOC + code))
     assert faults and any(told in fault for fault in faults), faults
     assert all(fault.startswith(f"{path}:") for fault in faults)
 
 
 def test_a_missing_docstring_is_caught() -> None:
-    assert faults_of("sidecar/a.py", "import os") == ["sidecar/a.py:1: no module docstring"]
+    assert faults_of("sidecar/a.py", *_read("import os")) == ["sidecar/a.py:1: no module docstring"]
 
 
 @pytest.mark.parametrize(
@@ -398,4 +411,4 @@ def test_a_missing_docstring_is_caught() -> None:
     ],
 )
 def test_what_is_allowed_is_not_told(path: str, code: str) -> None:
-    assert faults_of(path, DOC + code) == []
+    assert faults_of(path, *_read(DOC + code)) == []

@@ -18,10 +18,10 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
@@ -36,6 +36,9 @@ from streams.stores.space import MIB, mib_to_open
 from streams.stores.stored import Stored
 from streams.threads import in_thread
 
+if TYPE_CHECKING:
+    from streams.log.log import Log
+
 CHUNK: Final = 512
 CLOSE_ENOUGH: Final = 1024
 """Appends are held when at most this many records are left to copy."""
@@ -44,28 +47,6 @@ Tails = dict[str, tuple[int, bytes]]
 """Maps a stream to its next offset and its last hash."""
 
 Phase = Literal["opening", "copying", "verifying", "switching", "done"]
-
-
-class MovableLog(Protocol):
-    """What a migration needs from its log; ``streams.log.log.Log`` implements it."""
-
-    store: Path
-    manifest: Manifest
-    segment_bytes: int
-
-    @property
-    def backend(self) -> Backend: ...
-    @property
-    def head(self) -> int: ...
-    @property
-    def source(self) -> DiskStore: ...
-    def moving(self) -> AbstractAsyncContextManager[None]: ...
-    async def hold(self) -> None: ...
-    def release(self) -> None: ...
-    def slow_down(self) -> None: ...
-    def full_speed(self) -> None: ...
-    def reread_manifest(self) -> None: ...
-    async def exchange(self, backend: DiskStore, manifest: Manifest) -> None: ...
 
 
 @dataclass(slots=True)
@@ -119,7 +100,7 @@ def explaining_full_disk(store: Path, to: Backend) -> Iterator[None]:
 class Migration:
     """One migration of ``log`` to ``to``. ``run`` may be cancelled: the next run continues its copy."""
 
-    log: MovableLog
+    log: Log
     to: Backend
     report: Callable[[Progress], None] = lambda progress: None
     progress: Progress = field(init=False)

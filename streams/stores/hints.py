@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
@@ -79,13 +78,15 @@ class Hints:
     def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
         self._write(f"snapshot-{checked_name(name)}", snapshot)
 
-    def forget_after(self, position: int) -> None:
-        """Drop every hint that is beyond the log's end, or that can no longer be trusted."""
-        self._drop(lambda found: found.position > position)
-
     def forget_snapshots(self) -> None:
-        """Drop every snapshot, because the records from which they were folded have changed."""
-        self._drop(lambda found: bool(found.state))
+        """Drop every snapshot, because the records from which they were folded have changed; and damaged hints."""
+        if not self._directory.is_dir():
+            return
+        with _CHANGES:
+            for path in self._directory.iterdir():
+                found = self._read(path.name)
+                if found is None or found.state:
+                    path.unlink()
 
     def known(self) -> list[IntactHint]:
         """All undamaged hints, sorted by name."""
@@ -116,15 +117,6 @@ class Hints:
         return [
             HintAhead(name, int(name.rpartition(_LOST)[2]), hint.position) for name, hint in read if hint is not None
         ]
-
-    def _drop(self, unwanted: Callable[[Snapshot], bool]) -> None:
-        if not self._directory.is_dir():
-            return
-        with _CHANGES:
-            for path in self._directory.iterdir():
-                found = self._read(path.name)
-                if found is None or unwanted(found):
-                    path.unlink()
 
     def _read(self, name: str) -> Snapshot | None:
         try:

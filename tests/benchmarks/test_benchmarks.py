@@ -46,7 +46,7 @@ async def test_every_row_of_the_runtime_runs(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_every_row_of_a_long_log_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_EVENTS", "1500")
+    monkeypatch.setenv("BENCH_EVENTS", "600")
     monkeypatch.setattr(million, "STARTS", 1)
     monkeypatch.setattr(million, "COMMANDS", million.COMMANDS[:1])
     monkeypatch.setattr(million, "RECORDING_SECONDS", 0.1)
@@ -57,7 +57,7 @@ async def test_every_row_of_a_long_log_runs(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_every_row_of_the_newest_records_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_EVENTS", "4000")
+    monkeypatch.setenv("BENCH_EVENTS", "1500")
     monkeypatch.setattr(newest, "RUNS", 1)
     monkeypatch.setattr(limits, "ROUNDS", 1)
     rows = await newest.measure(tmp_path, 0.02)

@@ -23,7 +23,7 @@ from sidecar.record.spools import take_left
 from streams.errors import StreamError
 from streams.identity import seeded_identity
 from streams.stores.jsonl.store import JsonlStore
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.sidecar.support import spool_line
 from tests.streams.builders import event
 

@@ -15,9 +15,9 @@ from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.link import CallError
 from sidecar.record.back_fill import BackFill
 from streams.store import Record
-from streams.stores.memory import MemoryStore
 from tests.bridge.opencode.playing import Player
 from tests.bridge.opencode.test_history import answer, finish, said, user
+from tests.memory import MemoryStore
 
 MESSAGES = [
     user("msg_1", "one", 1001),

@@ -192,7 +192,7 @@ def test_what_only_the_chain_and_the_hints_can_tell(healthy_home: Home) -> None:
     found = look(healthy_home)["log"]
     assert found.level == "problem" and "records 5 to 7 were written and then lost" in found.text
     assert "durable-stream repair --dry-run" in found.hint
-    hints.forget_after(4)
+    hints.advance("mirror", 4)
     assert look(healthy_home)["log"].level == "ok"
 
 

@@ -16,8 +16,8 @@ from bridge.opencode.link.link import CallError
 from sidecar.record.ingest import Ingest
 from streams.errors import StoreFailed
 from streams.identity import seeded_identity
-from streams.stores.memory import MemoryStore
 from tests.bridge.opencode.playing import recording
+from tests.memory import MemoryStore
 from tests.sidecar.support import FakeLink
 
 

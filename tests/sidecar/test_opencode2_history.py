@@ -17,8 +17,8 @@ from sidecar.record.opencode2.history import History, Scope
 from sidecar.record.opencode2.http import ServiceError
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from streams.stores.memory import MemoryStore
 from tests.bridge.opencode.playing2 import Recording
+from tests.memory import MemoryStore
 
 ORIGIN = Origin("b" * 32, "1" * 16, 4321, "a1b2c3d4")
 SCOPE = Scope(ORIGIN, since_ms=0, pid=4321)

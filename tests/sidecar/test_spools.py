@@ -22,8 +22,8 @@ from sidecar.record.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, take
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.store import NOTHING
-from streams.stores.memory import MemoryStore
 from tests.bridge.opencode.playing import recording
+from tests.memory import MemoryStore
 from tests.sidecar.support import FakeLink, spool_line
 
 BOOT, INSTANCE = "a" * 32, "1" * 16

@@ -11,14 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from streams.bus.contract import (
-    BusClosed,
-    Delivery,
-    DurableConflict,
-    EventBus,
-    Published,
-    Redelivery,
-)
+from streams.bus.contract import BusClosed, DurableConflict, EventBus, Published, Redelivery
 from streams.bus.headers import HeaderError
 from streams.bus.subjects import SubjectError
 from tests.streams.bus_handlers import AT_ONCE, HANG_S, Gate, Inbox
@@ -65,11 +58,6 @@ class BusContract(RedeliveryContract):
         assert (delivery.sequence, delivery.attempt) == (published.sequence, 1)
         assert not published.duplicate
 
-    async def test_nobody_has_to_listen(self, bus: EventBus) -> None:
-        first = await bus.publish("evt.p.one", b"1")
-        second = await bus.publish("evt.p.one", b"")
-        assert second.sequence > first.sequence
-
     async def test_a_message_id_makes_it_once(self, bus: EventBus) -> None:
         inbox = Inbox()
         await bus.subscribe("evt.>", inbox)
@@ -81,22 +69,20 @@ class BusContract(RedeliveryContract):
         await inbox.wait(2)
         assert inbox.bodies == [b"1", b"2"]
 
-    @pytest.mark.parametrize(
-        "subject", ["", "evt.*", "evt.>", "evt..x", "evt.a b", "evt.a\r\nPUB evt.b 0\r\n\r\n", "evt.\x00"]
-    )
-    async def test_a_bad_subject_is_refused(self, bus: EventBus, subject: str) -> None:
-        with pytest.raises(SubjectError):
-            await bus.publish(subject, b"1")
-
-    @pytest.mark.parametrize(
-        "headers",
-        [{"a": "b\r\nCG-Recursion-Depth: 0"}, {"a\r\nb": "c"}, {"a": "\n"}, {"a b": "c"}, {"a": "é"}, {"a": ""}],
-    )
-    async def test_a_header_cannot_bring_another_one(self, bus: EventBus, headers: dict[str, str]) -> None:
+    async def test_a_header_cannot_bring_another_one(self, bus: EventBus) -> None:
+        hostile = [
+            {"a": "b\r\nCG-Recursion-Depth: 0"},
+            {"a\r\nb": "c"},
+            {"a": "\n"},
+            {"a b": "c"},
+            {"a": "é"},
+            {"a": ""},
+        ]
         inbox = Inbox()
         await bus.subscribe("evt.>", inbox)
-        with pytest.raises(HeaderError):
-            await bus.publish("evt.p.one", b"1", headers=headers)
+        for headers in hostile:
+            with pytest.raises(HeaderError):
+                await bus.publish("evt.p.one", b"1", headers=headers)
         await bus.publish("evt.p.one", b"2")
         await inbox.wait(1)
         assert inbox.bodies == [b"2"]
@@ -122,15 +108,16 @@ class BusContract(RedeliveryContract):
             await inboxes[pattern].wait(len(bodies))
             assert inboxes[pattern].bodies == bodies, pattern
 
-    @pytest.mark.parametrize("pattern", ["", "evt.>.a", "evt.a*", "evt..a", "evt.a b"])
-    async def test_a_bad_pattern_is_refused(self, bus: EventBus, pattern: str) -> None:
-        with pytest.raises(SubjectError):
-            await bus.subscribe(pattern, Inbox())
-
-    @pytest.mark.parametrize("durable", ["", "a.b", "a b", "*", ">", "a\n"])
-    async def test_a_bad_durable_is_refused(self, bus: EventBus, durable: str) -> None:
-        with pytest.raises(SubjectError):
-            await bus.subscribe("evt.>", Inbox(), durable=durable)
+    async def test_what_is_no_subject_no_pattern_and_no_durable_is_refused(self, bus: EventBus) -> None:
+        for subject in ("", "evt.*", "evt.>", "evt..x", "evt.a b", "evt.a\r\nPUB evt.b 0\r\n\r\n", "evt.\x00"):
+            with pytest.raises(SubjectError):
+                await bus.publish(subject, b"1")
+        for pattern in ("", "evt.>.a", "evt.a*", "evt..a", "evt.a b"):
+            with pytest.raises(SubjectError):
+                await bus.subscribe(pattern, Inbox())
+        for durable in ("", "a.b", "a b", "*", ">", "a\n"):
+            with pytest.raises(SubjectError):
+                await bus.subscribe("evt.>", Inbox(), durable=durable)
 
     # Handlers
 
@@ -159,40 +146,7 @@ class BusContract(RedeliveryContract):
         sequences = [delivery.sequence for delivery in inbox.got]
         assert sequences == sorted(set(sequences))
 
-    async def test_a_handler_may_publish_and_subscribe(self, bus: EventBus) -> None:
-        later = Inbox()
-
-        async def relay(delivery: Delivery) -> None:
-            if delivery.body == b"first":
-                await bus.subscribe("evt.later", later)
-                await bus.publish("evt.relay", b"second")
-            else:
-                await bus.publish("evt.later", delivery.body)
-
-        await bus.subscribe("evt.relay", relay, durable="relay")
-        await bus.publish("evt.relay", b"first")
-        await later.wait(1)
-        assert later.bodies == [b"second"]
-
     # Multicast and competition
-
-    async def test_each_durable_gets_every_message(self, bus: EventBus) -> None:
-        one, other = Inbox(), Inbox()
-        await bus.subscribe("evt.>", one, durable="one")
-        await bus.subscribe("evt.>", other, durable="other")
-        for body in (b"1", b"2", b"3"):
-            await bus.publish("evt.p.one", body)
-        await one.wait(3)
-        await other.wait(3)
-        assert one.bodies == other.bodies == [b"1", b"2", b"3"]
-
-    async def test_subscriptions_without_a_durable_each_get_every_message(self, bus: EventBus) -> None:
-        one, other = Inbox(), Inbox()
-        await bus.subscribe("evt.>", one)
-        await bus.subscribe("evt.>", other)
-        await bus.publish("evt.p.one", b"1")
-        await one.wait(1)
-        await other.wait(1)
 
     async def test_those_who_share_a_durable_share_its_messages(
         self, bus: EventBus, send: Callable[..., Awaitable[None]]
@@ -315,30 +269,6 @@ class BusContract(RedeliveryContract):
         await other.wait(1)
         assert other.bodies == [b"2"], "what it did not take waits for the next one"
 
-    async def test_what_a_subscription_left_goes_to_those_who_share_its_durable(self, bus: EventBus) -> None:
-        one, other = Inbox(), Inbox()
-        first = await bus.subscribe("evt.>", one, durable="both")
-        await bus.subscribe("evt.>", other, durable="both")
-        await first.cancel()
-        for body in (b"1", b"2"):
-            await bus.publish("evt.p.one", body)
-        await other.wait(2)
-        assert one.got == []
-
-    async def test_a_handler_may_cancel_its_own_subscription(self, bus: EventBus) -> None:
-        inbox = Inbox()
-
-        async def once(delivery: Delivery) -> None:
-            await subscription.cancel()
-            await inbox(delivery)
-
-        subscription = await bus.subscribe("evt.>", once)
-        await bus.publish("evt.p.one", b"1")
-        await inbox.wait(1)
-        await bus.publish("evt.p.one", b"2")
-        await asyncio.wait_for(subscription.cancel(), HANG_S)
-        assert inbox.bodies == [b"1"]
-
     async def test_closing_lets_handlers_end_and_refuses_what_comes_then(
         self, bus: EventBus, send: Callable[..., Awaitable[None]]
     ) -> None:
@@ -356,24 +286,3 @@ class BusContract(RedeliveryContract):
             await bus.publish("evt.p.one", b"3")
         with pytest.raises(BusClosed):
             await bus.subscribe("evt.>", gate)
-
-    async def test_a_handler_may_close_the_bus(self, bus: EventBus) -> None:
-        closed = asyncio.Event()
-
-        async def last(delivery: Delivery) -> None:
-            await bus.close()
-            closed.set()
-
-        await bus.subscribe("evt.>", last)
-        await bus.subscribe("evt.>", Inbox(), durable="other")
-        await bus.publish("evt.p.one", b"1")
-        await asyncio.wait_for(closed.wait(), HANG_S)
-        with pytest.raises(BusClosed):
-            await bus.publish("evt.p.one", b"2")
-
-    async def test_closing_does_not_wait_for_a_back_off(self, bus: EventBus) -> None:
-        inbox = Inbox(lambda d: ValueError("no"))
-        await bus.subscribe("evt.>", inbox, durable="one", redelivery=Redelivery(5, (3600.0,)))
-        await bus.publish("evt.p.one", b"1")
-        await inbox.wait(1)
-        await asyncio.wait_for(bus.close(), HANG_S)

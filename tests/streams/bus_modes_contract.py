@@ -12,7 +12,7 @@ import pytest
 
 from bridge.nats.headers import ProtocolViolation
 from bridge.nats.l0.sending import Sender
-from streams.bus.contract import DurableConflict, EventBus
+from streams.bus.contract import EventBus
 from streams.bus.subjects import SubjectError
 from streams.trace import parse_traceparent
 from tests.streams.bus_handlers import Inbox
@@ -42,47 +42,6 @@ class BusModesContract:
 
     # Modes
 
-    async def test_a_command_has_one_durable_in_every_project(self, bus: EventBus) -> None:
-        first = Inbox()
-        await bus.subscribe("cmd.*.*.a.>", first, durable="a_consumer")
-        for pattern in ("cmd.*.*.a.>", "cmd.p.w.a.run", "cmd.p.>"):
-            with pytest.raises(DurableConflict):
-                await bus.subscribe(pattern, Inbox(), durable="other")
-        beside = Inbox()
-        await bus.subscribe("cmd.*.*.b.>", beside, durable="b_consumer")
-        await bus.publish(COMMAND, b"1")
-        await bus.publish("cmd.p.w.b.run", b"2")
-        await first.wait(1)
-        await beside.wait(1)
-        assert (first.bodies, beside.bodies) == ([b"1"], [b"2"])
-
-    async def test_two_workers_of_one_durable_share_commands_after_a_restart(self, bus: EventBus) -> None:
-        gone = Inbox()
-        await (await bus.subscribe("cmd.p.w.a.>", gone, durable="a_consumer")).cancel()
-        await bus.publish(COMMAND, b"1")
-        one, other = Inbox(), Inbox()
-        await bus.subscribe("cmd.p.w.a.>", one, durable="a_consumer")
-        await bus.subscribe("cmd.p.w.a.>", other, durable="a_consumer")
-        await bus.publish(COMMAND, b"2")
-        async with asyncio.timeout(20):
-            while len(one.got) + len(other.got) < 2:
-                await asyncio.sleep(0.005)
-        assert sorted(one.bodies + other.bodies) == [b"1", b"2"] and gone.got == []
-
-    async def test_str_is_in_no_stream(self, bus: EventBus) -> None:
-        if not self.takes_str:
-            with pytest.raises(SubjectError):
-                await bus.publish("str.a.chunk", b"1")
-            with pytest.raises(SubjectError):
-                await bus.publish(STR, b"1")
-            return
-        await bus.publish("str.a.chunk", b"1")
-        late = Inbox()
-        await bus.subscribe("str.>", late, durable="late", start="all")
-        await bus.publish("str.a.chunk", b"2")
-        await late.wait(1)
-        assert late.bodies == [b"2"]
-
     # Sending
 
     async def test_what_is_sent_has_every_header(self, bus: EventBus, sender: Sender) -> None:
@@ -110,12 +69,8 @@ class BusModesContract:
         }
         assert parse_traceparent(first.headers["traceparent"])
         assert (second.headers["traceparent"], second.headers["tracestate"]) == (PARENT, "a=1")
-        assert dict(sender.counts) == {"sent": 2, "trace_made": 1}
-
-    async def test_the_same_message_again_is_one_with_the_same_trace(self, bus: EventBus, sender: Sender) -> None:
-        for _ in range(2):
-            await sender.publish(COMMAND, {}, type_="run", depth=0, message_id="m1")
-        assert (sender.counts["sent"], sender.counts["duplicates"]) == (1, 1)
+        await sender.publish(COMMAND, {"n": 1}, type_="run", depth=2, message_id="m1")
+        assert sender.counts["sent"] == 2 and sender.counts["duplicates"] == 1, "it is one, with the same trace"
 
     @pytest.mark.parametrize(
         ("depth", "chain", "headers", "code"),
@@ -139,12 +94,6 @@ class BusModesContract:
         await sender.publish(COMMAND, {}, type_="run", depth=3, message_id="m2", correlation_id="chain")
         await inbox.wait(1)
         assert [delivery.headers["CG-Recursion-Depth"] for delivery in inbox.got] == ["3"]
-
-    async def test_reserved_keys_in_a_payload_pass_with_a_warning(self, bus: EventBus, sender: Sender) -> None:
-        await sender.publish(COMMAND, {"CG-Sender": "x"}, type_="run", depth=0, message_id="m1")
-        assert sender.counts["reserved_keys"] == 1
-        (warning,) = sender.warnings
-        assert "CG-Sender" in warning
 
     @pytest.mark.parametrize("subject", ["str.a.chunk", STR, "dlq.a.b", "other"])
     async def test_only_commands_and_events_are_sent_so(self, sender: Sender, subject: str) -> None:

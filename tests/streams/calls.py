@@ -1,4 +1,4 @@
-"""Watch every call by which a store in this process changes the disk: to count, kill, fail or slow it.
+"""Watch every call by which a store in this process changes the disk: to record, fail or slow it.
 
 Python calls the functions of ``os``, which are replaced while ``watching`` lasts. SQLite calls its own file layer, the
 VFS, whose function table is reached with ``ctypes``. So neither strace nor a compiler is needed. Only files below
@@ -15,7 +15,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,30 +80,6 @@ def watching(root: Path, watcher: Watcher) -> Iterator[None]:
         for name, original in originals.items():
             setattr(os, name, original)
         _State.watcher = None
-
-
-PAGE = 4096
-"""The kernel takes a write page by page, and looks for a deadly signal between two of them."""
-
-
-def kill_at(number: int, *, torn: bool = False) -> Watcher:
-    """Die by ``kill -9`` just before change ``number``, counted from 1; ``torn``: between two pages of a write."""
-    seen = 0
-
-    def watch(call: Call) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == number:
-            written = (call.offset + len(call.data)) // PAGE * PAGE - call.offset
-            if torn and call.kind == "write" and written > 0:
-                raise ShortWrite(0, written)
-            die()
-
-    return watch
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _tell(call: Call) -> None:
@@ -194,8 +169,6 @@ class _PythonFiles:
             _tell(Call("write", self._open[fd], _number(fd), offset, data))
         except ShortWrite as short:
             write(data[: short.size])
-            if not short.errno:
-                die()
             raise
 
     def ftruncate(self, fd: int, size: int) -> None:
@@ -392,8 +365,6 @@ class _Sqlite:
                 self._tell("write", file, offset=offset, data=lambda: ctypes.string_at(data, size))
             except ShortWrite as short:
                 write(file, data, short.size, offset)
-                if not short.errno:
-                    die()
                 return _code(short, _IOERR_WRITE)
             except OSError as error:
                 return _code(error, _IOERR_WRITE)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Literal, TypeVar
@@ -19,6 +19,9 @@ from typing import Literal, TypeVar
 from tests.streams.calls import Call
 
 T = TypeVar("T")
+
+PAGE = 4096
+"""The kernel takes a write page by page, and looks for a deadly signal between two of them."""
 
 Loss = Literal["nothing", "everything", "some", "order"]
 """What is lost of what was not synced; ``order``: all after some moment."""
@@ -71,14 +74,19 @@ class Disk:
             else:
                 file.pending.append(call)
 
-    def image(self, to: Path, random: Random, loss: Loss, sector: int) -> int:
-        """Write one image below ``to``, in place of ``root``, and return how many changes were lost."""
-        lost = 0
+    def image(self, to: Path, random: Random, loss: Loss, sector: int, *, half: Call | None = None) -> None:
+        """Write one image below ``to``, in place of ``root``; perhaps with the whole pages of ``half``."""
+        if half is not None and half.kind == "write" and random.random() < 0.5:
+            whole_pages = (half.offset + len(half.data)) // PAGE * PAGE - half.offset
+            pending = self._files[self._now[half.path]].pending
+            pending.append(replace(half, data=half.data[: max(whole_pages, 0)]))
+            self.image(to, random, loss, sector)
+            pending.pop()
+            return
         kept = self._kept(self._pending, random, loss)
         names = dict(self._durable)
         for change in kept:
             _apply(names, *change)
-        lost += len(self._pending) - len(kept)
         for name in sorted(names):
             place = names[name]
             # Nothing is reached through a directory whose own name is not there.
@@ -88,10 +96,7 @@ class Disk:
             if place < 0:
                 path.mkdir()
                 continue
-            data, missing = self._data(self._files[place], random, loss, sector)
-            lost += missing
-            path.write_bytes(data)
-        return lost
+            path.write_bytes(self._data(self._files[place], random, loss, sector))
 
     def _kept(self, changes: Sequence[T], random: Random, loss: Loss) -> list[T]:
         if loss == "nothing":
@@ -102,11 +107,10 @@ class Disk:
             return list(changes[: random.randrange(len(changes) + 1)])
         return [change for change in changes if random.random() < 0.5]
 
-    def _data(self, file: _File, random: Random, loss: Loss, sector: int) -> tuple[bytes, int]:
+    def _data(self, file: _File, random: Random, loss: Loss, sector: int) -> bytes:
         data = bytearray(file.durable)
-        lost = 0
         size = len(data)
-        for number, change in enumerate(file.pending):
+        for change in file.pending:
             if change.kind == "truncate":
                 if self._kept([change], random, loss):
                     _write(data, change)
@@ -114,16 +118,14 @@ class Disk:
                 continue
             pieces = _sectors(change, sector)
             kept = self._kept(pieces, random, loss)
-            lost += len(pieces) - len(kept)
             for piece in kept:
                 _write(data, piece)
             size = max(size, change.offset + len(change.data))
             if loss == "order" and len(kept) < len(pieces):
-                lost += len(file.pending) - number - 1
                 break
         if loss == "some" and len(data) < size and random.random() < 0.3:
             data.extend(bytes(size - len(data)))  # the new size is there, what was written is not
-        return bytes(data), lost
+        return bytes(data)
 
 
 def _sectors(call: Call, sector: int) -> list[Call]:

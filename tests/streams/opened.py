@@ -19,12 +19,7 @@ async def everything(store: StreamStore) -> list[dict[str, Any]]:
 
 
 class Opened:
-    """``open_store`` opens the same history each time it is called within one test.
-
-    A backend without a durable history sets ``durable = False``.
-    """
-
-    durable = True
+    """``open_store`` opens the same history each time it is called within one test."""
 
     async def open_store(self) -> StreamStore:
         raise NotImplementedError("a backend's suite says how to open it")
@@ -36,8 +31,6 @@ class Opened:
         await store.close()
 
     async def reopened(self, store: StreamStore) -> StreamStore:
-        """The same history after a restart, if the backend is durable."""
-        if not self.durable:
-            return store
+        """The same history after a restart."""
         await store.close()
         return await self.open_store()

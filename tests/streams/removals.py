@@ -34,9 +34,5 @@ async def prune(log: Log) -> Pruned:
     return await log.prune({"ses_0": 4, "ses_1": 99}, at_ms=NOW)
 
 
-async def prune_most(log: Log) -> Pruned:
-    return await log.prune({"ses_0": 99, "ses_1": 99, "ses_2": 3}, at_ms=NOW)
-
-
 async def forget(log: Log) -> Forgotten:
     return await log.forget(["ses_0", "ses_2"], at_ms=NOW)

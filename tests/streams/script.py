@@ -12,11 +12,10 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
@@ -26,42 +25,26 @@ from streams.store import Record, Snapshot
 from streams.stores.directory import Backend
 from streams.stores.jsonl.segments import list_segments
 from streams.stores.sqlite import keys as sqlite_keys
+from streams.stores.sqlite import removed as sqlite_removed
 from tests.streams.builders import event
 
 SEGMENT_BYTES: Final = 6_000
 CURSOR, SNAPSHOT, VERSION = "mirror", "capture", 7
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
-    events: tuple[StreamEvent, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """Save a cursor and a snapshot at the head."""
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    to: Backend
-
-
-@dataclass(frozen=True, slots=True)
-class Simple:
-    do: Literal["discard", "reopen", "tear"]
-    """``tear``: what a writer leaves that dies in a write, and the next opening."""
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
+class Remove(NamedTuple):
     """Prune or forget some streams, each up to an offset, which for ``forget`` is the stream's next one."""
 
     how: Literal["prune", "forget"]
     upto: dict[str, int]
 
 
-Step = Append | Hint | Move | Simple | Remove
+Do = Literal["hint", "discard", "reopen", "tear", "to jsonl", "to sqlite"]
+"""``hint``: save a cursor and a snapshot at the head. ``tear``: what a writer leaves that dies in a write."""
+
+Step = tuple[StreamEvent, ...] | Remove | Do
+"""Events are appended together."""
+
 Told = Callable[[list[Record]], None]
 """Called with the records of each acknowledged append."""
 
@@ -87,15 +70,16 @@ def steps(start: Backend, length: int = 200) -> tuple[Step, ...]:
         elif removal == "forget":
             found.append(Remove("forget", {stream: counts[stream] for stream in ("ses_a", "ses_1")}))
         elif number and number % (length // 4) == 0:
-            found.append(Move(other if at < 0.4 or at > 0.7 else start))
+            to = other if at < 0.4 or at > 0.7 else start
+            found.append("to jsonl" if to == "jsonl" else "to sqlite")
         elif number and number % (length // 8) == 0:
-            found.append(Simple("tear" if at < 0.5 else "discard" if at > 0.8 else "reopen"))
+            found.append("tear" if at < 0.5 else "discard" if at > 0.8 else "reopen")
         elif number % 9 == 8:
-            found.append(Hint())
+            found.append("hint")
         else:
             batch = _batch(number, random)
             counts.update(each.stream_id for each in batch)
-            found.append(Append(batch))
+            found.append(batch)
     return tuple(found)
 
 
@@ -128,40 +112,43 @@ async def play(
 
     ``removed`` is called after each removal.
     """
-    with _keys_written_often():
+    with _small_steps():
         await _play(store, start, told, length, removed)
 
 
 @contextmanager
-def _keys_written_often() -> Iterator[None]:
-    before, sqlite_keys.FOLDED = sqlite_keys.FOLDED, 25
+def _small_steps() -> Iterator[None]:
+    """Write keys often, and remove in several transactions."""
+    before = sqlite_keys.FOLDED, sqlite_removed.CHUNK
+    sqlite_keys.FOLDED, sqlite_removed.CHUNK = 25, 6
     try:
         yield
     finally:
-        sqlite_keys.FOLDED = before
+        sqlite_keys.FOLDED, sqlite_removed.CHUNK = before
 
 
 async def _play(store: Path, start: Backend, told: Told, length: int, removed: Callable[[], None]) -> None:
     log = await open_log(store, start)
     try:
         for step in steps(start, length):
-            if isinstance(step, Append):
-                told(await log.append(step.events))
-            elif isinstance(step, Hint):
-                await log.advance(CURSOR, log.head)
-                await log.put_snapshot(SNAPSHOT, Snapshot(VERSION, log.head, state_at(log.head)))
-            elif isinstance(step, Move):
-                # A log of which something was removed stays in sqlite.
-                if log.backend != step.to and not await log.removed():
-                    await Migration(log, step.to).run()
-            elif isinstance(step, Remove):
+            if isinstance(step, Remove):
                 await _remove(log, step)
                 removed()
-            elif step.do == "discard":
+            elif isinstance(step, tuple):
+                told(await log.append(step))
+            elif step == "hint":
+                await log.advance(CURSOR, log.head)
+                await log.put_snapshot(SNAPSHOT, Snapshot(VERSION, log.head, state_at(log.head)))
+            elif step in ("to jsonl", "to sqlite"):
+                # A log of which something was removed stays in sqlite.
+                to: Backend = "jsonl" if step == "to jsonl" else "sqlite"
+                if log.backend != to and not await log.removed():
+                    await Migration(log, to).run()
+            elif step == "discard":
                 await _discard(log)
             else:
                 await log.close()
-                if step.do == "tear":
+                if step == "tear":
                     tear(store)
                 log = await open_log(store, start)
     finally:
@@ -194,13 +181,13 @@ def removals(start: Backend, length: int = 200) -> list[tuple[int, Remove]]:
     """The script's removals in order, each with the number of records appended before it."""
     found, appended = [], 0
     for step in steps(start, length):
-        if isinstance(step, Append):
-            appended += len(step.events)
-        elif isinstance(step, Remove):
+        if isinstance(step, Remove):
             found.append((appended, step))
+        elif isinstance(step, tuple):
+            appended += len(step)
     return found
 
 
 def batches(start: Backend, length: int = 200) -> list[tuple[StreamEvent, ...]]:
     """The batches that the script appends, in order."""
-    return [step.events for step in steps(start, length) if isinstance(step, Append)]
+    return [s for s in steps(start, length) if isinstance(s, tuple) and not isinstance(s, Remove)]

@@ -1,7 +1,6 @@
 """What every ``StreamStore`` must do. Subclass ``StoreContract`` and supply ``open_store``; never copy a test.
 
 ``open_store`` opens the same history each time it is called within one test.
-A backend without a durable history sets ``durable = False``.
 """
 
 from __future__ import annotations
@@ -34,30 +33,15 @@ class StoreContract(HintsContract, ContentContract):
         batch = [event("a"), event("b", stream="ses_b"), event("c")]
         records = await store.append(batch)
         assert [r.event for r in records] == batch
-        assert [(r.position, r.offset, r.duplicate) for r in records] == [
-            (0, 0, False),
-            (1, 0, False),
-            (2, 1, False),
-        ]
+        assert [(r.position, r.offset, r.duplicate) for r in records] == [(0, 0, False), (1, 0, False), (2, 1, False)]
         assert store.head == 2
-
-    async def test_offsets_are_dense_by_stream_and_positions_over_the_log(self, store: StreamStore) -> None:
-        for n in range(9):
-            await store.append([event(f"k{n}", stream=f"ses_{n % 3}")])
-        records = await collect(store.read_all())
-        assert [r.position for r in records] == list(range(9))
-        for name in ("ses_0", "ses_1", "ses_2"):
-            assert [r.offset for r in await collect(store.read(name))] == [0, 1, 2]
 
     @pytest.mark.parametrize("count", [0, MAX_BATCH + 1])
     async def test_a_batch_of_the_wrong_size_is_refused(self, store: StreamStore, count: int) -> None:
         with pytest.raises(ValueError, match="1 to 512"):
             await store.append(events(count))
         assert store.head == NOTHING
-
-    async def test_a_full_batch_is_written(self, store: StreamStore) -> None:
         assert len(await store.append(events(MAX_BATCH))) == MAX_BATCH
-        assert store.head == MAX_BATCH - 1
 
     async def test_concurrent_appends_each_get_their_own_records(self, store: StreamStore) -> None:
         answers = await asyncio.gather(*(store.append(events(3, prefix=f"p{n}-")) for n in range(50)))
@@ -67,11 +51,6 @@ class StoreContract(HintsContract, ContentContract):
         for n, records in enumerate(answers):
             assert [r.event.idempotency_key for r in records] == [f"test:p{n}-{i}" for i in range(3)]
 
-    async def test_appends_keep_the_order_they_were_submitted_in(self, store: StreamStore) -> None:
-        tasks = [asyncio.ensure_future(store.append([event(f"k{n}")])) for n in range(100)]
-        answers = await asyncio.gather(*tasks)
-        assert [records[0].position for records in answers] == list(range(100))
-
     # Idempotency
 
     async def test_the_same_key_twice_is_one_record(self, store: StreamStore) -> None:
@@ -80,11 +59,6 @@ class StoreContract(HintsContract, ContentContract):
         assert [(r.event, r.position, r.hash) for r in again] == [(r.event, r.position, r.hash) for r in first]
         assert again[0].duplicate and not first[0].duplicate
         assert store.head == 0
-
-    async def test_the_first_time_and_id_win_over_a_retry(self, store: StreamStore) -> None:
-        first = (await store.append([event("a", ts=1000)]))[0]
-        again = (await store.append([event("a", ts=2000)]))[0]
-        assert again.event.ts == 1000 and again.event.id == first.event.id
 
     async def test_a_known_key_with_another_body_is_a_conflict(self, store: StreamStore) -> None:
         await store.append([event("a")])
@@ -105,16 +79,10 @@ class StoreContract(HintsContract, ContentContract):
             await store.append([event("a"), event("b")])
         assert store.head == 0 and await store.find("test:b") is None
 
-    async def test_a_key_twice_in_one_batch_is_a_conflict(self, store: StreamStore) -> None:
-        with pytest.raises(IdempotencyConflict, match="twice in one batch"):
-            await store.append([event("a"), event("a")])
-        assert store.head == NOTHING
-
     async def test_keep_first_writes_what_is_new_and_keeps_what_is_known(self, store: StreamStore) -> None:
         await store.append([event("a", payload={"n": 1})])
         records = await store.append(
-            [event("a", payload={"n": 2}), event("b"), event("b"), event("a", payload={"n": 1})],
-            on_known="keep_first",
+            [event("a", payload={"n": 2}), event("b"), event("b"), event("a", payload={"n": 1})], on_known="keep_first"
         )
         assert [(r.position, r.duplicate) for r in records] == [(0, True), (1, False), (1, True), (0, True)]
         assert records[0].event.payload == {"n": 1}
@@ -175,11 +143,6 @@ class StoreContract(HintsContract, ContentContract):
 
     # Reading
 
-    async def test_read_starts_at_the_offset_asked_for(self, store: StreamStore) -> None:
-        await store.append(events(5))
-        assert [r.offset for r in await collect(store.read("ses_a", from_offset=3))] == [3, 4]
-        assert await collect(store.read("ses_a", from_offset=5)) == []
-
     async def test_read_ends_at_the_tail_seen_at_call_time(self, store: StreamStore) -> None:
         await store.append(events(3))
         reading = store.read("ses_a")
@@ -187,12 +150,6 @@ class StoreContract(HintsContract, ContentContract):
         await store.append(events(3, prefix="later"))
         seen += [record async for record in reading]
         assert [r.offset for r in seen] == [0, 1, 2]
-
-    async def test_read_all_starts_after_the_position_asked_for(self, store: StreamStore) -> None:
-        await store.append(events(5))
-        assert [r.position for r in await collect(store.read_all(after=2))] == [3, 4]
-        assert await collect(store.read_all(after=4)) == []
-        assert await collect(store.read_all(after=99)) == []
 
     async def test_read_all_from_any_position_gives_the_rest(self, store: StreamStore) -> None:
         """However a backend finds the start: near the end it may look records up, otherwise it may scan."""
@@ -202,11 +159,9 @@ class StoreContract(HintsContract, ContentContract):
         assert len(whole) == 40
         for after in range(-1, 41):
             assert await collect(store.read_all(after=after)) == [r for r in whole if r.position > after], after
-
-    async def test_find_returns_the_record_of_a_key(self, store: StreamStore) -> None:
-        records = await store.append(events(3))
-        found = await store.find("test:k1")
-        assert found is not None and found.as_json() == records[1].as_json()
+        for first in range(15):
+            wanted = [r for r in whole if r.event.stream_id == "ses_1" and r.offset >= first]
+            assert await collect(store.read("ses_1", from_offset=first)) == wanted, first
 
     async def test_find_each_answers_every_key_in_the_order_of_the_keys(self, store: StreamStore) -> None:
         assert await store.find_each([]) == [] and await store.find_each(["test:k1"]) == [None]
@@ -215,10 +170,11 @@ class StoreContract(HintsContract, ContentContract):
         assert await store.find_each(wanted) == [third, None, first, second, third]
 
     async def test_query_filters_across_streams(self, store: StreamStore) -> None:
+        trace = f"00-{'a' * 32}-{'c' * 16}-01"
         await store.append(
             [
                 event("a", type_="agent.error", ts=1000, payload={"text": "Disk FULL"}),
-                event("b", type_="agent.spawned", ts=2000, stream="ses_b", correlation_id="msg_1"),
+                event("b", type_="agent.spawned", ts=2000, stream="ses_b", correlation_id="msg_1", traceparent=trace),
                 event("c", type_="human.input", ts=3000, actor="user"),
             ]
         )
@@ -236,28 +192,10 @@ class StoreContract(HintsContract, ContentContract):
         assert await keys(since_ms=2000) == ["b", "c"]
         assert await keys(until_ms=2000) == ["a"]
         assert await keys(correlation_id="msg_1") == ["b"]
+        assert await keys(trace_id="a" * 32) == ["b"] and await keys(trace_id="c" * 32) == []
         assert await keys(text="disk full") == ["a"]
         assert await keys(text="disk full", actors=["user"]) == []
         assert await keys(text="text") == [], "names of fields are not searched"
-
-    async def test_query_finds_a_trace_across_streams(self, store: StreamStore) -> None:
-        one, other = (f"00-{digit * 32}-{digit * 16}-01" for digit in "ab")
-        await store.append(
-            [
-                event("a", traceparent=one),
-                event("b", stream="ses_b", traceparent=f"00-{'a' * 32}-{'c' * 16}-01"),
-                event("c", traceparent=other, payload={"text": "a" * 32}),
-                event("d", traceparent=None),
-            ]
-        )
-
-        async def keys(**conditions: Any) -> list[str]:
-            return [r.event.idempotency_key[5:] for r in await collect(store.query(Filter(**conditions)))]
-
-        assert await keys(trace_id="a" * 32) == ["a", "b"]
-        assert await keys(trace_id="a" * 32, streams=["ses_b"]) == ["b"]
-        assert await keys(trace_id="b" * 32, text="a" * 32) == ["c"]
-        assert await keys(trace_id="c" * 32) == []
 
     async def test_a_query_of_many_records_is_whole_and_in_order(self, store: StreamStore) -> None:
         """More records than a reader fetches at a time: rare and frequent types, several streams, and every bound."""
@@ -283,15 +221,6 @@ class StoreContract(HintsContract, ContentContract):
         ):
             found = [record.position for record in await collect(store.query(wanted))]
             assert found == [n for n, each in enumerate(story) if wanted.matches(each)], wanted
-
-    async def test_subscribe_replays_and_then_follows(self, store: StreamStore) -> None:
-        await store.append(events(2))
-        live = store.subscribe(after=0)
-        async with asyncio.timeout(10):
-            assert (await anext(live)).position == 1
-            waiting = asyncio.ensure_future(anext(live))
-            await store.append([event("new")])
-            assert (await waiting).event.idempotency_key == "test:new"
 
     async def test_a_slow_subscriber_misses_nothing(self, store: StreamStore) -> None:
         live = store.subscribe()
@@ -337,9 +266,6 @@ class StoreContract(HintsContract, ContentContract):
     # Reopening
 
     async def test_reopening_returns_identical_records(self, store: StreamStore) -> None:
-        if not self.durable:
-            assert await everything(await self.open_store()) == [], "a memory store keeps nothing"
-            return
         await store.append(events(4))
         await store.append([event("b", stream="ses_b")])
         before = await everything(store)

@@ -16,7 +16,7 @@ from streams.identity import Identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.verify import Verification
-from streams.query import Filter, describe_span
+from streams.query import Filter
 from streams.stores.directory import Backend
 from tests.streams.builders import event
 from tests.streams.opened import collect
@@ -41,9 +41,9 @@ def identity(clock: str, seed: int = 1) -> Identity:
     return Identity(lambda: next(ticks), Random(seed).randbytes)
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 @pytest.mark.parametrize("clock", CLOCKS)
-async def test_order_is_that_of_positions(tmp_path: Path, backend: Backend, clock: str) -> None:
+async def test_order_is_that_of_positions(tmp_path: Path, clock: str) -> None:
+    backend: Backend = "sqlite" if list(CLOCKS).index(clock) % 2 else "jsonl"
     jumping = identity(clock)
     written = []
     log = await Log.open(tmp_path, jumping, backend=backend, segment_bytes=3000)
@@ -67,7 +67,3 @@ async def test_order_is_that_of_positions(tmp_path: Path, backend: Backend, cloc
     assert await collect(log.read_all()) == written
     await log.close()
     assert [str(finding) async for finding in Verification(tmp_path).run()] == []
-
-
-def test_a_span_over_a_clock_that_was_set_back_is_not_negative() -> None:
-    assert [describe_span(span) for span in (-1, -YEAR, 0, 5)] == ["0ms", "0ms", "0ms", "5ms"]

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from streams.errors import InvalidEvent
-from streams.event import MAX_KEY, MAX_STREAM_ID, MAX_TYPE, Source, StreamEvent, is_stream_id
+from streams.event import MAX_KEY, MAX_STREAM_ID, MAX_TYPE, StreamEvent, is_stream_id
 from streams.hashing import canonical, encode
 
 SECRET = "hunter2 and other secrets"
@@ -48,57 +48,22 @@ def test_mandatory_fields_are_mandatory(name: str) -> None:
         StreamEvent.parse(given)
 
 
-@pytest.mark.parametrize("name", ["agent", "adapter"])
-def test_the_source_names_agent_and_adapter(name: str) -> None:
-    given = fields()
-    del given["source"][name]
-    with pytest.raises(InvalidEvent, match=rf"source\.{name}: Field required"):
-        StreamEvent.parse(given)
+BAD: dict[str, list[Any]] = {
+    "id": [SECRET, "01HF7YAT0072TECMQ49PKZ57H", "81HF7YAT0072TECMQ49PKZ57H0", "01hf7yat0072tecmq49pkz57h0"],
+    "ts": [-1, 2**53, 1.5, SECRET, None],
+    "type": [SECRET, "", ".a", "a.", "a..b", "1a", "a\n", "a" * (MAX_TYPE + 1)],
+    "schema_version": [0],
+    "stream_id": [SECRET, "a/", "a//b", "../../etc/passwd", "a..b", "ses_a\n", "a\0b", "é", "a" * (MAX_STREAM_ID + 1)],
+    "idempotency_key": [SECRET, ":a", "a:", "a:b\n", "a:" + "b" * MAX_KEY],
+    "actor": [5],
+    "source": [SECRET, {"agent": "build"}, {"adapter": "opencode"}],
+    "payload": [SECRET, [SECRET], None],
+    "metadata": [SECRET],
+    "causation_id": [5],
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("id", SECRET),
-        ("id", "01HF7YAT0072TECMQ49PKZ57H"),
-        ("id", "81HF7YAT0072TECMQ49PKZ57H0"),
-        ("id", "01hf7yat0072tecmq49pkz57h0"),
-        ("id", "01HF7YAT0072TECMQ49PKZ57HU"),
-        ("ts", -1),
-        ("ts", 2**53),
-        ("ts", 1.5),
-        ("ts", SECRET),
-        ("ts", None),
-        ("type", SECRET),
-        ("type", ""),
-        ("type", ".a"),
-        ("type", "a."),
-        ("type", "a..b"),
-        ("type", "1a"),
-        ("type", "a\n"),
-        ("type", "a" * (MAX_TYPE + 1)),
-        ("schema_version", 0),
-        ("stream_id", SECRET),
-        ("stream_id", "a/"),
-        ("stream_id", "a//b"),
-        ("stream_id", "a/../b"),
-        ("stream_id", "a..b"),
-        ("stream_id", "ses_a\n"),
-        ("stream_id", "a" * (MAX_STREAM_ID + 1)),
-        ("idempotency_key", SECRET),
-        ("idempotency_key", ":a"),
-        ("idempotency_key", "a:"),
-        ("idempotency_key", "a:b\n"),
-        ("idempotency_key", "a:" + "b" * MAX_KEY),
-        ("actor", 5),
-        ("source", SECRET),
-        ("payload", SECRET),
-        ("payload", [SECRET]),
-        ("payload", None),
-        ("metadata", SECRET),
-        ("causation_id", 5),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_a_bad_value_is_named_by_its_field_and_not_shown(name: str, value: Any) -> None:
     with pytest.raises(InvalidEvent) as raised:
         StreamEvent.parse(fields(**{name: value}))
@@ -106,11 +71,6 @@ def test_a_bad_value_is_named_by_its_field_and_not_shown(name: str, value: Any) 
     assert text.startswith(f"not a valid event: {name}")
     assert SECRET not in text and len(text) < 200
     assert raised.value.__cause__ is None and raised.value.__suppress_context__, "pydantic's error shows the values"
-
-
-def test_all_faults_are_told_at_once() -> None:
-    with pytest.raises(InvalidEvent, match=r"id: .*; payload: .*; type: "):
-        StreamEvent.parse(fields(id="x", type="?", payload=SECRET))
 
 
 @pytest.mark.parametrize("given", [None, SECRET, [], 5])
@@ -145,14 +105,6 @@ def test_unknown_fields_survive_everywhere() -> None:
     trusted = StreamEvent.trusted(orjson.loads(stored))
     assert StreamEvent.parse(orjson.loads(stored)) == event == trusted
     assert canonical(trusted.fields()) == stored
-
-
-def test_a_trusted_event_equals_a_parsed_one() -> None:
-    for given in (fields(), fields(payload={"a": [1]}, metadata={"b": 2}, causation_id="x", extra=1)):
-        parsed = StreamEvent.parse(given)
-        trusted = StreamEvent.trusted(orjson.loads(encode(parsed).canonical))
-        assert trusted == parsed
-        assert trusted.fields() == parsed.fields() and isinstance(trusted.source, Source)
 
 
 def test_an_event_is_frozen() -> None:

@@ -18,7 +18,6 @@ from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.verify import Verification
 from streams.stores.directory import LOCK, MANIFEST, Backend, is_being_written
-from streams.stores.disk import Disk
 from tests.streams.builders import event
 from tests.streams.opened import collect
 
@@ -99,33 +98,6 @@ async def test_after_another_took_over_it_neither_writes_nor_cuts(log: Log) -> N
     assert await keys(log.store) == [event(name).idempotency_key for name in ("before", "second", "third", "fourth")]
 
 
-class TakenOver(Disk):
-    """The second write fails, after another process took over and wrote to the same file."""
-
-    writes = 0
-
-    def __init__(self, store: Path) -> None:
-        self._store = store
-
-    def write(self, fd: int, data: bytes) -> None:
-        self.writes += 1
-        if self.writes == 2:
-            (self._store / LOCK).unlink()
-            super().write(fd, b"another's")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().write(fd, data)
-
-
-async def test_a_failed_write_cuts_off_nothing_that_another_wrote(tmp_path: Path) -> None:
-    log = await Log.open(tmp_path / "store", system_identity(), disk=TakenOver(tmp_path / "store"))
-    await log.append([event("before")])
-    with pytest.raises(StoreFenced):
-        await log.append([event("first")])
-    await log.close()
-    [segment] = (tmp_path / "store" / "log").iterdir()
-    assert segment.read_bytes().endswith(b"another's")
-
-
 async def test_a_move_that_lost_the_lock_does_not_switch(log: Log, backend: Backend) -> None:
     manifest = (log.store / MANIFEST).read_bytes()
 
@@ -136,13 +108,3 @@ async def test_a_move_that_lost_the_lock_does_not_switch(log: Log, backend: Back
     with pytest.raises(StoreFenced):
         await Migration(log, "sqlite" if backend == "jsonl" else "jsonl", lose).run()
     assert (log.store / MANIFEST).read_bytes() == manifest
-
-
-async def test_a_prune_that_lost_the_lock_removes_nothing(log: Log, backend: Backend) -> None:
-    if backend == "jsonl":
-        await Migration(log, "sqlite").run()
-    (log.store / LOCK).unlink()
-    with pytest.raises(StoreFenced):
-        await log.prune({event("before").stream_id: 1}, at_ms=1)
-    await log.close()
-    assert await keys(log.store) == [event("before").idempotency_key]

@@ -14,11 +14,9 @@ import pytest
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
 from sidecar.care.upkeep import SNAPSHOT, restore
-from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.verify import Verification
-from streams.store import Snapshot
 from streams.stores.directory import FORMATS, Backend, read_manifest
 from tests.bridge.opencode.playing import RECORDINGS, names, play
 from tests.streams.builders import event
@@ -84,19 +82,6 @@ def test_a_snapshot_anywhere_gives_the_state_of_a_whole_replay(name: str) -> Non
         assert resumed.dump() == whole.dump(), f"from a snapshot after {at} of {len(events)}"
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_a_start_from_a_snapshot_is_a_start_from_the_beginning(tmp_path: Path, backend: Backend) -> None:
-    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
-    state = CaptureState()
-    for name in ("task_nested", "compaction_manual", "permission_child", "revert"):
-        await log.put_snapshot(SNAPSHOT, Snapshot(STATE_VERSION, log.head, state.dump()))
-        for each in play(name).log.events.values():
-            for record in await log.append([each], on_known="keep_first"):
-                state.apply(record.event)
-        assert (await restore(log))[0].dump() == await _folded(log)
-    await log.close()
-
-
 HASHES = """
 import sys
 from hashlib import sha256
@@ -126,6 +111,6 @@ def test_every_process_comes_to_the_same_bytes() -> None:
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "2")
+        for seed in ("0", "1")
     }
     assert len(told) == 1 and told.pop().count("\n") == len(played)

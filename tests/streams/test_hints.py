@@ -26,20 +26,6 @@ def test_a_damaged_hint_is_no_hint(tmp_path: Path) -> None:
         path.write_bytes(whole)
 
 
-def test_dropping(tmp_path: Path) -> None:
-    hints = Hints(tmp_path)
-    hints.forget_after(0)
-    hints.put_snapshot("a", Snapshot(1, 5, b"x"))
-    hints.put_snapshot("b", Snapshot(1, 9, b"x"))
-    hints.advance("c", 9)
-    hints.advance("d", 4)
-    hints.forget_after(5)
-    assert hints.snapshot("b", 1) is None and hints.cursor("c") == NOTHING
-    assert hints.snapshot("a", 1) is not None and hints.cursor("d") == 4
-    hints.forget_snapshots()
-    assert hints.snapshot("a", 1) is None and hints.cursor("d") == 4
-
-
 def test_a_cursor_that_moves_while_snapshots_are_dropped(tmp_path: Path) -> None:
     moved = 500
 
@@ -53,10 +39,3 @@ def test_a_cursor_that_moves_while_snapshots_are_dropped(tmp_path: Path) -> None
             Hints(tmp_path).forget_snapshots()
         moving.result()
     assert Hints(tmp_path).cursor("mirror") == moved - 1
-
-
-def test_files_are_the_owners_alone(tmp_path: Path) -> None:
-    hints = Hints(tmp_path)
-    hints.advance("mirror", 1)
-    assert (tmp_path / "hints").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "hints" / "cursor-mirror").stat().st_mode & 0o777 == 0o600

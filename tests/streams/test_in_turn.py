@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from streams.threads import in_thread, to_its_end
+from streams.threads import in_thread
 
 
 class Work:
@@ -46,16 +46,6 @@ async def test_who_is_cancelled_waits_for_the_thread(times: int) -> None:
     assert work.order == ["the thread ended", "what it used is closed"]
 
 
-async def test_long_work_is_interrupted() -> None:
-    work = Work()
-    task = asyncio.create_task(work.used(interrupt=work.go_on.set))
-    await asyncio.to_thread(work.begun.wait, 30)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert work.order == ["the thread ended", "what it used is closed"]
-
-
 def test_the_end_of_the_loop_waits_for_the_thread() -> None:
     """It cancels every task, so the wait for a thread must not be a task."""
     work = Work()
@@ -68,12 +58,3 @@ def test_the_end_of_the_loop_waits_for_the_thread() -> None:
 
     asyncio.run(leave_it_running())
     assert work.order == ["the thread ended", "what it used is closed"]
-
-
-async def test_what_it_gives_and_what_it_raises() -> None:
-    work = Work()
-    work.go_on.set()
-    assert await work.used() == "done"
-    with pytest.raises(ZeroDivisionError):
-        await in_thread(lambda: 1 // 0)
-    assert await to_its_end(asyncio.sleep(0, "slept")) == "slept"

@@ -13,27 +13,8 @@ from streams.files import open_to_read
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
-from streams.store import StreamStore
-from streams.stores.jsonl import reader as jsonl_reader
-from streams.stores.jsonl.segments import Segment
-from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import events
 from tests.streams.opened import collect
-from tests.streams.store_contract import StoreContract
-
-
-class TestJsonlStore(StoreContract):
-    @pytest.fixture(autouse=True)
-    def _directory(self, tmp_path: Path) -> None:
-        self.directory = tmp_path / "store"
-
-    async def open_store(self) -> StreamStore:
-        return await JsonlStore.open(self.directory, seeded_identity(1))
-
-
-class TestJsonlStoreInManySegments(TestJsonlStore):
-    async def open_store(self) -> StreamStore:
-        return await JsonlStore.open(self.directory, seeded_identity(1), segment_bytes=900)
 
 
 async def test_a_reading_that_is_cancelled_while_it_opens_a_file_leaves_none_open(
@@ -62,25 +43,3 @@ async def test_a_reading_that_is_cancelled_while_it_opens_a_file_leaves_none_ope
     for descriptor in opened:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
-
-
-async def test_following_the_log_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = 0
-    chunks = jsonl_reader._chunk
-
-    async def counted(segment: Segment, start: int) -> bytes:
-        nonlocal read
-        data = await chunks(segment, start)
-        read += len(data)
-        return data
-
-    monkeypatch.setattr(jsonl_reader, "_chunk", counted)
-    log = await Log.open(tmp_path, seeded_identity(1), segment_bytes=60_000)
-    reader, seen = LogReader(tmp_path), []
-    for n in range(200):
-        await log.append(events(2, prefix=f"{n}-"))
-        seen += await collect(reader.read_all(after=seen[-1].position if seen else -1))
-    assert [record.position for record in seen] == list(range(400))
-    sizes = log.file_sizes()
-    assert sizes is not None and sizes.files > 2 and read < 3 * sizes.bytes
-    await log.close()

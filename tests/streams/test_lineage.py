@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from itertools import permutations
 from typing import Any
 
@@ -32,19 +31,10 @@ def linked(session: str, parent: str) -> Told:
 
 
 class TestIds:
-    def test_they_are_derived_as_specified(self) -> None:
-        for session in ("ses_1", "ses_0123456789abcdefABCDEF", "é"):
-            assert trace_id(session) == sha256(b"trace:" + session.encode()).hexdigest()[:32]
-            assert span_id(session) == sha256(b"span:" + session.encode()).hexdigest()[:16]
-
     def test_they_never_change(self) -> None:
         assert trace_id("ses_1") == "217a8a468e7915355885d169de0b9f71"
         assert span_id("ses_1") == "e3b3d596dd6c7d49"
         assert traceparent("ses_1", "ses_2") == "00-217a8a468e7915355885d169de0b9f71-5f5927dd72d83a4c-01"
-
-    def test_a_family_shares_its_trace(self) -> None:
-        root, child = traceparent("ses_1", "ses_1").split("-"), traceparent("ses_1", "ses_2").split("-")
-        assert root[1] == child[1] and root[2] != child[2]
 
 
 class TestTree:
@@ -55,11 +45,6 @@ class TestTree:
         assert [s.id for s in lineage.children("r")] == ["c"]
         assert [s.id for s in lineage.children("g")] == []
         assert lineage.streams_of("g") == lineage.streams_of("r") == ["r"]
-
-    def test_a_session_nobody_told_of_is_alone(self) -> None:
-        lineage = told(created("r"))
-        assert lineage.root("never") == "never"
-        assert lineage.children("never") == [] and lineage.streams_of("never") == ["never"]
 
     def test_an_unknown_parent_is_joined_later_and_no_record_moves(self) -> None:
         before = [created("r"), created("u", stream="u", lineage="unknown"), created("k", "u", stream="u")]
@@ -82,9 +67,6 @@ class TestTree:
         lineage = told(created("u", lineage="unknown"), linked("u", "gone"))
         assert lineage.root("u") == "u" and [s.id for s in lineage.roots()] == ["u"]
 
-    def test_a_link_of_an_unknown_session_changes_nothing(self) -> None:
-        assert told(created("r"), linked("never", "r")).state() == told(created("r")).state()
-
     @pytest.mark.parametrize(
         "circle",
         [
@@ -102,10 +84,6 @@ class TestTree:
         streams = lineage.streams_of(members[-1])
         assert streams[0] == "a" and len(streams) == len(set(streams))
 
-    def test_a_chain_of_a_thousand_is_walked(self) -> None:
-        lineage = told(created("s0"), *(created(f"s{n}", f"s{n - 1}", stream="s0") for n in range(1, 1000)))
-        assert lineage.root("s999") == "s0" and lineage.streams_of("s999") == ["s0"]
-
 
 class TestLife:
     def test_a_session_ends_and_is_resumed(self) -> None:
@@ -118,10 +96,12 @@ class TestLife:
         lineage = told(("ses_9", RESUMED, {"lineage": "unknown"}))
         assert list(lineage.sessions) == ["ses_9"] and not lineage.sessions["ses_9"].known
 
-    def test_being_told_twice_changes_nothing(self) -> None:
-        story = [created("r"), created("c", "r", stream="r")]
-        assert told(*story, *story).state() == told(*story).state()
 
-    def test_other_records_change_nothing(self) -> None:
-        other = ("r", "execution.step", {"session": "x", "parent": "r"})
-        assert told(created("r"), other).state() == told(created("r")).state()
+def test_a_tree_from_its_snapshot_is_the_tree() -> None:
+    story = [created("r"), created("u", stream="u", lineage="unknown"), created("k", "u", stream="u", title="é")]
+    story += [linked("u", "r"), ("r", ENDED, {"session": "r"}), ("r", RESUMED, {"session": "r"}), created("g", "k")]
+    for cut in range(len(story) + 1):
+        resumed = Lineage.load(told(*story[:cut]).dump())
+        for position, (stream, type_, payload) in enumerate(story[cut:], cut):
+            resumed.apply(Record(event(stream=stream, type_=type_, payload=payload), 0, position, ""))
+        assert resumed.dump() == told(*story).dump() and resumed.streams_of("g") == told(*story).streams_of("g")

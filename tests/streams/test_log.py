@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Never
 
 import pytest
 
-from streams.errors import MissingLog, StoreLocked
+from streams.errors import MissingLog
 from streams.identity import seeded_identity
-from streams.log import presence
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
@@ -17,7 +15,7 @@ from streams.log.repair import RepairRun, examine
 from streams.log.repair_plan import decide
 from streams.log.verify import Verification
 from streams.store import Snapshot, StreamStore
-from streams.stores.directory import Backend, Manifest, read_manifest
+from streams.stores.directory import Backend, read_manifest
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
 from tests.streams.retention_contract import RetentionContract
@@ -32,11 +30,15 @@ class TestLogOnJsonl(StoreContract, RetentionContract):
         self.directory = tmp_path / "store"
 
     async def open_store(self) -> StreamStore:
-        return await Log.open(self.directory, seeded_identity(1), backend=self.backend)
+        return await Log.open(self.directory, seeded_identity(1), backend=self.backend, segment_bytes=900)
 
 
 class TestLogOnSqlite(TestLogOnJsonl):
     backend: Backend = "sqlite"
+
+    @pytest.fixture(autouse=True)
+    def _keys_written_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("streams.stores.sqlite.keys.FOLDED", 2)
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
@@ -53,30 +55,6 @@ class TestDirectory:
         assert (again.backend, again.head) == (backend, 2)
         await again.close()
         assert LogReader(tmp_path / "store").head == 2
-
-    async def test_a_reader_that_pauses_while_the_log_is_begun_reads_it(
-        self, tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        log = await Log.open(tmp_path / "begun", seeded_identity(1), backend=backend)
-        await log.append(events(3))
-        await log.close()
-        read = presence.read_manifest
-
-        def pausing(store: Path) -> Manifest | None:
-            found = read(store)
-            if not store.exists():
-                (tmp_path / "begun").rename(store)
-            return found
-
-        monkeypatch.setattr(presence, "read_manifest", pausing)
-        assert LogReader(tmp_path / "store").head == 2
-
-    async def test_there_is_one_writer(self, tmp_path: Path, backend: Backend) -> None:
-        log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
-        with pytest.raises(StoreLocked):
-            await Log.open(tmp_path, seeded_identity(1), backend=backend)
-        await log.close()
-        await (await Log.open(tmp_path, seeded_identity(1))).close()
 
     async def test_records_without_a_manifest_are_refused(self, tmp_path: Path, backend: Backend) -> None:
         log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
@@ -120,25 +98,3 @@ async def test_hints_of_records_that_were_lost_never_speak_of_others(tmp_path: P
     (item,) = decide(await examine(tmp_path), log_id="new")
     await RepairRun(tmp_path).carry_out(item)
     assert [finding async for finding in Verification(tmp_path).run()] == []
-
-
-@pytest.mark.parametrize("begun", ["jsonl", "sqlite"])
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_a_first_start_that_was_killed_before_it_named_the_log_is_begun_again(
-    tmp_path: Path, begun: Backend, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``store.json`` is written last, so a store that it names existed; an empty one without it does not count."""
-
-    def killed(*_: object) -> Never:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("streams.log.log.name_log", killed)
-        with pytest.raises(KeyboardInterrupt):
-            await Log.open(tmp_path, seeded_identity(1), backend=begun)
-    assert not (tmp_path / "store.json").exists() and len(list(tmp_path.iterdir())) > 1
-    assert await collect(LogReader(tmp_path).read_all()) == []
-    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
-    assert log.backend == backend and (await log.append([event("a")]))[0].position == 0
-    await log.close()
-    assert len(await collect(LogReader(tmp_path).read_all())) == 1

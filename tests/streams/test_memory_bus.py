@@ -6,21 +6,16 @@ import asyncio
 
 import pytest
 
-from streams.bus.contract import Delivery, EventBus, Redelivery, Retry
+from streams.bus.contract import EventBus, Redelivery, Retry
 from streams.bus.memory import MemoryEventBus
 from tests.streams.bus_contract import BusContract
-from tests.streams.bus_handlers import AT_ONCE, HANG_S, Gate, Inbox
+from tests.streams.bus_handlers import HANG_S, Gate, Inbox
 from tests.streams.bus_modes_contract import BusModesContract
 
 
 class TestMemoryEventBus(BusContract, BusModesContract):
     async def open_bus(self) -> EventBus:
         return MemoryEventBus()
-
-
-class TestMemoryEventBusThatDoesNotWait(BusContract):
-    async def open_bus(self) -> EventBus:
-        return MemoryEventBus(waits=False)
 
 
 async def test_publishing_awaits_every_matching_subscription_once() -> None:
@@ -50,21 +45,6 @@ async def test_a_cancelled_publisher_has_published() -> None:
     assert gate.left == [b"1"]
 
 
-async def test_nobody_waits_for_a_subscription_that_ended() -> None:
-    bus = MemoryEventBus()
-    gate = Gate()
-    subscription = await bus.subscribe("evt.>", gate, durable="d")
-    waiting = [asyncio.create_task(bus.publish("evt.p.one", b"%d" % n)) for n in range(3)]
-    await gate.wait()
-    ending = asyncio.create_task(subscription.cancel())
-    await asyncio.sleep(0)
-    gate.open.set()
-    await asyncio.wait_for(asyncio.gather(ending, *waiting), HANG_S)
-    assert gate.left == [b"0"]
-    await asyncio.wait_for(bus.publish("evt.p.one", b"3"), HANG_S)
-    await bus.close()
-
-
 async def test_the_oldest_are_forgotten_and_nobody_waits_for_them() -> None:
     bus = MemoryEventBus(keep=3)
     gate, late = Gate(), Inbox()
@@ -82,69 +62,6 @@ async def test_the_oldest_are_forgotten_and_nobody_waits_for_them() -> None:
     await late.wait(3)
     assert late.bodies == [b"8", b"9", b"0"]
     await bus.close()
-
-
-async def test_back_off_passes_through_the_clock_that_was_given() -> None:
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    bus = MemoryEventBus(sleep=sleep)
-    inbox = Inbox(lambda d: Retry(7.5) if d.attempt == 2 else ValueError("no"))
-    await bus.subscribe("evt.>", inbox, durable="d", redelivery=Redelivery(5, (1.0, 2.0, 3.0)))
-    await bus.publish("evt.p.one", b"")
-    await inbox.wait(5)
-    await bus.close()
-    assert slept == [1.0, 7.5, 3.0, 3.0]
-
-
-async def test_everything_is_counted() -> None:
-    bus = MemoryEventBus()
-    inbox = Inbox(lambda d: ValueError("no") if d.body == b"bad" else None)
-    dead = Inbox()
-    await bus.subscribe("dlq.>", dead)
-    await bus.subscribe("evt.>", inbox, durable="d", redelivery=AT_ONCE)
-    await bus.subscribe("evt.>", Inbox(lambda d: ValueError("no")), redelivery=Redelivery(1))
-    await bus.publish("evt.p.one", b"bad", message_id="a")
-    await bus.publish("evt.p.one", b"good")
-    await bus.publish("evt.p.one", b"bad", message_id="a")
-    await dead.wait(1)
-    await bus.close()
-    assert dict(bus.counts) == {
-        "published": 3,
-        "duplicates": 1,
-        "handled": 2,
-        "failed": 5,
-        "given_up": 2,
-        "dead": 1,
-    }
-
-
-async def test_a_flood_reaches_every_worker_once() -> None:
-    bus = MemoryEventBus(waits=False)
-    got: list[list[int]] = [[] for _ in range(8)]
-    done = asyncio.Event()
-
-    def worker(number: int):  # type: ignore[no-untyped-def]
-        async def handle(delivery: Delivery) -> None:
-            got[number].append(int(delivery.body))
-            if delivery.attempt == 1 and int(delivery.body) % 7 == 0:
-                raise ValueError("once more")
-            if sum(map(len, got)) == 2000 + 286:
-                done.set()
-
-        return handle
-
-    for number in range(8):
-        await bus.subscribe("cmd.>", worker(number), durable="workers", redelivery=AT_ONCE)
-    for n in range(2000):
-        await bus.publish("cmd.p.w.a.run", b"%d" % n)
-    await asyncio.wait_for(done.wait(), HANG_S)
-    await bus.close()
-    every = sorted(n for each in got for n in each)
-    assert every == sorted([*range(2000), *range(0, 2000, 7)])
-    assert all(got), "all of them worked"
 
 
 @pytest.mark.parametrize("bad", [{"max_deliver": 0}, {"backoff_s": (-1.0,)}, {"backoff_s": (float("nan"),)}])

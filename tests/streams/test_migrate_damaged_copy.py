@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import sqlite3
-from collections.abc import Callable
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,57 +16,38 @@ from streams.log.verify import Verification
 from streams.stores.directory import Backend, read_manifest
 from tests.streams.moves import BOTH, fill, open_log, plain
 from tests.streams.opened import collect
+from tests.streams.sizes import size
+from tests.streams.sqlite_logs import change
 
 
 class Killed(BaseException):
     """Like a kill: nothing is tidied up, so the copy stays."""
 
 
-def row_deleted(file: Path) -> None:
-    _execute(file, "DELETE FROM records WHERE position = 10")
+STATEMENTS = {
+    "row deleted": ("DELETE FROM records WHERE position = 10",),
+    "payload changed": (
+        """UPDATE records SET event = CAST(replace(event, '"n":"k', '"n":"q') AS BLOB) WHERE position = 10""",
+    ),
+    "column changed": ("UPDATE records SET actor = 'nobody' WHERE position = 10",),
+    # Its event would be recorded twice, because only the table of keys knows it.
+    "key lost": (
+        "INSERT OR IGNORE INTO keys SELECT key, position FROM records WHERE position <> 10",
+        "UPDATE keys_through SET position = (SELECT max(position) FROM records)",
+    ),
+}
 
 
-def payload_changed(file: Path) -> None:
-    _execute(
-        file, """UPDATE records SET event = CAST(replace(event, '"n":"k', '"n":"q') AS BLOB) WHERE position = 10"""
-    )
-
-
-def hash_changed(file: Path) -> None:
-    _execute(file, "UPDATE records SET hash = zeroblob(32) WHERE position = 10")
-
-
-def column_changed(file: Path) -> None:
-    _execute(file, "UPDATE records SET actor = 'nobody' WHERE position = 10")
-
-
-def key_lost(file: Path) -> None:
-    """Remove a key; its event would be recorded twice, because only the table of keys knows it."""
-    _execute(file, "INSERT OR IGNORE INTO keys SELECT key, position FROM records WHERE position <> 10")
-    _execute(file, "UPDATE keys_through SET position = (SELECT max(position) FROM records)")
-
-
-def one_bit_flipped(seed: int) -> Callable[[Path], None]:
-    def damage(file: Path) -> None:
-        data = bytearray(file.read_bytes())
-        chance = random.Random(seed)
-        used = [place for place, byte in enumerate(data) if byte]  # most of a small database is empty
-        data[chance.choice(used)] ^= 1 << chance.randrange(8)
-        file.write_bytes(bytes(data))
-
-    damage.__name__ = f"bit_{seed}"
-    return damage
-
-
-BITS = [one_bit_flipped(seed) for seed in range(14)]
-DAMAGES = [row_deleted, payload_changed, hash_changed, column_changed, key_lost, *BITS]
-DAMAGED = pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-
-
-def _execute(file: Path, statement: str) -> None:
-    connection = sqlite3.connect(file, isolation_level=None)
-    connection.execute(statement)
-    connection.close()
+def damage_with(what: str | int, file: Path) -> None:
+    """Carry out statements, or flip the bit that a seed draws."""
+    if isinstance(what, str):
+        for statement in STATEMENTS[what]:
+            change(file.parent, statement)
+        return
+    data, chance = bytearray(file.read_bytes()), random.Random(what)
+    used = [place for place, byte in enumerate(data) if byte]  # most of a small database is empty
+    data[chance.choice(used)] ^= 1 << chance.randrange(8)
+    file.write_bytes(bytes(data))
 
 
 async def faults(store: Path) -> list[str]:
@@ -89,33 +69,39 @@ async def check_moved(store: Path, log: Log, written: list[dict[str, object]]) -
     await log.close()
 
 
-@DAMAGED
-async def test_a_kept_store_that_is_damaged_never_becomes_the_log(
-    tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    log = await open_log(tmp_path, "sqlite")
-    written = plain(await fill(log, 20))
-    await Migration(log, "jsonl").run()
-    damage(tmp_path / "log.db")
-    await check_moved(tmp_path, log, written)
-
-
-@DAMAGED
-async def test_an_unfinished_copy_that_is_damaged_never_becomes_the_log(
-    tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    log = await open_log(tmp_path)
+@pytest.mark.parametrize("damage", [*STATEMENTS, *range(size("COPY_BITS", 4))])
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "unfinished"])
+async def test_a_damaged_store_never_becomes_the_log(tmp_path: Path, damage: str | int, kept: bool) -> None:
+    """Neither one that a migration left, nor the copy of one that was killed."""
+    log = await open_log(tmp_path, "sqlite" if kept else "jsonl")
     written = plain(await fill(log, 20))
 
     def stop(progress: Progress) -> None:
         if progress.copied == len(written):
             raise Killed
 
-    with pytest.raises(Killed):
-        await Migration(log, "sqlite", stop).run()
+    if kept:
+        await Migration(log, "jsonl").run()
+    else:
+        with pytest.raises(Killed):
+            await Migration(log, "sqlite", stop).run()
     assert (tmp_path / "log.db").exists() and log.backend == "jsonl"
-    damage(tmp_path / "log.db")
+    damage_with(damage, tmp_path / "log.db")
     await check_moved(tmp_path, log, written)
+
+
+async def test_an_unfinished_copy_of_another_log_never_becomes_the_log(tmp_path: Path) -> None:
+    """It is whole and as long as the log, so only the hashes tell; a new copy is begun."""
+    other = await open_log(tmp_path / "other", "sqlite")
+    await fill(other, 20, "q")
+    await other.close()
+    log = await open_log(tmp_path / "store")
+    written = plain(await fill(log, 20))
+    for name in ("log.db", "sqlite-head"):
+        shutil.copy(tmp_path / "other" / name, tmp_path / "store" / name)
+    await Migration(log, "sqlite").run()
+    assert log.backend == "sqlite" and plain(await collect(log.read_all())) == written
+    await log.close()
 
 
 @BOTH
@@ -125,7 +111,7 @@ async def test_the_kept_store_stays_while_the_log_is_damaged(tmp_path: Path, sta
     written = plain(await fill(log, 20))
     await Migration(log, to).run()
     if to == "sqlite":
-        row_deleted(tmp_path / "log.db")
+        damage_with("row deleted", tmp_path / "log.db")
     else:
         [segment] = (tmp_path / "log").glob("*.jsonl")
         segment.write_bytes(segment.read_bytes().replace(b"test:", b"tess:", 1))
@@ -154,23 +140,5 @@ async def test_a_move_back_is_a_new_copy(tmp_path: Path) -> None:
         written += await fill(log, 5, "since-")
         await Migration(log, "sqlite").run()
         assert (tmp_path / "log.db").stat().st_ino != old and kept.read(6) == b"SQLite"
-    assert plain(await collect(log.read_all())) == plain(written)
-    await log.close()
-
-
-async def test_a_copy_that_was_cut_off_is_continued_and_not_begun_anew(tmp_path: Path) -> None:
-    log = await open_log(tmp_path)
-    written = await fill(log, 900)
-
-    def stop(progress: Progress) -> None:
-        if progress.copied > 600:
-            raise Killed
-
-    with pytest.raises(Killed):
-        await Migration(log, "sqlite", stop).run()
-    inode = (tmp_path / "log.db").stat().st_ino
-    told: list[int] = []
-    await Migration(log, "sqlite", lambda progress: told.append(progress.copied)).run()
-    assert (tmp_path / "log.db").stat().st_ino == inode and min(n for n in told if n) > 600
     assert plain(await collect(log.read_all())) == plain(written)
     await log.close()

@@ -19,20 +19,6 @@ from tests.streams.moves import files_of, fill, open_log, plain
 from tests.streams.opened import collect
 
 
-async def test_a_damaged_database_is_not_moved(tmp_path: Path) -> None:
-    log = await open_log(tmp_path, "sqlite")
-    await fill(log, 30)
-    with sqlite3.connect(tmp_path / "log.db") as connection:
-        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 7")
-    connection.close()
-    before = {name for name in files_of(tmp_path) if not name.startswith("log.db-")}
-    with pytest.raises(MigrationFailed, match=r"record 7.*was not migrated.*verify"):
-        await Migration(log, "jsonl").run()
-    assert log.backend == "sqlite" and not (tmp_path / "log").exists() and not (tmp_path / "head").exists()
-    assert {name for name in files_of(tmp_path) if not name.startswith("log.db-")} == before
-    await log.close()
-
-
 async def test_damage_is_not_moved(tmp_path: Path) -> None:
     log = await open_log(tmp_path)
     await fill(log, 30)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streams.errors import CorruptLog
-from streams.identity import seeded_identity
-from streams.log.log import Log
-from streams.log.reader import LogReader
 from streams.stores.jsonl.reader import JsonlReader
-from tests.streams.builders import event, events
 from tests.streams.logs import make_log
 from tests.streams.opened import collect
 
-EVERY = 41
+EVERY = 101
 """Every so manieth cut is read, too."""
 
 BATCHES = [2, 3, 1, 2, 4, 2, 3]
@@ -58,58 +52,3 @@ async def test_a_file_cut_at_any_byte_is_noticed_and_told_as_reading_tells_it(st
                 assert await fault(reader.glance()) == await fault(collect(reader.read_all())) is not None, size
         path.unlink()
         assert await fault(reader.glance()) == await fault(collect(reader.read_all())) is not None
-
-
-async def test_of_a_whole_file_only_the_end_is_read(store: Path, tmp_path: Path) -> None:
-    damaged = tmp_path / "store"
-    shutil.copytree(store, damaged)
-    path = segments(damaged)[1]
-    data = bytearray(path.read_bytes())
-    data[30] ^= 1
-    path.write_bytes(data)
-    assert await fault(JsonlReader(damaged).glance()) is None
-    assert await fault(collect(JsonlReader(damaged).read_all())) is not None
-
-
-async def closed_store(store: Path) -> AsyncIterator[str]:
-    """A closed store, in each form that its files can have."""
-
-    async def opened() -> Log:
-        return await Log.open(store, seeded_identity(3), segment_bytes=3000)
-
-    log = await opened()
-    await log.close()
-    yield "empty"
-    log = await opened()
-    for n in range(12):
-        await log.append([*events(3, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}"), event(f"{n}", stream="ses_c")])
-    await log.append([event("long", stream="ses_c", payload={"text": "x" * 100_000})])
-    await log.close()
-    yield "a line longer than what is read at once"
-
-
-async def test_a_whole_log_is_never_doubted(tmp_path: Path) -> None:
-    async for form in closed_store(tmp_path / "store"):
-        reader = LogReader(tmp_path / "store")
-        assert reader._jsonl._doubt() is None, form
-        await reader.glance()
-
-
-async def test_beside_a_writer_that_rolls(tmp_path: Path) -> None:
-    log = await Log.open(tmp_path / "store", seeded_identity(4), segment_bytes=2000)
-    reader, done = LogReader(tmp_path / "store"), asyncio.Event()
-    looked = 0
-
-    async def look() -> None:
-        nonlocal looked
-        while not done.is_set():
-            await reader.glance()
-            looked += 1
-
-    looking = asyncio.create_task(look())
-    for n in range(60):
-        await log.append(events(3, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}"))
-    done.set()
-    await looking
-    await log.close()
-    assert looked > 0

@@ -26,11 +26,6 @@ def names(items: list) -> list[str]:  # type: ignore[type-arg]
     return [item.stream_id for item in items]
 
 
-def test_no_wish_takes_nothing() -> None:
-    plan = make_plan(LOG, {}, PruneRequest(), now_ms=NOW)
-    assert (plan.cuts, plan.kept, plan.offsets, bool(PruneRequest())) == ([], [], {}, False)
-
-
 def test_age_takes_what_is_older_whole() -> None:
     plan = make_plan(LOG, {}, PruneRequest(older_than_ms=30 * DAY), now_ms=NOW)
     assert plan.offsets == {"ses_old": 10}
@@ -40,10 +35,6 @@ def test_age_takes_what_is_older_whole() -> None:
         "ses_middle",
         "ses_new",
     ]
-
-
-def test_a_stream_as_old_as_the_limit_stays() -> None:
-    assert not make_plan([OLD], {}, PruneRequest(older_than_ms=40 * DAY), now_ms=NOW).cuts
 
 
 def test_a_cap_takes_the_oldest_until_there_is_room() -> None:
@@ -87,11 +78,6 @@ def test_a_size_cap_leaves_alone_what_is_uncapped_and_age_does_not() -> None:
     assert names(capped.cuts) == ["ses_old", "ses_middle"]
     aged = make_plan(log, {}, PruneRequest(older_than_ms=DAY), now_ms=NOW, uncapped=("system",))
     assert "system" in names(aged.cuts)
-
-
-def test_a_stream_that_was_pruned_before_goes_from_where_it_is() -> None:
-    plan = make_plan([size("ses_old", days=40, first=7)], {}, PruneRequest(older_than_ms=DAY), now_ms=NOW)
-    assert plan.offsets == {"ses_old": 17}
 
 
 @given(

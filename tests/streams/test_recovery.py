@@ -19,7 +19,7 @@ import pytest
 from streams.errors import CorruptLog
 from streams.query import Filter
 from streams.store import Record
-from streams.stores.head import Head, check_crc, format_head, read_head
+from streams.stores.head import Head, check_crc, format_head
 from streams.stores.jsonl.reader import JsonlReader
 from streams.stores.jsonl.recovery import recover
 from tests.streams.builders import event
@@ -27,8 +27,8 @@ from tests.streams.logs import Log, files, findings, make_log, open_store
 from tests.streams.opened import collect
 from tests.streams.sizes import size
 
-OPENINGS = size("OPENINGS", 40)
-READ_EVERY = size("READ_EVERY", 9)
+OPENINGS = size("OPENINGS", 24)
+READ_EVERY = size("READ_EVERY", 61)
 
 Expected = tuple[str, int, int]
 """("corrupt", line, position), or ("kept", records, bytes)."""
@@ -38,11 +38,8 @@ HEADS = ["intact", "rewound", "missing"]
 
 @pytest.fixture(scope="module")
 def long_log(tmp_path_factory: pytest.TempPathFactory) -> Log:
-    """One segment of about 8 KiB."""
-    log = make_log(tmp_path_factory.mktemp("long"), [1, 2, 1, 3], text=900)
-    size_ = len(log.data)
-    assert 7_000 < size_ < 10_000
-    return log
+    """One segment of about 5 KiB."""
+    return make_log(tmp_path_factory.mktemp("long"), [1, 2, 1, 3], text=size("LONG_TEXT", 60))
 
 
 @pytest.fixture(scope="module")
@@ -159,19 +156,6 @@ async def test_one_flipped_bit_anywhere_is_found_by_all(tmp_path: Path, small_lo
         data[byte] ^= 1 << byte % 8
 
 
-async def test_opening_a_log_with_a_flipped_bit_changes_nothing(tmp_path: Path, small_log: Log) -> None:
-    random = Random(11)
-    for byte in random.sample(range(len(small_log.data)), 40):
-        data = bytearray(small_log.data)
-        data[byte] ^= 1 << random.randrange(8)
-        store = tmp_path / str(byte)
-        small_log.put(store, bytes(data))
-        before = files(store)
-        with pytest.raises(CorruptLog, match="nothing was changed"):
-            await open_store(store)
-        assert files(store) == before
-
-
 async def test_a_bit_flipped_under_an_open_store_is_found_when_read(tmp_path: Path, small_log: Log) -> None:
     segment = small_log.put(tmp_path)
     log = await open_store(tmp_path)
@@ -199,25 +183,27 @@ def zero_tail(lines: list[bytes]) -> bytes:
     return data[:-200] + bytes(200)
 
 
-DAMAGE: dict[str, tuple[Callable[[list[bytes]], bytes], int]] = {
-    "zero-filled tail": (zero_tail, 4),
-    "zeros after the end": (lambda lines: b"".join(lines)[:-1] + bytes(512), 4),
-    "duplicated line": (lambda lines: b"".join([*lines[:2], lines[1], *lines[2:]]), 3),
-    "swapped lines": (lambda lines: b"".join([lines[0], lines[2], lines[1], lines[3]]), 2),
-    "deleted first line": (lambda lines: b"".join(lines[1:]), 1),
-    "deleted line": (lambda lines: b"".join([lines[0], *lines[2:]]), 2),
-    "deleted last line": (lambda lines: b"".join(lines[:-1]), 4),
-    "empty line": (lambda lines: b"".join([lines[0], b"\n", *lines[1:]]), 2),
-    "no newline between": (lambda lines: lines[0][:-1] + b"".join(lines[1:]), 1),
-    "carriage returns": (lambda lines: b"".join(lines).replace(b"\n", b"\r\n"), 1),
-    "empty file": (lambda lines: b"", 1),
-    "foreign text": (lambda lines: b"hello\n" + b"".join(lines), 1),
+DAMAGE: dict[str, tuple[Callable[[list[bytes]], bytes], int, str]] = {
+    "zero-filled tail": (zero_tail, 4, "corrupt"),
+    "zeros after the end": (lambda lines: b"".join(lines)[:-1] + bytes(512), 4, "corrupt"),
+    "duplicated line": (lambda lines: b"".join([*lines[:2], lines[1], *lines[2:]]), 3, "tampered"),
+    "swapped lines": (lambda lines: b"".join([lines[0], lines[2], lines[1], lines[3]]), 2, "missing"),
+    "deleted first line": (lambda lines: b"".join(lines[1:]), 1, "tampered"),
+    "deleted line": (lambda lines: b"".join([lines[0], *lines[2:]]), 2, "missing"),
+    "deleted lines": (lambda lines: b"".join([lines[0], *lines[3:]]), 2, "missing"),
+    "deleted last line": (lambda lines: b"".join(lines[:-1]), 4, "missing"),
+    "empty line": (lambda lines: b"".join([lines[0], b"\n", *lines[1:]]), 2, "corrupt"),
+    "no newline between": (lambda lines: lines[0][:-1] + b"".join(lines[1:]), 1, "corrupt"),
+    "carriage returns": (lambda lines: b"".join(lines).replace(b"\n", b"\r\n"), 1, "corrupt"),
+    "empty file": (lambda lines: b"", 1, "missing"),
+    "foreign text": (lambda lines: b"hello\n" + b"".join(lines), 1, "corrupt"),
 }
+"""The damage, the line at which it is told, and what ``verify`` calls it."""
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 async def test_damage_below_head_is_named_by_all(tmp_path: Path, small_log: Log, damage: str) -> None:
-    make, line = DAMAGE[damage]
+    make, line, kind = DAMAGE[damage]
     segment = small_log.put(tmp_path, make(list(small_log.lines)))
     before = files(tmp_path)
     for reading in (open_store(tmp_path), collect(JsonlReader(tmp_path).read_all())):
@@ -225,43 +211,18 @@ async def test_damage_below_head_is_named_by_all(tmp_path: Path, small_log: Log,
             await reading
         assert (raised.value.file, raised.value.line, raised.value.position) == (str(segment), line, line - 1)
         assert f"{segment}:{line}" in str(raised.value)
-    assert await findings(tmp_path) != []
+    assert (await findings(tmp_path))[0][0] == kind
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize(("data", "kept"), [(bytes(512), 4), (b"{}\n", 4), (b'{"crc":"', 4), (b"\n\n\n", 4)])
+@pytest.mark.parametrize("data", [bytes(512), b"{}\n", b'{"crc":"', b"\n\n\n"])
 @pytest.mark.parametrize("head", [-1, None])
-async def test_rubbish_above_head_is_cut_off(
-    tmp_path: Path, small_log: Log, data: bytes, kept: int, head: int | None
-) -> None:
+async def test_rubbish_above_head_is_cut_off(tmp_path: Path, small_log: Log, data: bytes, head: int | None) -> None:
     segment = small_log.put(tmp_path, small_log.data + data, head=head)
     log = await open_store(tmp_path)
-    assert await collect(log.read_all()) == small_log.records[:kept]
+    assert await collect(log.read_all()) == small_log.records
     assert log.torn is not None and log.torn.read_bytes() == data
     assert segment.read_bytes() == small_log.data
-    await log.close()
-
-
-async def test_a_batch_without_its_end_is_cut_off_whole(tmp_path: Path, small_log: Log) -> None:
-    """The second batch has two records; the first alone was never acknowledged."""
-    segment = small_log.put(tmp_path, b"".join(small_log.lines[:2]), head=0)
-    log = await open_store(tmp_path)
-    assert await collect(log.read_all()) == small_log.records[:1]
-    assert log.torn is not None and log.torn.read_bytes() == small_log.lines[1]
-    assert segment.read_bytes() == small_log.lines[0]
-    # Its keys are free again.
-    again = await log.append([event("1-0"), event("1-1")])
-    assert [(r.position, r.duplicate) for r in again] == [(1, False), (2, False)]
-    await log.close()
-
-
-async def test_whole_batches_above_an_old_head_are_kept(tmp_path: Path, small_log: Log) -> None:
-    """After a power loss the head file may be older than the log: it is rewritten without a sync."""
-    small_log.put(tmp_path, head=0)
-    assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records[:1], "a reader stops at head"
-    log = await open_store(tmp_path)
-    assert await collect(log.read_all()) == small_log.records and log.torn is None
-    assert read_head(tmp_path / "head") == small_log.head(3)
     await log.close()
 
 
@@ -273,31 +234,12 @@ async def test_without_a_head_file_damage_before_whole_records_is_damage(tmp_pat
     assert raised.value.line == 2
 
 
-@pytest.mark.parametrize("text", [b"", b"rubbish", b'{"crc":"00000000","hash":"","position":3}', bytes(160)])
-async def test_a_damaged_head_file_is_as_good_as_none(tmp_path: Path, small_log: Log, text: bytes) -> None:
-    small_log.put(tmp_path, head=None)
-    (tmp_path / "head").write_bytes(text)
-    assert await collect(JsonlReader(tmp_path).read_all()) == small_log.records
-    log = await open_store(tmp_path)
-    assert log.head_lost and log.head == 3
-    await log.close()
-    again = await open_store(tmp_path)
-    assert not again.head_lost
-    await again.close()
-
-
 async def test_a_head_of_another_log_is_noticed(tmp_path: Path, small_log: Log) -> None:
     segment = small_log.put(tmp_path)
     (tmp_path / "head").write_bytes(format_head(Head(2, "0" * 64)))
     with pytest.raises(CorruptLog, match="hash differs") as raised:
         await open_store(tmp_path)
     assert (raised.value.file, raised.value.line) == (str(segment), 3)
-
-
-async def test_a_new_store_has_a_head_file_before_its_first_record(tmp_path: Path) -> None:
-    log = await open_store(tmp_path / "new")
-    await log.close()
-    assert read_head(tmp_path / "new" / "head") == Head(-1, "")
 
 
 # Lines that a checksum does not betray: their content is wrong

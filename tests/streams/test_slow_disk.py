@@ -21,7 +21,7 @@ from tests.streams.calls import Call, watching
 from tests.streams.sizes import is_set, size
 from tests.torture.figures import MAX_GROWTH_MIB, note, percentile, rss_mib
 
-SYNCS = size("SLOW_SYNCS", 20)
+SYNCS = size("SLOW_SYNCS", 10)
 DELAYS = [5, 50, 500] if is_set("SLOW_SYNCS") else [5, 50]
 IN_FLIGHT = 64
 

@@ -8,34 +8,20 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from streams.errors import CorruptLog, ForeignStore, StreamError
+from streams.errors import CorruptLog, ForeignStore
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
-from streams.stores.head import read_head
 from streams.stores.sqlite.head import HEAD_FILE
-from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.store import SqliteStore
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
-from tests.streams.sizes import size
 from tests.streams.sqlite_logs import change, findings, written
-
-"""Where a database says whose it is."""
-
-
-async def test_a_sound_log_verifies(tmp_path: Path) -> None:
-    await written(tmp_path)
-    verification = Verification(tmp_path)
-    assert [finding async for finding in verification.run()] == []
-    summary = verification.summary
-    assert (summary.records, summary.streams, summary.head, summary.findings) == (60, 3, 59, 0)
 
 
 @pytest.mark.parametrize(
@@ -63,74 +49,6 @@ async def test_what_is_changed_is_found(tmp_path: Path, statement: str, kind: st
     found = await findings(tmp_path)
     assert found and (found[0].kind, found[0].position) == (kind, position)
     assert reason in found[0].reason and found[0].line == position + 1
-
-
-async def test_a_damaged_row_is_named_when_it_is_read(tmp_path: Path) -> None:
-    await written(tmp_path)
-    change(tmp_path, "UPDATE records SET event = zeroblob(100) WHERE position = 22")
-    reader = SqliteReader(tmp_path)
-    with pytest.raises(CorruptLog, match=r"log\.db:23 \(position 22\): wrong checksum"):
-        await collect(reader.read_all())
-    await reader.close()
-
-
-async def read_or_refused(store: Path) -> None:
-    """Check that, whatever is damaged, every reader either succeeds or fails with our own error."""
-    for read in (SqliteReader(store), LogReader(store)):
-        try:
-            await collect(read.read_all())
-        except (StreamError, OSError) as error:
-            assert str(error)
-        finally:
-            await read.close()
-
-
-@pytest.mark.parametrize("stopped", [True, False])
-async def test_a_flipped_byte_anywhere_is_found_or_harmless(tmp_path: Path, stopped: bool) -> None:
-    """In a closed database, and in one whose writer died with records still in the WAL."""
-    source = tmp_path / "source"
-    if stopped:
-        await written(source)
-        target = source / "log.db"
-    else:
-        log = await Log.open(source, seeded_identity(1), backend="sqlite")
-        await log.append(events(30))
-        copy = tmp_path / "copy"
-        shutil.copytree(source, copy)
-        await log.close()
-        source, target = copy, copy / "log.db-wal"
-    sound = [r.as_json() for r in await collect(SqliteReader(source).read_all())]
-    assert sound
-    if not stopped:
-        (source / "log.db-shm").unlink()
-    whole = {path: path.read_bytes() for path in source.iterdir()}
-    random = Random(size("SEED", 5))
-    silent = 0
-    for number in range(size("SQLITE_FLIPS", 80)):
-        for path in source.iterdir():
-            path.unlink()
-        for path, content in whole.items():
-            path.write_bytes(content)
-        data = bytearray(whole[target])
-        # Every second one in the first page, which holds the schema.
-        at = random.randrange(len(data) if number % 2 else 4096)
-        data[at] ^= 1 << random.randrange(8)
-        target.write_bytes(bytes(data))
-        try:
-            if await findings(source):
-                await read_or_refused(source)
-                continue
-        except ForeignStore as error:
-            assert "upgrade" in error.reason, (at, error)
-            continue
-        reader = SqliteReader(source)
-        read = [r.as_json() for r in await collect(reader.read_all())]
-        await reader.close()
-        silent += read != sound
-        log = await Log.open(source, seeded_identity(2))
-        silent += [r.as_json() for r in await collect(log.read_all())] != sound
-        await log.close()
-    assert silent == 0
 
 
 Damage = Callable[[Path], None]
@@ -163,7 +81,7 @@ def flipped_at(part: float) -> Damage:
     return damage
 
 
-PARTS = [0.0, 0.0001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99]
+PARTS = [0.0, 0.0001, 0.3, 0.7, 0.99]
 
 
 @pytest.fixture(scope="module", params=["nothing", "half of it", "all"])
@@ -255,6 +173,13 @@ async def test_each_record_that_is_lost_at_the_end_is_noticed(tmp_path: Path, lo
         _ = LogReader(tmp_path).head
 
 
+async def test_another_record_in_the_place_of_the_last_is_noticed(tmp_path: Path) -> None:
+    await written(tmp_path)
+    change(tmp_path, "UPDATE records SET hash = zeroblob(32) WHERE position = 59")
+    with pytest.raises(CorruptLog, match="not the record named in sqlite-head"):
+        await Log.open(tmp_path, seeded_identity(1))
+
+
 async def test_without_a_backup_the_loss_can_be_accepted_and_is_told(
     tmp_path: Path, killed: tuple[Path, list[Record]]
 ) -> None:
@@ -275,48 +200,6 @@ async def test_without_a_backup_the_loss_can_be_accepted_and_is_told(
     again = await Log.open(store, seeded_identity(2))
     assert not again.head_lost
     await again.close()
-
-
-async def test_an_older_database_in_the_place_of_the_log_is_refused(tmp_path: Path) -> None:
-    log = await Log.open(tmp_path, seeded_identity(1), backend="sqlite")
-    await log.append([event("a")])
-    await log.close()
-    older = (tmp_path / "log.db").read_bytes()
-    for name in ("b", "c"):
-        log = await Log.open(tmp_path, seeded_identity(1))
-        await log.append([event(name)])
-        await log.close()
-    newer = (tmp_path / "log.db").read_bytes()
-    (tmp_path / "log.db").write_bytes(older)
-    with pytest.raises(CorruptLog, match="records 1 to 2 were written"):
-        await Log.open(tmp_path, seeded_identity(1))
-    (tmp_path / "log.db").write_bytes(newer)
-    change(tmp_path, "UPDATE records SET hash = zeroblob(32) WHERE position = 2")
-    with pytest.raises(CorruptLog, match="not the record named in sqlite-head"):
-        await Log.open(tmp_path, seeded_identity(1))
-
-
-async def test_a_head_file_says_as_much_as_is_there(tmp_path: Path) -> None:
-    """After prunes it reports no more records than exist, and no fewer than before."""
-
-    def known() -> int | None:
-        head = read_head(tmp_path / HEAD_FILE)
-        return None if head is None else head.position
-
-    await written(tmp_path)
-    log = await Log.open(tmp_path, seeded_identity(1))
-    await log.prune({"ses_0": 20, "ses_1": 20, "ses_2": 20}, at_ms=1)
-    assert (log.head, known()) == (59, 59)
-    await log.append([event("more")])
-    assert (log.head, known()) == (60, 60)
-    await log.close()
-    log = await Log.open(tmp_path, seeded_identity(1))
-    await log.prune({"ses_a": 1}, at_ms=1)
-    await log.close()
-    log = await Log.open(tmp_path, seeded_identity(1))
-    assert (log.head, known(), await collect(log.read_all())) == (60, 60, [])
-    await log.close()
-    assert await findings(tmp_path) == []
 
 
 async def test_the_index_of_the_wal_may_be_lost(tmp_path: Path) -> None:

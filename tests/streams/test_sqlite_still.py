@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,6 @@ from streams.stores.directory import take_lock
 from streams.stores.sqlite.at_rest import at_rest
 from streams.stores.sqlite.files import connect_to_read
 from streams.stores.sqlite.reader import SqliteReader
-from streams.stores.sqlite.verify import SqliteVerification
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
 
@@ -92,51 +88,6 @@ async def test_what_was_read_while_a_writer_lived_is_read_again(
     await reader.close()
 
 
-async def test_an_error_without_a_writer_is_told_at_once(store: Path) -> None:
-    reader = SqliteReader(store)
-    asked = 0
-
-    def ask(connection: sqlite3.Connection) -> int:
-        nonlocal asked
-        asked += 1
-        raise sqlite3.DatabaseError("it is damaged")
-
-    with pytest.raises(Exception, match="it is damaged"):
-        reader._read(ask, -1)
-    assert asked == 1
-    await reader.close()
-
-
-def written_to(store: Path) -> Any:
-    return asyncio.run(opened(store, 5))
-
-
-def foreign(store: Path) -> Any:
-    connection = sqlite3.connect(store / "log.db")
-    connection.execute("SELECT count(*) FROM records").fetchone()
-    return connection
-
-
-def with_wal(store: Path) -> Any:
-    (store / "log.db-wal").write_bytes(b"")
-
-
-def half_made(store: Path) -> Any:
-    (store / "log.db-journal").write_bytes(b"x")
-
-
-@pytest.mark.parametrize("busy", [written_to, foreign, with_wal, half_made])
-def test_it_counts_on_nothing_where_somebody_may_write(store: Path, busy: Callable[[Path], Any]) -> None:
-    assert at_rest(store / "log.db") is not None
-    held = busy(store)
-    assert at_rest(store / "log.db") is None
-    if busy is written_to:
-        connection = connect_to_read(store / "log.db", 99)
-        assert connection is not None and connection.seen is None
-        connection.close()
-        asyncio.run(held.close())
-
-
 def test_it_counts_on_nothing_where_somebody_is_about_to_write(store: Path) -> None:
     """A writer takes the lock first and creates the write-ahead file later."""
     lock = take_lock(store)
@@ -148,53 +99,3 @@ def test_it_counts_on_nothing_where_somebody_is_about_to_write(store: Path) -> N
         connection.close()
     finally:
         lock.release()
-
-
-async def test_a_verification_under_which_records_are_pruned_tells_no_fault_of_it(tmp_path: Path) -> None:
-    """It reads the file without locks, so once a writer changes it, its findings do not count."""
-    log = await opened(tmp_path, 1)
-    for number in range(8):
-        await log.append(events(200, prefix=f"{number}-", stream=f"ses_{number % 2}", payload={"text": "x" * 300}))
-    await log.close()
-
-    async def prune() -> None:
-        log = await opened(tmp_path, 2)
-        await log.prune({"ses_0": 799}, at_ms=1)
-        await log.close()
-
-    is_pruned = False
-
-    def beside(_: int) -> None:
-        nonlocal is_pruned
-        if not is_pruned:
-            is_pruned = True
-            pruning = threading.Thread(target=lambda: asyncio.run(prune()))
-            pruning.start()
-            pruning.join()
-
-    check = SqliteVerification(tmp_path, beside)
-    assert [finding async for finding in check.run()] == []
-    assert is_pruned and (check.summary.records, check.summary.pruned) == (801, 799)
-
-
-async def test_a_verification_beside_which_a_writer_begins_judges_anew(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log: Log | None = None
-    check = SqliteVerification(store)
-    begin = check._pass
-
-    async def with_a_writer(connection: Any) -> Any:
-        nonlocal log
-        async for finding in begin(connection):
-            yield finding
-        if log is None:
-            await write(store, 1)
-            log = await opened(store, 3)
-            await log.append([event("last")])
-
-    monkeypatch.setattr(SqliteVerification, "_pass", lambda _, connection: with_a_writer(connection))
-    assert [finding async for finding in check.run()] == []
-    assert check.summary.records == 41
-    assert log is not None
-    await log.close()

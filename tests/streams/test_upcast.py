@@ -6,24 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from streams.event import SCHEMA_VERSION, StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.verify import Verification
-from streams.upcast import KEPT, UPCASTERS, upcast
+from streams.upcast import UPCASTERS
 from tests.streams.builders import event
 from tests.streams.opened import collect
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-OBJECTS = st.dictionaries(st.text(max_size=8) | st.sampled_from([*KEPT, "payload", "schema_version"]), JSON, max_size=6)
 
 
 def fields(version: int, **more: Any) -> dict[str, Any]:
@@ -34,48 +25,10 @@ def test_every_version_before_todays_leads_to_todays() -> None:
     assert set(UPCASTERS) == set(range(1, SCHEMA_VERSION))
 
 
-@given(st.integers(0, 20), st.sets(st.integers(0, 20)))
-def test_each_version_is_passed_once_and_in_order(version: int, known: set[int]) -> None:
-    def step(at: int) -> Any:
-        return lambda found: {**found, "payload": {"passed": [*found["payload"]["passed"], at]}}
-
-    found = upcast(fields(version, payload={"passed": []}), {at: step(at) for at in known})
-    end = next(at for at in range(version, 22) if at not in known)
-    assert (found["schema_version"], found["payload"]["passed"]) == (end, list(range(version, end)))
-
-
-@given(OBJECTS, OBJECTS)
-def test_what_identifies_and_finds_a_record_stays_whatever_an_upcaster_returns(
-    unknown: dict[str, Any], returned: dict[str, Any]
-) -> None:
-    given_ = {**unknown, **fields(0)}
-    found = upcast(dict(given_), {0: lambda _: dict(returned)})
-    assert {name: found[name] for name in KEPT} == {name: given_[name] for name in KEPT}
-    assert found["schema_version"] == 1
-    others = {name: value for name, value in returned.items() if name not in (*KEPT, "schema_version")}
-    assert {name: value for name, value in found.items() if name not in (*KEPT, "schema_version")} == others
-
-
-@given(st.integers(1, 99), OBJECTS)
-def test_todays_and_newer_versions_are_read_as_they_are(version: int, unknown: dict[str, Any]) -> None:
-    given_ = {**unknown, **fields(version)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(UPCASTERS, 0, lambda _: {})
-        assert upcast(given_, UPCASTERS) is given_
-        assert StreamEvent.trusted(dict(given_)).fields() == given_
-
-
 def test_an_event_with_a_forgotten_payload_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten = fields(0, payload={"$sha256": "0" * 64})
     monkeypatch.setitem(UPCASTERS, 0, lambda found: {**found, "payload": {"name": found["payload"]["tool"]}})
     assert StreamEvent.trusted(dict(forgotten)).fields() == {**forgotten, "schema_version": 1}
-
-
-def test_an_older_event_equals_the_one_that_todays_version_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(UPCASTERS, 0, lambda found: {**found, "payload": {"n": 1}, "invented": True})
-    old = fields(0)
-    new = {**old, "schema_version": 1, "payload": {"n": 1}, "invented": True}
-    assert StreamEvent.trusted(old) == StreamEvent.trusted(new)
 
 
 @pytest.mark.parametrize("to", ["sqlite", "jsonl"])

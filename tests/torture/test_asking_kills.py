@@ -82,7 +82,7 @@ def _read(part: dict[str, Any]) -> str:
     return str(part["state"].get("output") or "")
 
 
-@pytest.mark.parametrize("victim", ["sidecar", "opencode"])
+@pytest.mark.parametrize("victim", ["sidecar", pytest.param("opencode", marks=pytest.mark.torture)])
 def test_an_answer_reaches_the_model_once_whoever_is_killed_and_when(tmp_path: Path, victim: str) -> None:
     with client_and_home(tmp_path) as (durable, client):
         tormented = Asking(durable, client)
@@ -90,6 +90,7 @@ def test_an_answer_reaches_the_model_once_whoever_is_killed_and_when(tmp_path: P
         note(f"asking-{victim}", **tormented.figures())
 
 
+@pytest.mark.torture
 def test_a_signal_after_a_kill_of_the_sidecar_ends_the_wait_that_died_with_it(tmp_path: Path) -> None:
     with client_and_home(tmp_path) as (durable, client):
         session = client.create_session("waits")

@@ -173,8 +173,7 @@ FULL = pytest.mark.torture
 
 
 @pytest.mark.parametrize(
-    "victim",
-    ["sidecar", "headless", pytest.param("opencode", marks=FULL), pytest.param("terminal", marks=FULL)],
+    "victim", ["sidecar", *(pytest.param(name, marks=FULL) for name in ("headless", "opencode", "terminal"))]
 )
 def test_one_session_and_one_message_whoever_is_killed_and_when(tmp_path: Path, victim: str) -> None:
     with client_and_home(tmp_path) as (durable, client):

@@ -20,13 +20,13 @@ from tests.torture.figures import MAX_GROWTH_MIB, note, seeded
 from tests.torture.sidecars import HANG_S, Neighbour, p99, shim, shim_link, sidecar, status, text_hook, unlinked
 from tests.torture.wire import Closed, RawLink, frame, upgrade
 
-IDLE = size("IDLE", 50)
-LORIS = size("LORIS", 50)
-BURST = size("BURST", 300)
+IDLE = size("IDLE", 20)
+LORIS = size("LORIS", 20)
+BURST = size("BURST", 150)
 DEAF = size("DEAF", 2)
 DEAF_BYTES = size("DEAF_BYTES", 2**18)
-RECONNECTS = size("RECONNECTS", 200)
-HOOKS = size("NEIGHBOUR_HOOKS", 30)
+RECONNECTS = size("RECONNECTS", 80)
+HOOKS = size("NEIGHBOUR_HOOKS", 15)
 
 ME = 9999
 
@@ -63,24 +63,7 @@ async def test_idle_connections_cost_their_neighbours_little(tmp_path: Path) -> 
         assert crowded_mib - start_mib < MAX_GROWTH_MIB + IDLE * 0.1
 
 
-async def test_more_connections_than_allowed_are_turned_away(tmp_path: Path) -> None:
-    with sidecar(tmp_path / "home", link={"max_connections": 5, "handshake_seconds": 60}) as one, ExitStack() as stack:
-        async with shim_link(one, shim(ME)) as client:
-            for _ in range(IDLE):
-                stack.enter_context(RawLink(one.port, one.token))
-            await Neighbour(client, "ses_n").measure(HOOKS)
-        stack.close()
-        async with shim_link(one, shim(ME + 1)) as client:
-            await Neighbour(client, "ses_m").measure(1)
-
-
-BEGINNINGS = (
-    b"",
-    b"G",
-    b"GET / HTTP/1.1\r\n",
-    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b\r\n",
-    b"\x00",
-)
+BEGINNINGS = (b"", b"G", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b\r\n", b"\x00")
 
 
 async def test_slow_handshakes_end_and_keep_nobody_out(tmp_path: Path) -> None:
@@ -95,13 +78,7 @@ async def test_slow_handshakes_end_and_keep_nobody_out(tmp_path: Path) -> None:
             async with asyncio.timeout(HANG_S), shim_link(one, shim(ME + 1)) as other:
                 await Neighbour(other, "ses_m").measure(1)
             lived = await asyncio.gather(*lorises)
-        note(
-            "slow handshakes",
-            inputs=LORIS,
-            longest_s=max(lived),
-            p99_alone_ms=p99(alone),
-            p99_ms=p99(beside),
-        )
+        note("slow handshakes", inputs=LORIS, longest_s=max(lived), p99_alone_ms=p99(alone), p99_ms=p99(beside))
 
 
 async def test_a_burst_while_nobody_accepts_is_answered_to_the_last(tmp_path: Path) -> None:

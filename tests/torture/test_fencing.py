@@ -18,7 +18,7 @@ from tests.torture.figures import seeded
 from tests.torture.sidecars import HANG_S
 from tests.torture.test_kills import Torment, judge
 
-FENCINGS = size("FENCINGS", 2)
+FENCINGS = size("FENCINGS", 1)
 
 
 class Usurped(Torment):

@@ -21,7 +21,7 @@ from tests.torture.figures import note, percentile, seeded
 from tests.torture.load import Content, Lane, content, expected
 from tests.torture.sidecars import HANG_S, RunningSidecar
 
-KILLS = size("SIDECAR_KILLS", 8)
+KILLS = size("SIDECAR_KILLS", 6)
 HOMES = 2
 """How many stores are killed in parallel."""
 LANES = 3

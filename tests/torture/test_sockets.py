@@ -16,7 +16,7 @@ from tests.torture.hostile import corpus, hooks_corpus, hostile_message, mutate
 from tests.torture.sidecars import Neighbour, RunningSidecar, p99, shim, shim_link, sidecar, unlinked
 from tests.torture.wire import Closed, RawLink, frame, hostile_bytes, hostile_request, unmasked
 
-SOCKETS = size("SOCKETS", 700)
+SOCKETS = size("SOCKETS", 400)
 
 EXCLUDED = Path("/excluded")
 """Most links are of this directory: their hooks are taken and make no event, so the log stays small."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from collections.abc import Callable
 from random import Random
 from typing import Any, NoReturn
 
@@ -181,56 +182,44 @@ class RawLink:
 # --- what is sent to a sidecar that expects something else ---
 
 
+_TOO_LONG = (2**63, 2**64 - 1, 2**63 - 1, 2**40, 2**31, 17 * 2**20)
+_BAD_UTF8 = (b"\xff\xfe", b"\xc0\xaf", b"\xed\xa0\x80", b'{"type":"\xf5"}')
+_BAD_CODES = (0, 999, 1005, 1006, 5000, 65535)
+
+_FRAMES: tuple[Callable[[Random, bytes], bytes], ...] = (
+    lambda random, text: frame(text, reserved=random.randrange(1, 8)),
+    lambda random, text: unmasked(text),
+    lambda random, text: frame(text, random.choice((3, 4, 7, 11, 15))),
+    lambda random, text: frame(b"", length=random.choice(_TOO_LONG)),
+    lambda random, text: frame(random.randbytes(40)),
+    lambda random, text: frame(random.choice(_BAD_UTF8), BINARY),
+    lambda random, text: frame(text, random.choice((CLOSE, PING, PONG))),  # a control frame of more than 125 bytes
+    lambda random, text: frame(text[:9], random.choice((CLOSE, PING)), fin=False),
+    lambda random, text: frame(text, 0),  # continues with what never began
+    lambda random, text: frame(text, fin=False) + frame(text),  # a message within a message
+    lambda random, text: frame(b"", fin=False) + frame(b"", 0, fin=False) * 5000,  # a bomb of empty fragments
+    lambda random, text: frame(struct.pack("!H", random.choice(_BAD_CODES)), CLOSE),
+    lambda random, text: frame(random.choice((b"\x03", b"")), CLOSE),
+    lambda random, text: mutate(random, frame(text), json_share=0.0)[:2000],
+)
+
+_REQUESTS: tuple[Callable[[Random, int], bytes], ...] = (
+    lambda random, port: upgrade(port, "Origin: http://127.0.0.1"),
+    lambda random, port: upgrade(port).replace(b"127.0.0.1", random.choice((b"evil.example", b"127.0.0.1.evil", b""))),
+    lambda random, port: upgrade(port, *("X: y" for _ in range(300))),
+    lambda random, port: upgrade(port, "X: " + "y" * 20_000),
+    lambda random, port: upgrade(port, path="/" + "z" * 20_000),
+    lambda random, port: random.randbytes(random.randrange(1, 300)) + b"\r\n\r\n",
+    lambda random, port: b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+    lambda random, port: mutate(random, upgrade(port), json_share=0.0)[:3000] + b"\r\n\r\n",
+)
+
+
 def hostile_bytes(random: Random) -> bytes:
     """Bytes for an open websocket with a fault at the frame level."""
-    text = random.choice(hooks_corpus())[:400]
-    match random.randrange(14):
-        case 0:
-            return frame(text, reserved=random.randrange(1, 8))
-        case 1:
-            return unmasked(text)
-        case 2:
-            return frame(text, random.choice((3, 4, 7, 11, 15)))
-        case 3:
-            return frame(b"", length=random.choice((2**63, 2**64 - 1, 2**63 - 1, 2**40, 2**31, 17 * 2**20)))
-        case 4:
-            return frame(random.randbytes(40))
-        case 5:
-            return frame(random.choice((b"\xff\xfe", b"\xc0\xaf", b"\xed\xa0\x80", b'{"type":"\xf5"}')), BINARY)
-        case 6:
-            return frame(text, random.choice((CLOSE, PING, PONG)))  # a control frame of more than 125 bytes
-        case 7:
-            return frame(text[:9], random.choice((CLOSE, PING)), fin=False)
-        case 8:
-            return frame(text, 0)  # continues with what never began
-        case 9:
-            return frame(text, fin=False) + frame(text)  # a message within a message
-        case 10:
-            return frame(b"", fin=False) + frame(b"", 0, fin=False) * 5000  # a bomb of empty fragments
-        case 11:
-            return frame(struct.pack("!H", random.choice((0, 999, 1005, 1006, 5000, 65535))), CLOSE)
-        case 12:
-            return frame(random.choice((b"\x03", b"")), CLOSE)
-        case _:
-            return mutate(random, frame(text), json_share=0.0)[:2000]
+    return random.choice(_FRAMES)(random, random.choice(hooks_corpus())[:400])
 
 
 def hostile_request(random: Random, port: int) -> bytes:
     """An opening request with a fault."""
-    match random.randrange(8):
-        case 0:
-            return upgrade(port, "Origin: http://127.0.0.1")
-        case 1:
-            return upgrade(port).replace(b"127.0.0.1", random.choice((b"evil.example", b"127.0.0.1.evil", b"")))
-        case 2:
-            return upgrade(port, *("X: y" for _ in range(300)))
-        case 3:
-            return upgrade(port, "X: " + "y" * 20_000)
-        case 4:
-            return upgrade(port, path="/" + "z" * 20_000)
-        case 5:
-            return random.randbytes(random.randrange(1, 300)) + b"\r\n\r\n"
-        case 6:
-            return b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n"
-        case _:
-            return mutate(random, upgrade(port), json_share=0.0)[:3000] + b"\r\n\r\n"
+    return random.choice(_REQUESTS)(random, port)

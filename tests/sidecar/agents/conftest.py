@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streams.store import StreamStore
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.sidecar.agents.bench import Bench
 from tests.sidecar.agents.support import opener
 

@@ -15,7 +15,7 @@ from sidecar.agents.runtime import Runtime
 from streams.identity import Identity, seeded_identity
 from streams.log.log import Log
 from streams.store import Record, StreamStore
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.sidecar.agents.agents import Counter, Other, Watcher
 
 AGENTS: tuple[Callable[[], Any], ...] = (Counter, Other, Watcher)

@@ -24,7 +24,7 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.prune_plan import PruneRequest
 from streams.store import StreamStore
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.sidecar.agents.agents import Counter, Other, Watcher
 from tests.sidecar.agents.support import command, records, running, settled, state, steps, types
 

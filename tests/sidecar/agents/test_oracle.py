@@ -20,7 +20,7 @@ from sidecar.agents.inputs import Command, agent_stream, state_hash
 from sidecar.agents.runtime import Runtime
 from streams.identity import seeded_identity
 from streams.store import StreamStore
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.sidecar.agents.agents import Counter, Watcher
 from tests.sidecar.agents.support import opener, records, running, settled, state, steps
 from tests.streams.sizes import is_set, size

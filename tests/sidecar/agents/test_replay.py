@@ -17,7 +17,7 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.store import Snapshot, StreamStore
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.sidecar.agents.agents import Counter, Other, Watcher
 from tests.sidecar.agents.kinds import Policy, Work
 from tests.sidecar.agents.support import agents, command, records, running, settled, state, steps

@@ -11,7 +11,7 @@ from sidecar.config import WorkerConfig
 from sidecar.home import Home
 from sidecar.worker import Worker
 from streams.identity import seeded_identity
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 
 POLICY = """
 class Once:

@@ -18,7 +18,7 @@ from sidecar.background.people.rings import Rules
 from sidecar.notify_config import NotifyConfig
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.sidecar.agents.kinds import Clock, Crash
 from tests.sidecar.agents.support import until
 from tests.sidecar.background.receiver import SECRET, Receiver

@@ -12,7 +12,7 @@ import pytest
 from sidecar.agents.effects.policy import Effect
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.people.checkpoints import ANSWER, CHECKPOINT, NAME, CheckpointAgent, checkpoint_id
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.sidecar.agents.support import until
 from tests.sidecar.background.support import Bench, Script, bench
 

@@ -15,7 +15,7 @@ from sidecar.background.intents.intents import IntentAgent
 from sidecar.config import ConfigError, load_config
 from sidecar.gardener_config import GardenerConfig
 from streams.event import StreamEvent
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.background.support import Script, bench
 

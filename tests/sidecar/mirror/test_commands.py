@@ -27,8 +27,8 @@ from sidecar.agents.runtime import Runtime
 from sidecar.mirror.commands import KEPT_BODY, CommandConsumers, InterestsOverlap, interests_of
 from streams.errors import StoreUnavailable
 from streams.store import Record, StreamStore
-from streams.stores.memory import MemoryStore
 from streams.trace import parse_traceparent
+from tests.memory import MemoryStore
 from tests.mirrors import read_independently
 from tests.nats_servers import TOKEN, RealServer, until
 from tests.sidecar.agents.agents import Counter, Other

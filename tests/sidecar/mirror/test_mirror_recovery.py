@@ -17,7 +17,7 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
 from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION, MirrorState
 from sidecar.mirror.rebuild import erase_meanings
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.mirrors import (
     LOG_ID,
     NOW_MS,

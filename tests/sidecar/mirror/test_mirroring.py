@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.nats.mirror.state import MIRROR
-from streams.stores.memory import MemoryStore
+from tests.memory import MemoryStore
 from tests.mirrors import (
     chain_hashes,
     check_equal,

@@ -19,8 +19,8 @@ from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.store import StreamStore
-from streams.stores.memory import MemoryStore
 from streams.trace import parse_traceparent
+from tests.memory import MemoryStore
 from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, mirroring, queued, read_independently
 from tests.nats_servers import RealServer, forgets_ids, until
 from tests.sidecar.agents.agents import Counter, Other

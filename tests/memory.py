@@ -1,4 +1,4 @@
-"""The memory backend: the contract without durability, for tests and short-lived tools."""
+"""A ``RetentionStore`` in memory, for tests that need no disk. ``test_differential.py`` holds it to the real ones."""
 
 from __future__ import annotations
 
@@ -95,7 +95,6 @@ class MemoryStore:
         expected: Mapping[str, int] | None = None,
         on_known: OnKnown = "conflict",
     ) -> list[Record]:
-        """See ``StreamStore.append``. The records are lost when the process ends."""
         self._check_open()
         decided = plan(Request(encode_batch(events), expected or {}, on_known), self)
         for placed in decided.new:
