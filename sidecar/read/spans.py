@@ -155,7 +155,7 @@ class Spans:
             tool = as_text(payload.get("tool")) or "tool"
             span = known or self._open(f"step:{event.id}", "tool", tool, start, lane.span.session, parent)
             span.name = tool
-            span.facts |= {"call": call, "title": as_text(payload.get("title"))}
+            span.facts |= {"call": call, "title": as_text(payload.get("title")) or span.facts.get("title", "")}
             lane.busy = min(lane.busy or span.start, span.start)
         span.end, span.event = end, event.id
         span.state = "error" if payload.get("status") == "error" else "completed"
@@ -168,7 +168,7 @@ class Spans:
         span.event, span.facts = event.id, {"call": call, "title": as_text(payload.get("title"))}
 
     def _spawned(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
-        if lane.turn is not None or as_text(payload.get("call")) not in lane.calls:
+        if as_text(payload.get("call")) not in lane.calls:
             self._running(lane, record, payload)
         span = lane.calls[as_text(payload.get("call"))]
         span.name, span.facts["title"] = "task", as_text(payload.get("description"))

@@ -8,8 +8,8 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.printing.transcript import RedactOption
 from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import RedactOption
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.printing.transcript import RedactOption
-from sidecar.cli.shared.arguments import OptionalSession
+from sidecar.cli.shared.arguments import OptionalSession, RedactOption
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.project import ProjectOption
 

@@ -6,9 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, NamedTuple
-
-import typer
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from sidecar.cli.shared.command import Failure
 from sidecar.read.wording import printable
@@ -18,11 +16,6 @@ if TYPE_CHECKING:
     from sidecar.read.transcript.model import Reading, Session
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
-
-RedactOption = Annotated[
-    bool,
-    typer.Option("--redact-paths", help="Replace the project's directory with /project, and home directories with ~."),
-]
 
 FORMATS = ("markdown", "html", "json")
 _ENDINGS = {

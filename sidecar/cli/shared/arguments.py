@@ -32,6 +32,10 @@ OptionalFamily = Annotated[
         autocompletion=complete.sessions,
     ),
 ]
+RedactOption = Annotated[
+    bool,
+    typer.Option("--redact-paths", help="Replace the project's directory with /project, and home directories with ~."),
+]
 EventArgument = Annotated[
     str,
     typer.Argument(

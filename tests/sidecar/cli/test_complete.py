@@ -62,7 +62,7 @@ def offered(programs: Path, home: Path, *words: str) -> list[str]:
 
 
 def test_commands_and_options(programs: Path, recorded_home: Path) -> None:
-    assert offered(programs, recorded_home, "st") == ["streams", "status", "stop"]
+    assert offered(programs, recorded_home, "st") == ["streams", "state", "status", "stop"]
     assert set(offered(programs, recorded_home, "log", "--")) >= {"--follow", "--last", "--from", "--json"}
 
 
