@@ -12,10 +12,9 @@ A session whose parent is not yet known is *unknown*, never *root*: it gets a se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -26,9 +25,9 @@ RESUMED = "lifecycle.session.resumed"
 ENDED = "lifecycle.session.ended"
 LINKED = "lineage.linked"
 FORKED = "lineage.forked"
+TURN_STARTED = "turn.started"
 
-LINEAGE_VERSION: Final = 2
-"""Version of the dumped family tree and of the fold. Increasing it invalidates older snapshots."""
+_TYPES: Final = frozenset({CREATED, RESUMED, ENDED, LINKED, FORKED, TURN_STARTED})
 
 
 def trace_id(root: str) -> str:
@@ -47,124 +46,145 @@ def traceparent(root: str, session: str) -> str:
     return f"00-{trace_id(root)}-{span_id(session)}-01"
 
 
-@dataclass(slots=True)
-class Session:
+class Session(msgspec.Struct):
     """One session as the log knows it.
 
     ``parent`` is ``None`` for a root; ``known`` is false while the parent is unknown. ``stream`` is the id of the
-    stream that holds the session's records. ``fork`` is the session that this one was forked from.
+    stream that holds the session's records. ``ended`` is the reason, or ``None`` while the session goes on.
+    ``fork`` is the session that this one was forked from.
     """
 
     id: str
     stream: str
-    parent: str | None
-    known: bool
-    ended: bool = False
-    title: str | None = None
-    first_position: int = 0
+    parent: str | None = None
+    known: bool = True
+    is_announced: bool = False
+    """Whether the log says where the session belongs; if not, its first records were removed."""
+    ended: str | None = None
+    title: str = ""
+    project: str = ""
+    """OpenCode's id of the project that was named first; empty if unknown."""
+    turns: int = 0
     fork: str | None = None
 
 
-class Lineage:
-    """The family tree of all sessions in a log, a projection over its ``lifecycle`` and ``lineage`` records."""
+S = TypeVar("S", bound=Session)
 
-    def __init__(self) -> None:
-        self.sessions: dict[str, Session] = {}
-        self._below: dict[str, list[Session]] | None = None
 
-    def dump(self) -> bytes:
-        """The whole tree as JSON that ``load`` reads, for a snapshot of version ``LINEAGE_VERSION``."""
-        return msgspec.json.encode(list(self.sessions.values()))
+class Lineage(Generic[S]):
+    """The family tree of all sessions in a log, a projection over its ``lifecycle``, ``lineage`` and ``turn`` records.
 
-    @classmethod
-    def load(cls, dumped: bytes) -> Lineage:
-        """Load the family tree that ``dump`` returned. Raises ``ValueError`` if the bytes did not come from
-        ``dump``."""
-        lineage = cls()
-        lineage.sessions = {session.id: session for session in _DECODER.decode(dumped)}
-        return lineage
+    ``session`` is the type of a session, which subclasses extend. An unannounced session is in the tree only if a
+    subclass put it there.
+    """
+
+    def __init__(self, session: type[S]) -> None:
+        self._type = session
+        self.sessions: dict[str, S] = {}
+        self._known_tree: tuple[dict[str, list[S]], dict[str, int]] | None = None
 
     def apply(self, record: Record) -> None:
-        """Apply one record; only records of the lifecycle and lineage types change anything."""
+        """Apply one record. Applying it again changes nothing but the number of turns."""
         event = record.event
+        if event.type not in _TYPES:
+            return
+        payload = event.payload
+        name = payload.get("session")
+        if not isinstance(name, str) or not name:
+            return
+        session = self.sessions.get(name)
         if event.type in (CREATED, RESUMED):
-            payload = event.payload
-            session_id = payload.get("session", event.stream_id)
-            session = self.sessions.get(session_id)
             if session is None:
-                self._below = None
-                self.sessions[session_id] = Session(
-                    id=session_id,
-                    stream=event.stream_id,
-                    parent=_text(payload.get("parent")),
-                    known=payload.get("lineage") != "unknown",
-                    title=_text(payload.get("title")),
-                    first_position=record.position,
-                )
-            else:
-                session.ended = False
-                session.title = _text(payload.get("title")) or session.title
-        if event.type in (CREATED, FORKED):
-            session = self.sessions.get(event.payload.get("session", event.stream_id))
-            fork = event.payload.get("fork")
-            if session is not None and isinstance(fork, dict):
-                session.fork = _text(fork.get("session"))
-        elif event.type == ENDED:
-            session = self.sessions.get(event.payload.get("session", event.stream_id))
-            if session is not None:
-                session.ended = True
-                session.title = _text(event.payload.get("title")) or session.title
+                session = self.sessions[name] = self._type(name, event.stream_id)
+            if not session.is_announced:
+                self._known_tree = None
+                session.is_announced, session.stream = True, event.stream_id
+                session.parent = _text(payload.get("parent")) or None
+                session.known = payload.get("lineage", "root") in ("root", "child")
+            session.ended = None
+            session.project = session.project or _text(payload.get("project"))
+        elif session is None:
+            return
         elif event.type == LINKED:
-            session = self.sessions.get(event.payload.get("session", event.stream_id))
-            if session is not None:
-                self._below = None
-                session.parent, session.known = _text(event.payload.get("parent")), True
+            self._known_tree = None
+            session.parent, session.known = _text(payload.get("parent")) or None, True
+        elif event.type == ENDED:
+            session.ended = _text(payload.get("reason")) or "ended"
+        elif event.type == TURN_STARTED:
+            session.turns += 1
+        if isinstance(fork := payload.get("fork"), dict):
+            session.fork = _text(fork.get("session")) or None
+        session.title = _text(payload.get("title")) or session.title
 
-    def root(self, session_id: str) -> str:
-        """The root session above ``session_id``, following links; the session itself if none is known above it.
+    def above(self, session_id: str) -> list[str]:
+        """The session and its ancestors in this log, the root last; empty for a session that is not in the log.
 
         Sessions that wrongly descend from each other still have one root: the first of them in the log.
         """
-        above = [session_id]
-        while True:
-            session = self.sessions.get(above[-1])
-            parent = session.parent if session is not None else None
-            if parent is None or parent not in self.sessions:
-                return above[-1]
-            if parent in above:
-                circle = above[above.index(parent) :]
-                return min(circle, key=lambda each: self.sessions[each].first_position)
-            above.append(parent)
+        found: list[str] = []
+        name: str | None = session_id
+        while name is not None and name in self.sessions:
+            if name in found:
+                circle = found[found.index(name) :]
+                root = next(each for each in self.sessions if each in circle)
+                return found[: found.index(root) + 1]
+            found.append(name)
+            name = self.sessions[name].parent
+        return found
 
-    def children(self, session_id: str) -> list[Session]:
-        """Direct children in the order they first appeared; empty for a leaf or an unknown session."""
-        if self._below is None:
-            self._below = {}
+    def root(self, session_id: str) -> str:
+        """The root session above ``session_id``, following links; the session itself if none is known above it."""
+        return next(reversed(self.above(session_id)), session_id)
+
+    def depth(self, session_id: str) -> int | None:
+        """How many ancestors a session has; ``None``, never guessed, while one of them is unknown."""
+        above = [self.sessions[name] for name in self.above(session_id)]
+        is_whole = bool(above) and above[-1].parent is None and all(each.known for each in above)
+        return len(above) - 1 if is_whole else None
+
+    def children(self, session_id: str) -> list[S]:
+        """Direct children in the order they first appeared; empty for a leaf or an unknown session.
+
+        A root is nobody's child, even if sessions wrongly descend from each other, so every walk down ends.
+        """
+        return self._tree()[0].get(session_id, [])
+
+    def place(self, session_id: str) -> str:
+        """The place of a session in its family: ``2.1`` is the first child of the root's second child; empty for the
+        root. Children are numbered in the order in which they first appeared.
+        """
+        return ".".join(str(self._tree()[1][name]) for name in reversed(self.above(session_id)[:-1]))
+
+    def _tree(self) -> tuple[dict[str, list[S]], dict[str, int]]:
+        if self._known_tree is None:
+            below, numbers = dict[str, list[S]](), dict[str, int]()
             for session in self.sessions.values():
-                if session.parent is not None:
-                    self._below.setdefault(session.parent, []).append(session)
-        return list(self._below.get(session_id, ()))
+                if session.parent is not None and self.root(session.id) != session.id:
+                    siblings = below.setdefault(session.parent, [])
+                    siblings.append(session)
+                    numbers[session.id] = len(siblings)
+            self._known_tree = below, numbers
+        return self._known_tree
 
-    def roots(self) -> list[Session]:
+    def roots(self) -> list[S]:
         """Sessions without a known parent in this log, in order of appearance; every session is one of these roots or
         below one.
         """
         return [s for s in self.sessions.values() if self.root(s.id) == s.id]
 
+    def below(self, session_id: str) -> list[str]:
+        """The session and all its descendants, level by level."""
+        found = [session_id]
+        for name in found:  # the loop also visits the children that it appends
+            found += [child.id for child in self.children(name)]
+        return found
+
     def streams_of(self, session_id: str) -> list[str]:
         """Every stream that holds records of this session, its root session or any of the root's descendants; the
         root's stream comes first.
         """
-        streams: dict[str, None] = {}
-        family = [self.root(session_id)]
-        seen = set(family)
-        for current in family:  # the loop also visits the children that it appends
-            session = self.sessions.get(current)
-            streams[session.stream if session is not None else current] = None
-            children = [child.id for child in self.children(current) if child.id not in seen]
-            seen.update(children)
-            family.extend(children)
-        return list(streams)
+        family = self.below(self.root(session_id))
+        return list(dict.fromkeys(self.sessions[name].stream if name in self.sessions else name for name in family))
 
     def state(self) -> dict[str, Any]:
         """The tree as JSON: the sessions by id."""
@@ -174,8 +194,8 @@ class Lineage:
                     "stream": s.stream,
                     "parent": s.parent,
                     "known": s.known,
-                    "ended": s.ended,
-                    "title": s.title,
+                    "ended": s.ended is not None,
+                    "title": s.title or None,
                     **({"fork": s.fork} if s.fork is not None else {}),
                 }
                 for s in self.sessions.values()
@@ -183,8 +203,5 @@ class Lineage:
         }
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-_DECODER: Final = msgspec.json.Decoder(list[Session])
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

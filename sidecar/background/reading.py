@@ -172,10 +172,10 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> tuple[Costs, Co
             starters[event.payload["session"]] = roots[event.payload["intent"]]
 
     def root_of(session: str) -> str:
-        root = catalog.lineage.root(session)
+        root = catalog.root(session)
         # Work that a person started has its own id as its root.
         starter = starters.get(root)
-        return catalog.lineage.root(starter) if starter in catalog.sessions else root
+        return catalog.root(starter) if starter in catalog.sessions else root
 
     costs = Costs(by, root_of, catalog.directory)
     try:

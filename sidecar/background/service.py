@@ -52,6 +52,7 @@ from sidecar.config import PhantomConfig
 from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
+from sidecar.read.select import matching
 from sidecar.registry import NoArgs, Requests
 from streams.errors import StreamError
 from streams.files import write_durably
@@ -430,10 +431,7 @@ class DurableStream:
 
     def _session(self, given: str) -> str:
         """The id of a recorded session; ``given`` is the id, or a unique beginning or end of it."""
-        known = self._state.sessions
-        found = (
-            [given] if given in known else [each for each in known if each.startswith(given) or each.endswith(given)]
-        )
+        found = matching(given, self._state.sessions)
         if len(found) != 1:
             several = "more than one recorded session matches" if found else "no recorded session matches"
             raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream tree` shows the sessions")

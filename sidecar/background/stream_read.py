@@ -49,7 +49,7 @@ async def read_lines(reader: LogReader, session: str, given: str, last: int) -> 
 
 def _readable(catalog: Catalog, session: str) -> set[str]:
     """The streams that a session may read."""
-    known = catalog.lineage.sessions.get(session)
+    known = catalog.sessions.get(session)
     if known is None:
         return set()
     directory = catalog.directory(known.stream)
@@ -77,7 +77,7 @@ def is_project(directory: str) -> bool:
 
 def _named(catalog: Catalog, readable: Collection[str], given: str) -> tuple[str, str | None]:
     """The stream that ``given`` names, and the session in it, if ``given`` names a session. A stream wins."""
-    sessions = {s.id: s.stream for s in catalog.lineage.sessions.values() if s.stream in readable}
+    sessions = {s.id: s.stream for s in catalog.sessions.values() if s.stream in readable}
     for names in (set(readable), set(sessions)):
         found = [given] if given in names else [name for name in names if name.startswith(given)]
         if len(found) > 1:

@@ -57,15 +57,16 @@ class AgentsMemory(StreamError):
     code: ClassVar[str] = "agents-memory"
 
 
-async def plan_prune(log: Log | LogReader, state: CaptureState, request: PruneRequest, *, now_ms: int) -> PrunePlan:
+async def plan_prune(
+    log: Log | LogReader, open_turns: Collection[str], request: PruneRequest, *, now_ms: int
+) -> PrunePlan:
     """Plan which streams of this log a request removes; nothing is changed.
 
     The age limit removes any stream. The size limit spares ``system``, which is small and concerns every session.
-    Neither limit removes a stream in which a turn is in progress, because capture still needs that stream. Streams of
-    agents stay, too, because their records are the agents' state and the keys of what they have handled.
+    Neither limit removes a stream in which a turn is in progress (``open_turns``), because capture still needs that
+    stream. Streams of agents stay, too, because their records are the agents' state and the keys of what they handled.
     """
     sizes = await log.sizes()
-    open_turns = _in_progress(state)
     needed = {
         size.stream_id: "a turn is in progress"
         for size in sizes
@@ -110,7 +111,7 @@ async def forget(
     """
     if agents := streams_of_agents(streams):
         raise AgentsMemory(f"`forget` cannot erase an agent's own stream, so nothing was erased: {', '.join(agents)}")
-    busy = await busy_streams(log, state, {*streams, *elsewhere}, now_ms=now_ms)
+    busy = await busy_streams(log, open_turns(state), {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise StillNeeded(
             f"a turn is in progress in {', '.join(busy)}, so nothing was forgotten; try again when the turn has ended"
@@ -296,7 +297,7 @@ def _mentions(event: StreamEvent, ids: Collection[str]) -> bool:
     return any(each in text for each in ids)
 
 
-def _in_progress(state: CaptureState) -> set[str]:
+def open_turns(state: CaptureState) -> set[str]:
     """The streams with an open turn whose OpenCode may still be running."""
     return {
         session.stream
@@ -305,9 +306,11 @@ def _in_progress(state: CaptureState) -> set[str]:
     }
 
 
-async def busy_streams(log: Log | LogReader, state: CaptureState, among: Collection[str], *, now_ms: int) -> list[str]:
+async def busy_streams(
+    log: Log | LogReader, open_turns: Collection[str], among: Collection[str], *, now_ms: int
+) -> list[str]:
     """The streams in which a turn is in progress, in order. Nothing in these streams is forgotten."""
-    unfinished = _in_progress(state) & set(among)
+    unfinished = set(open_turns) & set(among)
     if not unfinished:
         return []
     last = {size.stream_id: size.last_ts for size in await log.sizes()}

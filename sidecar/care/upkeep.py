@@ -183,8 +183,7 @@ class Upkeep:
     async def _caught_up_catalog(self) -> Catalog:
         catalog = await self._resumed_catalog()
         async for record in self._store.read_all(after=catalog.position):
-            if record.position > catalog.position:  # if not, ``recorded`` was quicker
-                catalog.apply(record)
+            catalog.apply(record)  # changes nothing if ``recorded`` was quicker
         return catalog
 
     async def _resumed_catalog(self) -> Catalog:
@@ -288,7 +287,7 @@ class Upkeep:
         """
         async with self._exclusively("pruned"):
             now = self._now_ms()
-            plan = await retaining.plan_prune(self._store, self._state, request, now_ms=now)
+            plan = await retaining.plan_prune(self._store, retaining.open_turns(self._state), request, now_ms=now)
             if not plan.cuts:
                 return plan, None
             catalog = await self._caught_up_catalog()
@@ -319,7 +318,7 @@ class Upkeep:
 
     async def streams_beside(self, streams: Sequence[str], sessions: Sequence[str]) -> set[str]:
         catalog = await self._caught_up_catalog()
-        return retaining.streams_beside(catalog.lineage.sessions, streams, sessions)
+        return retaining.streams_beside(catalog.sessions, streams, sessions)
 
     def _begin_snapshots_anew(self) -> None:
         """Forget the positions of the snapshots, because the store deleted the snapshots: they held data of removed

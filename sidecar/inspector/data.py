@@ -239,7 +239,7 @@ class Data:
         """Do what a button says. Raises ``SelectError`` for a button that does not exist, and the sidecar's errors."""
         method = ACTIONS.get(action)
         if method is None:
-            raise SelectError(f"the page has no button {one_line(action)[:40]!r}")
+            raise SelectError("not-found", f"the page has no button {one_line(action)[:40]!r}")
         return await self._ask(method, args)
 
 

@@ -6,8 +6,8 @@ the catalog, and commands read the last snapshot and the few records after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Set
-from typing import Any, Final, Self
+from collections.abc import Callable, Collection, Iterable, Set
+from typing import Any, Final, Protocol, Self
 
 import msgspec
 
@@ -19,13 +19,13 @@ from sidecar.read.fields import as_int, as_mapping, as_text, has_cut, is_forgott
 from sidecar.read.losses import GAP, SHOWN, Loss, loss_text
 from sidecar.read.wording import cut_middle
 from streams.event import StreamEvent
-from streams.lineage import CREATED, ENDED, LINEAGE_VERSION, RESUMED, Lineage
+from streams.lineage import CREATED, ENDED, RESUMED, TURN_STARTED, Lineage, Session
 from streams.store import NOTHING, Record
 
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 100 * LINEAGE_VERSION + 9
+CATALOG_VERSION: Final = 111
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
@@ -56,34 +56,63 @@ class OpenCall(msgspec.Struct):
     text: str
 
 
-class SessionView(msgspec.Struct):
-    """One session: its title, agent, latest turn and open asks."""
+class SessionView(Session):
+    """One session: its place in the tree, agent, latest turn, figures and open asks. Times are in ms since 1970."""
 
-    id: str
-    stream: str
     agent: str = ""
-    title: str = ""
-    ended: str | None = None
     turn: str | None = None
-    is_turn_open: bool = False
+    """The message of the latest turn; ``None`` before the first."""
+    outcome: str | None = None
+    """The outcome of the latest turn; ``None`` while it is open."""
+    begun_ms: int | None = None
+    """When the first turn began."""
     turn_ms: int = 0
+    """When the latest turn began."""
+    ended_ms: int | None = None
+    """When the latest turn ended; ``None`` while it is open."""
+    ran_ms: int = 0
+    """How long all turns together took."""
     pid: int = 0
     """The pid of the OpenCode process that began the turn; 0 if unknown."""
-    asks: dict[str, OpenAsk] = {}
-    calls: dict[str, OpenCall] = {}
+    steps: int = 0
+    cost: float = 0.0
+    tokens: dict[str, int | float] = msgspec.field(default_factory=dict)
+    asks: dict[str, OpenAsk] = msgspec.field(default_factory=dict)
+    calls: dict[str, OpenCall] = msgspec.field(default_factory=dict)
     """The calls that have not ended, by part."""
     is_background: bool = False
     """Whether OpenCode started the session in the background by itself, so that it reports by itself."""
 
     @property
+    def is_turn_open(self) -> bool:
+        """Whether the latest turn has not ended. Turns follow one another, so only the latest can be open."""
+        return self.turn is not None and self.outcome is None
+
+    @property
     def is_active(self) -> bool:
-        """Whether a turn is open. Turns follow one another, so only the last one can be open."""
+        """Whether a turn is open in a session that goes on."""
         return self.is_turn_open and self.ended is None
 
     @property
     def running(self) -> list[OpenCall]:
         """The calls that run now, oldest first; none while the session waits for a person."""
         return list(self.calls.values()) if self.is_active and not self.asks else []
+
+    @property
+    def status(self) -> str:
+        """``waiting`` for a person, or ``active`` while a turn is open; otherwise ``ended``, ``idle`` or ``unknown``.
+
+        The parent of an ``unknown`` session is not known.
+        """
+        if self.asks:
+            return "waiting"
+        if self.is_active:
+            return "active"
+        return "ended" if self.ended is not None else "idle" if self.known else "unknown"
+
+    def worked_ms(self, now_ms: int) -> int:
+        """How long all turns together took until now."""
+        return self.ran_ms + (max(now_ms - self.turn_ms, 0) if self.is_turn_open else 0)
 
 
 class StreamView(msgspec.Struct):
@@ -102,42 +131,34 @@ class StreamView(msgspec.Struct):
     last_position: int = NOTHING
     first_ts: int = 0
     last_ts: int = 0
-    turns: int = 0
-    cost: float = 0.0
-    tokens: dict[str, int | float] = {}
     sessions: list[str] = []
     boot: str = ""
     """The plugin's boot id of the OpenCode process that recorded last."""
 
 
-class Catalog:
-    """A fold over a whole log, or over the streams of one root session. Apply records in position order."""
+class Catalog(Lineage[SessionView]):
+    """A fold over a whole log. Apply records in position order."""
 
     def __init__(self) -> None:
-        self.lineage = Lineage()
+        super().__init__(SessionView)
         self.streams: dict[str, StreamView] = {}
-        self.sessions: dict[str, SessionView] = {}
         self.losses: list[Loss] = []
         self.records = 0
         self.cut = 0
         """How many records have a text that was too long to keep whole."""
         self.position = NOTHING
         """The position of the last record that was applied."""
-        self._below: dict[str, list[SessionView]] | None = None
 
     def dump(self) -> bytes:
         """The whole catalog as JSON for ``load``; the content of a snapshot of version ``CATALOG_VERSION``."""
         streams, sessions = list(self.streams.values()), list(self.sessions.values())
-        lineage = msgspec.Raw(self.lineage.dump())
-        dump = _Dump(lineage, streams, sessions, self.losses, self.records, self.cut, self.position)
-        return msgspec.json.encode(dump)
+        return msgspec.json.encode(_Dump(streams, sessions, self.losses, self.records, self.cut, self.position))
 
     @classmethod
     def load(cls, dumped: bytes) -> Self:
         """The catalog from ``dump``. Raises ``ValueError`` if the content is invalid."""
         found = _DECODER.decode(dumped)
         catalog = cls()
-        catalog.lineage = Lineage.load(bytes(found.lineage))
         catalog.streams = {stream.id: stream for stream in found.streams}
         catalog.sessions = {session.id: session for session in found.sessions}
         catalog.losses, catalog.records, catalog.position = found.losses, found.records, found.position
@@ -145,8 +166,9 @@ class Catalog:
         return catalog
 
     def apply(self, record: Record) -> None:
-        """Apply one record."""
-        self.lineage.apply(record)
+        """Apply one record. A record that was applied before changes nothing."""
+        if record.position <= self.position:
+            return
         self.records += 1
         self.position = record.position
         event, payload = record.event, record.event.payload
@@ -169,18 +191,14 @@ class Catalog:
         if session is None:
             session = self.sessions[session_id] = SessionView(session_id, event.stream_id)
             stream.sessions.append(session_id)
+            self._known_tree = None
         stream.boot = as_text(event.metadata.get("boot")) or stream.boot
-        if event.type in _LINEAGE:
-            self._below = None
+        first_stream = session.stream
+        super().apply(record)
+        if session.stream != first_stream:
+            self.streams[first_stream].sessions.remove(session_id)
+            stream.sessions.append(session_id)
         self._session(record, stream, session)
-
-    def state(self) -> dict[str, Any]:
-        """The streams' figures and the tree of sessions, as JSON."""
-        return {
-            "streams": [self.stream_json(stream_id) for stream_id in self.streams],
-            "lineage": self.lineage.state(),
-            "gaps": self.gaps(),
-        }
 
     def _gap(self, record: Record) -> None:
         event, payload = record.event, record.event.payload
@@ -201,33 +219,11 @@ class Catalog:
 
     def _session(self, record: Record, stream: StreamView, session: SessionView) -> None:
         event, payload = record.event, record.event.payload
-        if event.type in _TITLED:
-            session.title = as_text(payload.get("title")) or session.title
         if event.type in _ENDS_ASKS:
             # OpenCode keeps its asks only in memory, so they end when the turn or the process ends.
             session.asks.clear()
             session.calls.clear()
-        if event.type in (CREATED, RESUMED):
-            session.agent = session.agent or as_text(payload.get("agent"))
-            session.ended = None
-            stream.directory = stream.directory or as_text(payload.get("directory"))
-            stream.project = stream.project or as_text(payload.get("project"))
-        elif event.type == ENDED:
-            session.ended = as_text(payload.get("reason")) or "ended"
-        elif event.type == CHECKPOINT:
-            self._checkpoint(record, session)
-        elif event.type == "turn.started":
-            # An earlier turn without an end is over too: its OpenCode died, and the session continued later.
-            stream.turns += 1
-            session.agent = session.agent or event.actor
-            session.turn, session.is_turn_open = as_text(payload.get("message")), True
-            pid = event.metadata.get("pid")
-            session.turn_ms, session.pid = event.ts, pid if isinstance(pid, int) else 0
-        elif event.type == "turn.ended" and payload.get("message") == session.turn:
-            session.is_turn_open = False
-            session.asks.clear()
-            session.calls.clear()
-        elif event.type == STEP_STARTED:
+        if event.type == STEP_STARTED:
             text, _ = cut_middle(call_text(payload), _ASK_LENGTH)
             session.calls[as_text(payload.get("part"))] = OpenCall(event.ts, text)
         elif event.type == "execution.step":
@@ -237,8 +233,29 @@ class Catalog:
             # OpenCode 1 marks such a call, and OpenCode 2 says that the child goes on after it.
             if child is not None and (about.get("background") is True or about.get("status") == "running"):
                 child.is_background = True
-            stream.cost = add_cost(stream.cost, payload)
-            add_tokens(stream.tokens, payload.get("tokens"))
+            add_step(session, payload)
+        elif event.type in (CREATED, RESUMED):
+            session.agent = session.agent or as_text(payload.get("agent"))
+            stream.directory = stream.directory or as_text(payload.get("directory"))
+            stream.project = stream.project or as_text(payload.get("project"))
+        elif event.type == CHECKPOINT:
+            self._checkpoint(record, session)
+        elif event.type == TURN_STARTED:
+            # An earlier turn without an end is over too: its OpenCode died, and the session continued later.
+            session.agent = session.agent or event.actor
+            session.turn, session.outcome, session.ended_ms = as_text(payload.get("message")), None, None
+            pid = event.metadata.get("pid")
+            session.turn_ms, session.pid = event.ts, pid if isinstance(pid, int) else 0
+            session.begun_ms = event.ts if session.begun_ms is None else session.begun_ms
+        elif event.type == TURN_ENDED:
+            session.title = as_text(payload.get("title")) or session.title
+            if payload.get("message") == session.turn:
+                session.outcome, session.ended_ms = as_text(payload.get("outcome")) or "ended", event.ts
+                session.ran_ms += max(event.ts - session.turn_ms, 0)
+                session.asks.clear()
+                session.calls.clear()
+        elif event.type == "opencode.session.renamed":
+            session.title = as_text(payload.get("title")) or session.title
 
     def _checkpoint(self, record: Record, session: SessionView) -> None:
         payload = record.event.payload
@@ -258,10 +275,14 @@ class Catalog:
         """
         for session in self.sessions.values():
             if session.is_turn_open and session.pid and not still_runs(session.pid, session.turn_ms):
-                session.is_turn_open = False
+                session.outcome = "unknown"
                 session.asks.clear()
 
     # --- queries ---
+
+    def open_turns(self) -> set[str]:
+        """The streams in which a turn is open."""
+        return {session.stream for session in self.sessions.values() if session.is_turn_open}
 
     def gaps(self, stream_id: str | None = None) -> int:
         """How many gaps were recorded; of one stream, only those that may concern it."""
@@ -301,36 +322,36 @@ class Catalog:
     def own_session(self, stream_id: str) -> SessionView | None:
         """The session after which the stream is named; ``None`` for ``system`` and similar streams."""
         stream = self.streams.get(stream_id)
-        return self.sessions[stream.sessions[0]] if stream is not None and stream.sessions else None
+        if stream is None or not stream.sessions:
+            return None
+        return self.sessions.get(stream_id) or self.sessions[stream.sessions[0]]
 
-    def fork(self, session_id: str) -> str | None:
-        """The session from which a session was forked, if any."""
-        known = self.lineage.sessions.get(session_id)
-        return known.fork if known is not None else None
+    def place_of(self, record: Record) -> str:
+        """The place of a record's session in its family; empty for a record without a session."""
+        session = record.event.payload.get("session")
+        return self.place(session) if isinstance(session, str) else ""
 
     def root_stream(self, stream_id: str) -> str:
         """The stream of the root session to which a stream belongs; the stream itself if no parent is known."""
         session = self.own_session(stream_id)
-        if session is None:
-            return stream_id
-        root = self.lineage.sessions.get(self.lineage.root(session.id))
-        return root.stream if root is not None else stream_id
+        return stream_id if session is None else self.sessions[self.root(session.id)].stream
 
     def status(self, stream_id: str) -> str:
-        """``waiting`` for a person, or ``active`` while a turn is open; otherwise ``ended``, ``idle`` or ``unknown``.
-
-        The parent of an ``unknown`` session is not known.
-        """
-        stream = self.streams[stream_id]
-        if any(self.sessions[session].asks for session in stream.sessions):
-            return "waiting"
-        if any(self.sessions[session].is_active for session in stream.sessions):
-            return "active"
+        """The status of the stream's own session, but ``waiting`` or ``active`` if one of its sessions is."""
+        found = {self.sessions[session].status for session in self.streams[stream_id].sessions}
         own = self.own_session(stream_id)
-        if own is not None and own.ended is not None:
-            return "ended"
-        known = self.lineage.sessions.get(own.id) if own is not None else None
-        return "unknown" if known is not None and not known.known else "idle"
+        return next(
+            (each for each in ("waiting", "active") if each in found), own.status if own is not None else "idle"
+        )
+
+    def figures(self, sessions: Iterable[str]) -> dict[str, Any]:
+        """What some sessions used together: ``turns, cost, tokens``."""
+        found = [self.sessions[name] for name in sessions]
+        tokens: dict[str, int | float] = {}
+        for session in found:
+            add_tokens(tokens, session.tokens)
+        cost = round(sum(session.cost for session in found), 9)
+        return {"turns": sum(session.turns for session in found), "cost": cost, "tokens": tokens}
 
     def stream_json(self, stream_id: str) -> dict[str, Any]:
         """One stream in the form that ``streams --json`` prints; ``root`` is null unless the stream was joined to
@@ -351,26 +372,10 @@ class Catalog:
             "forgotten": stream.forgotten,
             "gaps": self.gaps(stream_id),
             "sessions": len(stream.sessions),
-            "turns": stream.turns,
-            "cost": stream.cost,
-            "tokens": stream.tokens,
+            **self.figures(stream.sessions),
             "root": root if root != stream_id else None,
-            "fork": self.fork(own.id) if own is not None else None,
+            "fork": own.fork if own is not None else None,
         }
-
-    def children(self, session_id: str) -> list[SessionView]:
-        """Child sessions in the order they first appeared."""
-        if self._below is None:
-            self._below = {}
-            for one in self.lineage.sessions.values():
-                # A root is not a child here, even if sessions wrongly name each other as parents.
-                if one.parent is not None and one.id in self.sessions and self.lineage.root(one.id) != one.id:
-                    self._below.setdefault(one.parent, []).append(self.sessions[one.id])
-        return self._below.get(session_id, [])
-
-    def roots(self) -> list[SessionView]:
-        """Sessions without a known parent, in the order they first appeared."""
-        return [self.sessions[s.id] for s in self.lineage.roots() if s.id in self.sessions]
 
 
 def add_cost(total: float, payload: dict[str, Any]) -> float:
@@ -380,15 +385,28 @@ def add_cost(total: float, payload: dict[str, Any]) -> float:
     return round(total + cost, 9) if can_be(cost, MOST_COST) else total
 
 
-_TITLED: Final = frozenset({CREATED, RESUMED, ENDED, "turn.ended", "opencode.session.renamed"})
-_ENDS_ASKS: Final = frozenset({RESUMED, ENDED, "turn.started"})
+class Used(Protocol):
+    """Whatever counts steps, with their cost in US dollars and their tokens."""
+
+    steps: int
+    cost: float
+    tokens: dict[str, int | float]
+
+
+def add_step(to: Used, payload: dict[str, Any]) -> None:
+    """Count a step, with its cost and tokens."""
+    to.steps += 1
+    to.cost = add_cost(to.cost, payload)
+    add_tokens(to.tokens, payload.get("tokens"))
+
+
+TURN_ENDED: Final = "turn.ended"
+_ENDS_ASKS: Final = frozenset({RESUMED, ENDED, TURN_STARTED})
 _ASK_LENGTH: Final = 300
 """How many characters of an ask or a call a snapshot keeps."""
-_LINEAGE: Final = frozenset({CREATED, RESUMED, "lineage.linked"})
 
 
 class _Dump(msgspec.Struct):
-    lineage: msgspec.Raw
     streams: list[StreamView]
     sessions: list[SessionView]
     losses: list[Loss]

@@ -11,7 +11,6 @@ from sidecar.read.changes.edits import file_changes
 from sidecar.read.describe import row_of
 from sidecar.read.fields import as_text
 from sidecar.read.past import Past
-from sidecar.read.spans import Spans
 from streams.store import Record
 
 _OWN: Final = frozenset(
@@ -68,28 +67,27 @@ def compared(left: Past, right: Past) -> dict[str, Any]:
 
 def figures(session: str, records: Iterable[Record]) -> dict[str, Any]:
     """What the records of a session amount to: ``turns, tools, files, tokens, cost, working_ms, records``."""
-    catalog, spans = Catalog(), Spans()
+    catalog = Catalog()
     tools: dict[str, int] = {}
     files: dict[str, None] = {}
     now = 0
     for record in records:
         catalog.apply(record)
-        spans.apply(record)
         payload, now = record.event.payload, record.event.ts
         if record.event.type == "execution.step" and payload.get("kind") != "inference":
             tool = as_text(payload.get("tool")) or "tool"
             tools[tool] = tools.get(tool, 0) + 1
             files |= dict.fromkeys(change.file for change in file_changes(payload))
     own = catalog.sessions.get(session)
-    streams = catalog.streams.values()
+    used = catalog.figures(catalog.sessions)
     return {
         "stream_id": session,
         "title": own.title if own is not None else "",
         "records": catalog.records,
-        "turns": sum(each.turns for each in streams),
+        "turns": used["turns"],
         "tools": tools,
         "files": list(files),
-        "tokens": sum(each.tokens.get("total") or sum(each.tokens.values()) for each in streams),
-        "cost": round(sum(each.cost for each in streams), 9),
-        "working_ms": sum(max((each.end or now) - each.start, 0) for each in spans.found if each.kind == "turn"),
+        "tokens": used["tokens"].get("total") or sum(used["tokens"].values()),
+        "cost": used["cost"],
+        "working_ms": sum(each.worked_ms(now) for each in catalog.sessions.values()),
     }

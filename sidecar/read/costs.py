@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from bridge.opencode.capture.tokens import add_tokens
-from sidecar.read.catalog import add_cost
+from sidecar.read.catalog import add_step
 from sidecar.read.fields import as_mapping, as_text
 from sidecar.read.wording import local_time
 from streams.store import Record
@@ -67,10 +66,8 @@ class Costs:
         known = self._sums.get(key)
         if known is None:
             known = self._sums[key] = Sum(key, 0.0, 0, {}, set())
-        known.cost = add_cost(known.cost, payload)
-        known.steps += 1
+        add_step(known, payload)
         known.roots.add(root)
-        add_tokens(known.tokens, payload.get("tokens"))
 
     def _key(self, record: Record, payload: dict[str, Any], root: str) -> str:
         match self._by:

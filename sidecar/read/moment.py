@@ -20,17 +20,9 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
     """A session after its first ``at`` records: who, where, how long, what it cost and what it waits for."""
     upto = past.upto(at)
     catalog, spans = past.catalog(at), past.spans(at).found
-    tokens: dict[str, int | float] = {}
-    for stream in catalog.streams.values():
-        for name, count in stream.tokens.items():
-            tokens[name] = tokens.get(name, 0) + count
     own = catalog.sessions.get(past.session)
     last = past.records[upto - 1] if upto else None
     now = last.event.ts if last is not None else 0
-    lasted = {
-        kind: sum(max((span.end or now) - span.start, 0) for span in spans if span.kind == kind)
-        for kind in ("turn", "wait")
-    }
     return {
         "stream_id": past.stream,
         "title": own.title if own is not None else "",
@@ -41,11 +33,9 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
         "at": upto,
         "first_ts": past.records[0].event.ts if past.records else None,
         "ts": now,
-        "turns": sum(len(root.turns) for root in past.conversation(at).roots),
-        "cost": round(sum(each.cost for each in catalog.streams.values()), 9),
-        "tokens": tokens,
-        "working_ms": lasted["turn"],
-        "waiting_ms": lasted["wait"],
+        **catalog.figures(catalog.sessions),
+        "working_ms": sum(session.worked_ms(now) for session in catalog.sessions.values()),
+        "waiting_ms": sum(max((span.end or now) - span.start, 0) for span in spans if span.kind == "wait"),
         "counts": counted(past.marks, upto),
         "asks": [msgspec.structs.asdict(ask) for ask in catalog.asks()],
         "sessions": tree(catalog),
@@ -61,8 +51,8 @@ def tree(catalog: Catalog) -> list[dict[str, Any]]:
 
     def add(session_id: str, depth: int) -> None:
         session = catalog.sessions[session_id]
-        state = "waiting" if session.asks else "active" if session.is_active else "ended" if session.ended else "idle"
-        rows.append({"id": session.id, "title": session.title, "agent": session.agent, "depth": depth, "status": state})
+        about = {"id": session.id, "title": session.title, "agent": session.agent}
+        rows.append({**about, "depth": depth, "status": session.status})
         for child in catalog.children(session_id):
             add(child.id, depth + 1)
 

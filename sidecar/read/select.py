@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import ClassVar, Final, cast
+from typing import Final, cast
 from weakref import WeakKeyDictionary
 
 from sidecar.processes import still_runs
@@ -16,7 +16,6 @@ from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.read.wording import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
-from streams.lineage import Lineage
 from streams.log.reader import LogReader, every_record
 from streams.projection import fold, resume
 from streams.query import EVERYTHING, Filter
@@ -25,51 +24,16 @@ from streams.store import NOTHING, Record
 
 
 class SelectError(Exception):
-    """What the person named cannot be shown::
+    """What the person named cannot be shown; the text says why, and names similar ones.
 
-    SelectError
-    ├── NotFound     no stream or event matches; names similar ones
-    ├── NoLog        the log holds no stream yet
-    ├── Ambiguous    several streams or events match; names some of them
-    ├── ChildSession a session was named where a stream is needed
-    └── AllPruned    the stream was fully pruned; says when
+    ``code`` is stable: ``not-found``; ``no-log``: the log holds no stream yet; ``ambiguous``: several streams or events
+    match; ``not-a-stream``: a child session was named where a stream is needed; ``pruned``: nothing of ``stream`` is
+    left.
     """
 
-    code: ClassVar[str] = "cannot-select"
-
-
-class NotFound(SelectError):
-    """No stream or event matches; the text names similar ones."""
-
-    code = "not-found"
-
-
-class NoLog(SelectError):
-    """The log holds no stream yet."""
-
-    code = "no-log"
-
-
-class Ambiguous(SelectError):
-    """The given name matches several streams or events; the text names some of them."""
-
-    code = "ambiguous"
-
-
-class ChildSession(SelectError):
-    """A child session was named where a stream is needed; the text names its stream."""
-
-    code = "not-a-stream"
-
-
-class AllPruned(SelectError):
-    """The named stream was fully pruned, so nothing of it is left. The text says when."""
-
-    code = "pruned"
-
-    def __init__(self, stream: str, text: str) -> None:
+    def __init__(self, code: str, text: str, stream: str = "") -> None:
         super().__init__(text)
-        self.stream = stream
+        self.code, self.stream = code, stream
 
 
 SHORT_STREAM: Final = 10
@@ -124,7 +88,7 @@ async def find_stream(reader: LogReader, given: str) -> str:
     """
     stream, session = await find_session(reader, given)
     if session is not None:
-        raise ChildSession(f"{given!r} is a session in the stream {stream}; name that stream")
+        raise SelectError("not-a-stream", f"{given!r} is a session in the stream {stream}; name that stream")
     return stream
 
 
@@ -145,32 +109,31 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
                 return known.event.stream_id, None
     catalog, fault = await catalog_of(reader)
     seen = catalog.streams
-    sessions = {session.id: session.stream for session in catalog.lineage.sessions.values()}
-    if given in seen or given in sessions:
-        return (given, None) if given in seen else (sessions[given], given)
-    for names in (seen, sessions):
-        found = [n for n in names if n.startswith(given)]
-        found = found or [n for n in names if _ends_with(n, given, SHORT_STREAM)]
+    sessions = {session.id: session.stream for session in catalog.sessions.values()}
+    if given in sessions and given not in seen:
+        return sessions[given], given
+    for names, what in ((list(seen), "streams"), (list(sessions), "sessions")):
+        found = matching(given, names)
         if len(found) == 1:
-            return (found[0], None) if names is seen else (sessions[found[0]], found[0])
+            return (found[0], None) if found[0] in seen else (sessions[found[0]], found[0])
         if found:
-            what = "streams" if names is seen else "sessions"
-            raise Ambiguous(f"{given!r} matches {len(found)} {what}: {_some(found)}; type more of the id")
+            text = f"{given!r} matches {len(found)} {what}: {_some(found)}; type more of the id"
+            raise SelectError("ambiguous", text)
     if fault is not None:
         raise fault
     removed = await reader.removed()
     texts = {name: told for name, gone in removed.items() if (told := pruned_text(name, gone)) is not None}
-    fitting = [given] if given in texts else [n for n in texts if n.startswith(given)]
-    fitting = fitting or [name for name in texts if name.endswith(given)]
+    fitting = matching(given, texts)
     if len(fitting) == 1:
-        raise AllPruned(fitting[0], texts[fitting[0]])
+        raise SelectError("pruned", texts[fitting[0]], fitting[0])
     if fitting:
-        raise Ambiguous(f"{given!r} matches {len(fitting)} streams, all pruned: {_some(fitting)}; type more of the id")
+        text = f"{given!r} matches {len(fitting)} streams, all pruned: {_some(fitting)}; type more of the id"
+        raise SelectError("ambiguous", text)
     if not seen:
-        raise NoLog(empty_text(reader))
+        raise SelectError("no-log", empty_text(reader))
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
     hint = f"did you mean {_some(near)}?" if near else "`durable-stream streams` lists all streams"
-    raise NotFound(f"no stream or session matches {given!r}; {hint}")
+    raise SelectError("not-found", f"no stream or session matches {given!r}; {hint}")
 
 
 def pruned_text(stream: str, gone: StreamRemoval) -> str | None:
@@ -203,12 +166,12 @@ async def find_event(reader: LogReader, given: str) -> Record:
         return record
     if found:
         count = "several" if len(found) > _SHOWN else str(len(found))
-        raise Ambiguous(f"{given!r} matches {count} events: {_some(found)}; type more of the id")
+        raise SelectError("ambiguous", f"{given!r} matches {count} events: {_some(found)}; type more of the id")
     if reader.head == NOTHING:
-        raise NoLog(empty_text(reader))
+        raise SelectError("no-log", empty_text(reader))
     near = await _ids(reader, "", lambda each: _is_near(each, wanted))
     hint = f"did you mean {_some(near[:_SHOWN])}?" if near else "`durable-stream log STREAM` and `query` show ids"
-    raise NotFound(f"no event matches {given!r}; {hint}")
+    raise SelectError("not-found", f"no event matches {given!r}; {hint}")
 
 
 async def _ids(reader: LogReader, part: str, fits: Callable[[str], bool]) -> list[str]:
@@ -237,64 +200,33 @@ class Family:
     """
 
     def __init__(
-        self, stream: str, lineage: Lineage | None = None, *, only: bool = False, session: str | None = None
+        self, stream: str, catalog: Catalog | None = None, *, only: bool = False, session: str | None = None
     ) -> None:
-        self.stream, self.lineage, self._only, self._session = stream, lineage or Lineage(), only, session
+        self.stream, self.catalog, self._only, self._session = stream, catalog or Catalog(), only, session
         self.streams: set[str] = set()
-        self._numbers: dict[str, int] | None = None
         self._refresh()
 
     def apply(self, record: Record) -> set[str]:
         """Take the next record in position order; return the streams that this record joined to the family."""
         before = self.streams
-        self.lineage.apply(record)
+        self.catalog.apply(record)
         if record.event.type.startswith(("lifecycle.", "lineage.")):
             self._refresh()
         return self.streams - before
 
     def _refresh(self) -> None:
-        self._numbers = None
-        session = next((s for s in self.lineage.sessions.values() if s.stream == self.stream), None)
-        if session is None or self._only:
-            self.streams = {self.stream}
-        else:
-            self.streams = {self.stream, *self.lineage.streams_of(session.id)}
+        own = None if self._only else self.catalog.own_session(self.stream)
+        self.streams = {self.stream, *(self.catalog.streams_of(own.id) if own is not None else ())}
 
     def __contains__(self, record: Record) -> bool:
         if record.event.stream_id not in self.streams:
             return False
-        return self._session is None or self._session in self._above(record)
+        session = record.event.payload.get("session")
+        return self._session is None or (isinstance(session, str) and self._session in self.catalog.above(session))
 
     def filter(self, wanted: Filter = EVERYTHING) -> Filter:
         """``wanted``, limited to the streams of the family."""
         return replace(wanted, streams=tuple(sorted(self.streams)))
-
-    def place(self, record: Record) -> str:
-        """The place of a record's session in its family: ``2.1`` is the first child of the root's second child; empty
-        for the root.
-
-        Children are numbered in the order in which they first appeared.
-        """
-        if self._numbers is None:
-            self._numbers, counts = {}, dict[str, int]()
-            for session in self.lineage.sessions.values():
-                if session.parent is not None:
-                    counts[session.parent] = counts.get(session.parent, 0) + 1
-                    self._numbers[session.id] = counts[session.parent]
-        return ".".join(str(self._numbers[session]) for session in reversed(self._above(record)[:-1]))
-
-    def depth(self, record: Record) -> int:
-        """How many ancestors the record's session has; 0 for a root session and for records without a session."""
-        return max(len(self._above(record)) - 1, 0)
-
-    def _above(self, record: Record) -> list[str]:
-        """The record's session and its ancestors, the root last; empty for a record without a session."""
-        found: list[str] = []
-        session = record.event.payload.get("session")
-        while isinstance(session, str) and session in self.lineage.sessions and session not in found:
-            found.append(session)
-            session = self.lineage.sessions[session].parent
-        return found
 
 
 async def family_of(reader: LogReader, stream: str, *, only: bool = False, session: str | None = None) -> Family:
@@ -304,7 +236,7 @@ async def family_of(reader: LogReader, stream: str, *, only: bool = False, sessi
     """
     # Ignore the fault that ``catalog_of`` returns, because reading the family's records finds and reports it.
     catalog, _ = await catalog_of(reader)
-    return Family(stream, catalog.lineage, only=only, session=session)
+    return Family(stream, catalog, only=only, session=session)
 
 
 async def records_of(
@@ -358,6 +290,13 @@ def empty_text(reader: LogReader) -> str:
     if reader.head != NOTHING:
         return f"what was recorded in {home} has been pruned; `durable-stream verify` shows how much"
     return f"nothing was recorded in {home} yet; check `--home`, or run `durable-stream doctor` to see why"
+
+
+def matching(given: str, names: Collection[str]) -> list[str]:
+    """The name that ``given`` is, or else those that begin with it, or else those that end with it."""
+    if given in names:
+        return [given]
+    return [n for n in names if n.startswith(given)] or [n for n in names if _ends_with(n, given, SHORT_STREAM)]
 
 
 def _ends_with(identifier: str, given: str, shown: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bridge.opencode.capture.table import STEP_STARTED
 from streams.store import Record
 
-Told = tuple[Record, int, str]
+Told = tuple[Record, str, int]
 """A record with its place in a list: see ``Lines.print``."""
 
 
@@ -15,13 +15,13 @@ class Starts:
     def __init__(self) -> None:
         self._held: dict[str, Told] = {}
 
-    def holds(self, record: Record, depth: int, place: str) -> bool:
+    def holds(self, record: Record, place: str, depth: int) -> bool:
         """Take the next record; true if it is a start, which is held until its call ends."""
         event, payload = record.event, record.event.payload
         session = f"{payload.get('session')}:"
         call = f"{session}{payload.get('part')}"
         if event.type == STEP_STARTED:
-            self._held[call] = record, depth, place
+            self._held[call] = record, place, depth
         elif event.type == "execution.step":
             self._held.pop(call, None)
         elif event.type == "turn.ended":

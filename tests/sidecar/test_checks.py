@@ -258,8 +258,12 @@ def test_a_start_that_waits_for_npm(healthy_home: Home, tmp_path: Path) -> None:
     known = tmp_path / "known" / "below"
     known.mkdir(parents=True)
     (tmp_path / "known" / ".git").mkdir()
-    session = event(type_="lifecycle.session.created", stream="ses_k", payload={"directory": str(known)})
-    gone = event(type_="lifecycle.session.created", stream="ses_g", payload={"directory": "/no/such/project"})
+    session = event(
+        type_="lifecycle.session.created", stream="ses_k", payload={"session": "ses_k", "directory": str(known)}
+    )
+    gone = event(
+        type_="lifecycle.session.created", stream="ses_g", payload={"session": "ses_g", "directory": "/no/such/project"}
+    )
     asyncio.run(append(healthy_home.store_path, [[session], [gone]]))
     assert look(healthy_home)["start-up"].level == "ok"
     directories = [tmp_path / name / ".opencode" for name in ("project", "user", "known")]

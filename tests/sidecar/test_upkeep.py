@@ -15,14 +15,13 @@ from sidecar.care import upkeep as module
 from sidecar.care.upkeep import SNAPSHOT, Upkeep, restore
 from sidecar.config import StoreConfig
 from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
-from sidecar.read.overview import Overview
 from sidecar.read.select import catalog_of
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.prune_plan import PruneRequest
 from streams.log.reader import LogReader
-from streams.projection import fold, state_hash
+from streams.projection import fold
 from streams.query import Filter
 from streams.retention import Forgotten
 from streams.store import Record
@@ -104,10 +103,7 @@ async def test_lives_that_resume_equal_a_full_replay(tmp_path: Path, backend: Ba
     assert snapshot is not None and snapshot.position == reader.head
     resumed, fault = await catalog_of(reader)
     full = await fold(Catalog(), reader.read_all())
-    assert fault is None and resumed.dump() == full.dump() and state_hash(resumed) == state_hash(full)
-    # The catalog says of streams what the overview of all turns says.
-    overview = await fold(Overview(), reader.read_all())
-    assert [full.stream_json(stream) for stream in full.streams] == overview.state()["streams"]
+    assert fault is None and resumed.dump() == full.dump()
     await reader.close()
 
 

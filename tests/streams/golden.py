@@ -17,7 +17,7 @@ from typing import Any, Final
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
 from sidecar.care.upkeep import SNAPSHOT
 from streams.identity import seeded_identity
-from streams.lineage import Lineage
+from streams.lineage import Lineage, Session
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
@@ -52,7 +52,7 @@ async def described(reader: StreamReader, backend: Backend) -> dict[str, Any]:
         "backend": backend,
         "records": len(records),
         "tails": tails,
-        "lineage": state_hash(await fold(Lineage(), reader.read_all())),
+        "lineage": state_hash(await fold(Lineage(Session), reader.read_all())),
         "capture": {"version": STATE_VERSION, "sha256": sha256(state.dump()).hexdigest()},
     }
 

@@ -86,13 +86,13 @@ HASHES = """
 import sys
 from hashlib import sha256
 from bridge.opencode.capture.state import CaptureState
-from streams.lineage import Lineage
+from streams.lineage import Lineage, Session
 from streams.projection import state_hash
 from streams.store import Record
 from tests.bridge.opencode.playing import play
 
 for name in sys.argv[1:]:
-    state, lineage = CaptureState(), Lineage()
+    state, lineage = CaptureState(), Lineage(Session)
     for position, event in enumerate(play(name).log.events.values()):
         state.apply(event)
         lineage.apply(Record(event, 0, position, ""))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streams.lineage import CREATED, ENDED, LINKED, RESUMED, Lineage, span_id, trace_id, traceparent
+from streams.lineage import CREATED, ENDED, LINKED, RESUMED, Lineage, Session, span_id, trace_id, traceparent
 from streams.store import Record
 from tests.streams.builders import event
 
@@ -15,8 +15,8 @@ Told = tuple[str, str, dict[str, Any]]
 """Stream, type, payload."""
 
 
-def told(*records: Told) -> Lineage:
-    lineage = Lineage()
+def told(*records: Told) -> Lineage[Session]:
+    lineage = Lineage(Session)
     for position, (stream, type_, payload) in enumerate(records):
         lineage.apply(Record(event(stream=stream, type_=type_, payload=payload), 0, position, ""))
     return lineage
@@ -92,8 +92,8 @@ class TestLife:
         again = told(*story, ("r", RESUMED, {"session": "r"}))
         assert not again.sessions["r"].ended and again.sessions["r"].title == "Fixed"
 
-    def test_a_session_first_seen_resumed_is_known_by_its_stream(self) -> None:
-        lineage = told(("ses_9", RESUMED, {"lineage": "unknown"}))
+    def test_a_session_first_seen_resumed_may_be_unknown(self) -> None:
+        lineage = told(("ses_9", RESUMED, {"session": "ses_9", "lineage": "unknown"}))
         assert list(lineage.sessions) == ["ses_9"] and not lineage.sessions["ses_9"].known
 
 

@@ -47,7 +47,7 @@ class Check(NamedTuple):
 class Survey(NamedTuple):
     """What the checks need from the log. ``fault`` says why the log cannot be read.
 
-    Times are in ms since 1970; ``directories`` are the directories of the recorded sessions.
+    Times are in ms since 1970; ``directories`` are those of the recorded sessions, the newest first.
     """
 
     head: int = -1

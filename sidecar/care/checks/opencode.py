@@ -280,7 +280,7 @@ def check_startup(scene: Scene) -> list[Check]:
     directories = dict.fromkeys(scene.config_directories.all)
     if scene.is_everywhere:
         linked = [str(link.get("directory") or "/") for link in (scene.answer or {}).get("links") or []]
-        for project in dict.fromkeys([*linked, *scene.survey.directories[-PROJECTS:]]):
+        for project in dict.fromkeys([*linked, *scene.survey.directories[:PROJECTS]]):
             directories |= dict.fromkeys(ConfigDirectories.of(Path(project), scene.environ).others)
     checks = [check for directory in directories for check in _check_directory(scene, directory)]
     return checks or [Check("start-up", "ok", "OpenCode's start does not wait for npm")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from sidecar.read.wording import bytes_text
 from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log.presence import HEAD_FILES, kept_hint, located
 from streams.log.reader import LogReader
-from streams.query import Filter, describe_span
-from streams.store import NOTHING, Record
+from streams.query import describe_span
+from streams.store import NOTHING
 
 TAIL_RECORDS = 2000
 
@@ -40,7 +39,6 @@ async def survey(home: Home) -> Survey:
     from sidecar.background.reading import read_failing, read_intents
 
     newest, last_ts = 0, None
-    directories: dict[str, None] = {}
     try:
         reader = LogReader(home.store_path)
         head = reader.head
@@ -48,12 +46,9 @@ async def survey(home: Home) -> Survey:
             newest += 1
             last_ts = max(last_ts or 0, record.event.ts)
         pruned = sum(gone.first_offset for gone in (await reader.removed()).values())
-        catalog, _ = await catalog_of(reader)
-        async for record in _sessions(reader):
-            directory = record.event.payload.get("directory")
-            if isinstance(directory, str) and directory:
-                directories.pop(directory, None)
-                directories[directory] = None
+        catalog, damage = await catalog_of(reader)
+        if damage is not None:
+            raise damage
         failing = await read_failing(reader)
         work = await read_intents(reader)
         fault, torn = await _quick_findings(home)
@@ -68,7 +63,9 @@ async def survey(home: Home) -> Survey:
     hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)
     kept = tuple(root for each in work.intents.values() if (root := worktree_of(work, each)))
     saved = sum(bool(each.changes.get("ref")) for each in work.intents.values())
-    found = Survey(head, newest, last_ts, tuple(directories), fault, hint, torn, backend, pruned, failing)
+    newest_first = sorted(catalog.streams.values(), key=lambda stream: stream.last_position, reverse=True)
+    directories = tuple(dict.fromkeys(stream.directory for stream in newest_first if stream.directory))
+    found = Survey(head, newest, last_ts, directories, fault, hint, torn, backend, pruned, failing)
     return found._replace(losses=tuple(catalog.loss_texts()), worktrees=kept, saved=saved)
 
 
@@ -87,11 +84,6 @@ async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
     wrong = [finding for finding in found if finding not in mended]
     more = f" (and {counted(len(wrong) - 1, 'more fault')})" if len(wrong) > 1 else ""
     return f"{wrong[0]}{more}" if wrong else None, str(mended[0]) if mended else None
-
-
-async def _sessions(reader: LogReader) -> AsyncIterator[Record]:
-    async for record in reader.query(Filter(types=("lifecycle.session.*",))):
-        yield record
 
 
 def check_sidecar(scene: Scene) -> list[Check]:

@@ -61,7 +61,7 @@ async def export(
     chrome-trace, writes when which turn, model, tool and child session ran; otlp has no texts.
     """
     from sidecar.cli.printing.transcript import written_to
-    from sidecar.cli.shared.project import newest_stream, newest_text
+    from sidecar.cli.shared.project import newest_stream
     from sidecar.read.select import family_of, find_stream, open_reader
     from streams.log.directory import read_manifest
 
@@ -76,7 +76,6 @@ async def export(
     reader = open_reader(store)
     if stream is None:
         stream = await newest_stream(reader, None)
-        note(await newest_text(reader, stream))
     else:
         stream = await find_stream(reader, stream)
     family = await family_of(reader, stream)
@@ -130,7 +129,7 @@ async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO
 
     seal = Seal()
     head = reader.head
-    known = family.lineage.sessions.items()
+    known = family.catalog.sessions.items()
     sessions = {name: each.stream for name, each in known if each.stream in family.streams}
     beside = await told_beside(reader, sessions, log_id)
     first = header(family.stream, [*family.streams], log_id, own_identity().now_ms())

@@ -63,10 +63,12 @@ async def inspect(
 
 async def _path(reader: LogReader, name: str) -> str:
     """The page of the session or the event that ``name`` names."""
-    from sidecar.read.select import NotFound, find_event, find_session
+    from sidecar.read.select import SelectError, find_event, find_session
 
     try:
         stream, session = await find_session(reader, name)
         return f"/s/{session or stream}"
-    except NotFound:
+    except SelectError as error:
+        if error.code != "not-found":
+            raise
         return f"/e/{(await find_event(reader, name)).event.id}"

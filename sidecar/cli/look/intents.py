@@ -125,19 +125,12 @@ async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
 
 async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
     from sidecar.read.host_agents import host_agents
-    from sidecar.read.overview import Overview
     from sidecar.read.select import catalog_of
-    from streams.query import Filter
 
     catalog, fault = await catalog_of(reader)
-    overview = Overview()
-    streams = tuple({session.stream for session in catalog.sessions.values() if session.is_background})
-    if streams:
-        async for record in reader.query(Filter(streams=streams)):
-            overview.apply(record)
     if fault is not None:
         raise fault
-    return host_agents(overview)
+    return host_agents(catalog)
 
 
 async def _diff(intent: Intent) -> str:

@@ -54,8 +54,8 @@ async def log(
     """
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import Lines
-    from sidecar.cli.shared.project import newest_stream, newest_text
-    from sidecar.read.select import Ambiguous, SelectError, family_of, find_session, open_reader, pruned_text
+    from sidecar.cli.shared.project import newest_stream
+    from sidecar.read.select import SelectError, family_of, find_session, open_reader, pruned_text
 
     out = Output(json)
     store = home_of(context).store_path
@@ -72,13 +72,10 @@ async def log(
     session = None
     if stream is None:
         stream = await newest_stream(reader, project)
-        note(await newest_text(reader, stream))
     try:
         stream, session = await find_session(reader, stream)
-    except Ambiguous:
-        raise
-    except SelectError:
-        if not follow:
+    except SelectError as error:
+        if not follow or error.code == "ambiguous":
             raise
         note(f"No stream matches {stream!r} yet. Waiting for the stream; press Ctrl-C to stop.")
     family = await family_of(reader, stream, only=only, session=session)
@@ -114,7 +111,7 @@ async def _print(
         async for record in records_of(reader, family, up_to=head):
             lines.learn(record)
             if record.position > after and wanted.matches(record.event):
-                lines.print(record, family.depth(record), family.place(record))
+                lines.print(record, family.catalog.place_of(record))
         lines.print_running()
         return head
     kept, fault = await newest(
@@ -122,7 +119,7 @@ async def _print(
     )
     await lines.look_up(reader, *kept)
     for record in kept:
-        lines.print(record, family.depth(record), family.place(record))
+        lines.print(record, family.catalog.place_of(record))
     lines.print_running()
     if fault is not None:
         raise fault
@@ -168,9 +165,9 @@ async def _follow(
             async for earlier in LogReader(store).read(stream):
                 lines.learn(earlier)
                 if earlier.position < record.position and wanted.matches(earlier.event):
-                    lines.print(earlier, family.depth(earlier), family.place(earlier))
+                    lines.print(earlier, family.catalog.place_of(earlier))
         if record in family and wanted.matches(record.event):
-            lines.print(record, family.depth(record), family.place(record))
+            lines.print(record, family.catalog.place_of(record))
             out.flush()
 
 
@@ -193,7 +190,7 @@ async def _follow_all(
         kept, fault = await newest(reader, lines.filter(), last, lines.fits)
         await lines.look_up(reader, *kept)
         for record in kept:
-            lines.print(record)
+            lines.print_headed(record)
         if fault is not None:
             raise fault
     lines.print_waiting()
@@ -207,5 +204,5 @@ async def _follow_all(
         lines.learn(record)
         if lines.fits(record):
             await lines.look_up(reader, record)
-            lines.print(record, fresh=True)
+            lines.print_headed(record, fresh=True)
             out.flush()

@@ -64,7 +64,7 @@ async def read(
         written_to,
     )
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.cli.shared.project import newest_stream, newest_text
+    from sidecar.cli.shared.project import newest_stream
     from sidecar.read.select import family_of, find_session, open_reader
     from sidecar.read.transcript.model import Reading
 
@@ -75,9 +75,7 @@ async def read(
     shown = out.terminal and form is None and output is None
     session = None
     if stream is None:
-        stream = await newest_stream(reader, project)
-        if not shown:
-            note(await newest_text(reader, stream))
+        stream = await newest_stream(reader, project, tell=not shown)
     else:
         stream, session = await find_session(reader, stream)
     family = await family_of(reader, stream, session=session)

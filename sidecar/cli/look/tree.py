@@ -11,16 +11,14 @@ from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.project import ProjectOption
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from rich.tree import Tree
+    from rich.tree import Tree as Shown
 
     from sidecar.cli.printing.output import Output
-    from sidecar.read.catalog import SessionView
-    from sidecar.read.overview import Overview, TurnView
+    from sidecar.read.catalog import Catalog, SessionView
+    from sidecar.read.transcript.model import Turn
+    from sidecar.read.tree import Tree
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
-    from streams.store import Record
 
 
 async def tree(
@@ -33,133 +31,101 @@ async def tree(
     """Show sessions and turns, with their results."""
     from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
-    from sidecar.read.select import catalog_of, empty_text, family_of, find_session, open_reader, records_of
+    from sidecar.read.select import catalog_of, empty_text, family_of, find_session, open_reader
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
+    catalog, fault = await catalog_of(reader)
+    session = None
     if stream is None:
-        chosen = project_or_here((await catalog_of(reader))[0], project, stream)
-        printed = await _whole_tree(out, reader, limit, chosen)
-        if not printed and chosen is not None:
-            note(NOTHING_THERE.format(project))
-            return
+        chosen = project_or_here(catalog, project, stream)
     else:
         stream, session = await find_session(reader, stream)
-        overview, fault = await _overview(records_of(reader, await family_of(reader, stream)))
-        roots = overview.roots() if session is None else [overview.sessions[session]]
-        printed = _print_roots(out, overview, roots[-limit:] if limit else roots)
-        if fault is not None:
-            raise fault
+        chosen = (await family_of(reader, stream)).streams
+    roots = [root for root in catalog.roots() if chosen is None or root.stream in chosen]
+    printed = [catalog.sessions[session]] if session is not None else roots[-limit:] if limit else roots
+    torn = await _print(out, reader, catalog, printed)
+    if (fault := fault or torn) is not None:
+        raise fault
     if printed:
         return
     if stream is not None:
         note(f"{stream} holds no session.")
-    elif (await catalog_of(reader))[0].streams:
+    elif chosen is not None:
+        note(NOTHING_THERE.format(project))
+    elif catalog.streams:
         note("No session was recorded, or all were forgotten; `durable-stream streams --all` lists every stream.")
     else:
         note(f"No sessions: {empty_text(reader)}.")
 
 
-async def _overview(records: AsyncIterator[Record]) -> tuple[Overview, CorruptLog | None]:
-    """Fold ``records`` into an overview; also return the fault that ended reading early, if any."""
-    from sidecar.read.overview import Overview
-    from streams.errors import CorruptLog
-
-    overview = Overview()
-    try:
-        async for record in records:
-            overview.apply(record)
-    except CorruptLog as error:
-        return overview, error
-    return overview, None
-
-
-async def _whole_tree(out: Output, reader: LogReader, limit: int | None, chosen: set[str] | None) -> int:
-    """Print every session, or the newest ``limit`` roots and their descendants. Returns the number of roots.
-
-    ``chosen`` are the streams to print; ``None`` for all.
+async def _print(out: Output, reader: LogReader, catalog: Catalog, roots: list[SessionView]) -> CorruptLog | None:
+    """Print some sessions and their descendants. Returns the fault that ended reading early, if any.
 
     If the log has an index of a stream's records, sessions are read and printed one family (a root session with its
     descendants) at a time. So the first family appears at once, and even a long log needs little memory.
     """
-    from sidecar.read.select import catalog_of
+    from sidecar.read.tree import Tree
+    from streams.errors import CorruptLog
     from streams.query import Filter
 
-    if not reader.is_indexed:
-        overview, fault = await _overview(reader.read_all())
-        roots = [root for root in overview.roots() if chosen is None or root.stream in chosen]
-        printed = _print_roots(out, overview, roots[-limit:] if limit else roots)
-        if fault is not None:
-            raise fault
-        return printed
-    catalog, fault = await catalog_of(reader)
-    heads = [root for root in catalog.roots() if chosen is None or root.stream in chosen]
-    for root in heads[-limit:] if limit else heads:
-        streams = tuple(catalog.lineage.streams_of(root.id))
-        overview, torn = await _overview(reader.query(Filter(streams=streams)))
-        _print_roots(out, overview, [overview.sessions[root.id]] if root.id in overview.sessions else [])
-        fault = fault or torn
-    if fault is not None:
-        raise fault
-    return len(heads)
+    fault = None
+    for some in [[root] for root in roots] if reader.is_indexed else [roots]:
+        tree = Tree(catalog)
+        streams = dict.fromkeys(stream for root in some for stream in catalog.streams_of(root.id))
+        try:
+            async for record in reader.query(Filter(streams=tuple(streams) or ("",))):
+                tree.apply(record)
+        except CorruptLog as error:
+            fault = error
+        for root in some:
+            _print_root(out, tree, root)
+    return fault
 
 
-def _print_roots(out: Output, overview: Overview, roots: list[SessionView]) -> int:
-    for root in roots:
-        if out.json:
-            out.object(overview.session_json(root))
-        elif out.terminal:
-            from rich.tree import Tree
+def _print_root(out: Output, tree: Tree, root: SessionView) -> None:
+    if out.json:
+        out.object(tree.as_json(root))
+    elif out.terminal:
+        from rich.tree import Tree as Shown
 
-            top = Tree(_session_label(overview, root, out.width), guide_style="dim")
-            _grow(overview, root, top, out.width)
-            out.console.print(top, no_wrap=True, overflow="ellipsis", crop=True)
-        else:
-            _plain(out, overview, root, 0)
-    return len(roots)
+        top = Shown(_session_label(root, out.width), guide_style="dim")
+        _grow(tree, root, top, out.width)
+        out.console.print(top, no_wrap=True, overflow="ellipsis", crop=True)
+    else:
+        _plain(out, tree, root, 0)
 
 
-def _grow(overview: Overview, session: SessionView, node: Tree, width: int) -> None:
-    for turn, below in _branches(overview, session):
+def _grow(tree: Tree, session: SessionView, node: Shown, width: int) -> None:
+    for turn, below in tree.branches(session):
         inner = node if turn is None else node.add(_turn_label(turn, _now(session, turn), width))
         for child in below:
-            _grow(overview, child, inner.add(_session_label(overview, child, width)), width)
+            _grow(tree, child, inner.add(_session_label(child, width)), width)
 
 
-def _plain(out: Output, overview: Overview, session: SessionView, depth: int) -> None:
+def _plain(out: Output, tree: Tree, session: SessionView, depth: int) -> None:
     from sidecar.read.wording import one_line
 
     indent = "  " * depth
-    marks = "".join(f" [{mark}]" for mark in _marks(overview, session))
+    marks = "".join(f" [{mark}]" for mark in _marks(session))
     out.text(indent + one_line(f"session {session.id} {session.agent} {session.title}{marks}"))
-    for turn, below in _branches(overview, session):
+    for turn, below in tree.branches(session):
         if turn is not None:
             told = f"turn {turn.outcome or 'open'} {_figures(turn)} {_now(session, turn)}{turn.asked}"
             out.text(f"{indent}  " + one_line(told))
         for child in below:
-            _plain(out, overview, child, depth + (1 if turn is None else 2))
+            _plain(out, tree, child, depth + (1 if turn is None else 2))
 
 
-def _branches(overview: Overview, session: SessionView) -> list[tuple[TurnView | None, list[SessionView]]]:
-    """The session's turns, each with the sessions that the turn started; at the end, child sessions of unknown
-    origin."""
-    below = {child.id: child for child in overview.children(session.id)}
-    branches: list[tuple[TurnView | None, list[SessionView]]] = [
-        (turn, [below.pop(child) for child in turn.spawned if child in below]) for turn in overview.turns(session.id)
-    ]
-    return [*branches, (None, list(below.values()))]
-
-
-def _marks(overview: Overview, session: SessionView) -> list[str]:
+def _marks(session: SessionView) -> list[str]:
     """What is particular about a session."""
     from sidecar.read.host_agents import LABEL
 
-    fork = overview.fork(session.id)
-    marks = (session.ended, f"{LABEL} background agent" if session.is_background else "", fork and f"fork of {fork}")
-    return [mark for mark in marks if mark]
+    background = f"{LABEL} background agent" if session.is_background else ""
+    return [mark for mark in (session.ended, background, session.fork and f"fork of {session.fork}") if mark]
 
 
-def _session_label(overview: Overview, session: SessionView, width: int) -> Any:
+def _session_label(session: SessionView, width: int) -> Any:
     from rich.text import Text
 
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, shortened
@@ -170,19 +136,19 @@ def _session_label(overview: Overview, session: SessionView, width: int) -> Any:
     label.append(f"  {one_line(session.agent)}" if session.agent else "")
     name = one_line(session.id)
     label.append(f"  {name if width >= WHOLE_ID_WIDTH else shortened(name)}", "dim")
-    for mark in _marks(overview, session):
+    for mark in _marks(session):
         label.append(f"  {one_line(mark)}", "dim")
     return label
 
 
-def _turn_label(turn: TurnView, now: str, width: int) -> Any:
+def _turn_label(turn: Turn, now: str, width: int) -> Any:
     from rich.text import Text
 
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH
     from sidecar.read.describe import spent
     from sidecar.read.wording import one_line
 
-    style = {"completed": "green", "failed": "red", None: "bold green"}.get(turn.outcome, "yellow")
+    style = {"completed": "green", "failed": "red", "": "bold green"}.get(turn.outcome, "yellow")
     label = Text(no_wrap=True, overflow="ellipsis")
     label.append(one_line(turn.outcome or "open"), style)
     tokens = spent({"tokens": turn.tokens}) if width >= WHOLE_ID_WIDTH else ""
@@ -192,18 +158,18 @@ def _turn_label(turn: TurnView, now: str, width: int) -> Any:
     return label
 
 
-def _now(session: SessionView, turn: TurnView) -> str:
+def _now(session: SessionView, turn: Turn) -> str:
     """What the session's open turn waits for or runs, and since when."""
     from sidecar.read.wording import local_time, one_line
 
-    if turn.outcome is not None or turn.message != session.turn or not session.is_active:
+    if turn.outcome or turn.message != session.turn or not session.is_active:
         return ""
     if session.asks:
         return "waiting for you · "
     return "".join(f"runs {one_line(c.text)} since {local_time(c.since_ms, '%H:%M:%S')} · " for c in session.running)
 
 
-def _figures(turn: TurnView) -> str:
+def _figures(turn: Turn) -> str:
     from sidecar.read.wording import lasted, money
 
     figures = [f"{turn.steps} step{'' if turn.steps == 1 else 's'}"]

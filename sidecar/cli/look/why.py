@@ -38,7 +38,7 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
     lines = Lines(out)
     for depth, record in enumerate(await with_approvals(reader, chain)):
         await lines.look_up(reader, record)
-        lines.print(record, depth)
+        lines.print(record, depth=depth)
 
 
 async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]:

@@ -73,7 +73,7 @@ def _print_session(out: Output, catalog: Catalog, turn: TurnChanges) -> None:
     name = one_line(turn.session)
     parts = (
         shown_directory(catalog.directory(turn.stream)),
-        known.agent if known is not None and catalog.lineage.root(turn.session) != turn.session else "",
+        known.agent if known is not None and catalog.root(turn.session) != turn.session else "",
         name if out.width >= WHOLE_ID_WIDTH else shortened(name),
     )
     out.line([(title, "bold"), *((f"  {one_line(part)}", "dim") for part in parts if part)])

@@ -11,25 +11,23 @@ from sidecar.cli.shared.project import shown_directory, waiting_lines
 from sidecar.read.background import is_news
 from sidecar.read.catalog import Catalog
 from sidecar.read.projects import Project
-from sidecar.read.select import Family
 from sidecar.read.wording import one_line
-from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
 
 WAITING_STYLE = "bold yellow"
 
 
-class HeadedLines:
+class HeadedLines(Lines):
     """Prints records of all streams or of one project. The caller keeps ``catalog`` up to date.
 
     A pipe gets no headings, because each of its lines names the stream.
     """
 
     def __init__(self, out: Output, catalog: Catalog, wanted: Filter, project: Project | None) -> None:
-        self._out, self._catalog, self._wanted, self.project = out, catalog, wanted, project
-        self._lines = Lines(out)
-        self._family: Family | None = None
+        super().__init__(out)
+        self._catalog, self._wanted, self.project = catalog, wanted, project
+        self._root = ""
         self._streams = self._chosen()
 
     def _chosen(self) -> set[str] | None:
@@ -50,21 +48,13 @@ class HeadedLines:
                 return False
         return self._wanted.matches(record.event)
 
-    def learn(self, record: Record) -> None:
-        self._lines.learn(record)
-
-    async def look_up(self, reader: LogReader, *records: Record) -> None:
-        await self._lines.look_up(reader, *records)
-
-    def print(self, record: Record, *, fresh: bool = False) -> None:
+    def print_headed(self, record: Record, *, fresh: bool = False) -> None:
         """Print one record; a ``fresh`` ask is marked as waiting for a person."""
         root = self._catalog.root_stream(record.event.stream_id)
-        if self._family is None or self._family.stream != root:
-            self._family = Family(root, self._catalog.lineage)
+        if self._root != root:
+            self._root = root
             self._heading(root)
-        elif record.event.type.startswith(("lifecycle.", "lineage.")):
-            self._family = Family(root, self._catalog.lineage)
-        self._lines.print(record, self._family.depth(record), self._family.place(record))
+        self.print(record, self._catalog.place_of(record))
         if fresh and record.event.type == "workflow.checkpoint" and self._out.terminal:
             self._mark(record)
 

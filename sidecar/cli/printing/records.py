@@ -128,11 +128,11 @@ class Lines:
             self.learn(record)
         return found is not None
 
-    def print(self, record: Record, depth: int = 0, place: str = "") -> None:
-        """Print one record; ``depth`` indents the records of child sessions, and ``place`` (such as ``2.1``) identifies
-        the session."""
+    def print(self, record: Record, place: str = "", depth: int = 0) -> None:
+        """Print one record; ``place`` (such as ``2.1``) identifies its session and indents the record, else ``depth``
+        does."""
         self.learn(record)
-        if self._starts is not None and self._starts.holds(record, depth, place):
+        if self._starts is not None and self._starts.holds(record, place, depth):
             return
         event = record.event
         if not self.printed and not self._out.json and not self._out.terminal:
@@ -143,7 +143,7 @@ class Lines:
             return
         line = describe(event, took_ms=self._timing.took_ms(event), waited_ms=self._timing.waited_ms(event))
         if self._out.terminal:
-            self._on_terminal(record, line, depth, place)
+            self._on_terminal(record, line, place, place.count(".") + 1 if place else depth)
         else:
             self._out.cells(
                 iso_time(event.ts), event.stream_id, str(record.offset), event.id, event.actor, event.type, str(line)
@@ -155,7 +155,7 @@ class Lines:
         for told in held.running() if held is not None else ():
             self.print(*told)
 
-    def _on_terminal(self, record: Record, line: Line, depth: int, place: str) -> None:
+    def _on_terminal(self, record: Record, line: Line, place: str, depth: int) -> None:
         event = record.event
         day = local_time(event.ts, "%A, %d %B %Y")
         if day != self._day:

@@ -75,7 +75,7 @@ async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
     catalog, _ = await catalog_of(reader)
     losses = (f"something was lost in {text}" for text in catalog.loss_texts({stream}))
     own = catalog.own_session(stream)
-    origin = catalog.fork(own.id) if own is not None else None
+    origin = own.fork if own is not None else None
     fork = [f"This session is a fork of {origin}, which holds what was said before."] if origin else []
     return (*fork, *([told] if told is not None else ()), *losses)
 

@@ -21,7 +21,7 @@ from sidecar.cli.shared.removing import (
 if TYPE_CHECKING:
     from sidecar.cli.printing.output import Output
     from sidecar.home import Home
-    from sidecar.read.select import AllPruned
+    from sidecar.read.select import SelectError
     from streams.log.reader import LogReader
 
 
@@ -45,14 +45,16 @@ async def forget(
     and types, and the log still passes verification. This cannot be undone. Without --yes, only prints a preview.
     """
     from sidecar.cli.printing.output import Output
-    from sidecar.read.select import AllPruned, find_session, open_reader
+    from sidecar.read.select import SelectError, find_session, open_reader
 
     home, out = home_of(context), Output(json)
     home.check_owner()
     reader = open_reader(home.store_path)
     try:
         stream, child = await find_session(reader, session)
-    except AllPruned as pruned:
+    except SelectError as pruned:
+        if pruned.code != "pruned":
+            raise
         return _tell_pruned(out, home, pruned, yes=yes)
     would = await _would_forget(reader, stream, child)
     is_done = not would["records"] and not await reader.is_removing()
@@ -106,18 +108,13 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
     from sidecar.read.select import Family, catalog_of
 
     catalog, _ = await catalog_of(reader)
-    known = catalog.lineage.sessions
     if child is None:
-        streams = sorted(Family(stream, catalog.lineage).streams, key=lambda name: (name != stream, name))
+        streams = sorted(Family(stream, catalog).streams, key=lambda name: (name != stream, name))
         ids = [id_ for name in streams if (found := catalog.streams.get(name)) is not None for id_ in found.sessions]
     else:
-        streams, ids = [], [child]
-        for id_ in ids:  # the loop also visits the descendants that it appends
-            ids += [session.id for session in known.values() if session.parent == id_ and session.id not in ids]
-    sessions = [
-        {"id": id_, "title": catalog.sessions[id_].title, "parent": known[id_].parent if id_ in known else None}
-        for id_ in ids
-    ]
+        streams, ids = [], catalog.below(child)
+    known = catalog.sessions
+    sessions = [{"id": id_, "title": known[id_].title, "parent": known[id_].parent} for id_ in ids]
     beside = await words_beside(reader, ids)
     records = len(beside.positions)
     async for _record in records_to_forget(reader, streams, ids, streams_beside(known, streams, ids), beside.ids):
@@ -132,19 +129,17 @@ async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
     Takes no lock and writes nothing.
     """
     from sidecar.care.retaining import busy_streams, streams_of_agents
-    from sidecar.care.upkeep import restore
     from sidecar.cli.shared.identity import own_identity
-    from streams.errors import CorruptLog
+    from sidecar.read.select import catalog_of
 
     found = []
     if agents := streams_of_agents(streams):
         found.append(f"because it cannot erase an agent's own stream: {', '.join(agents)}")
-    try:
-        state, _ = await restore(reader)
-        if busy := await busy_streams(reader, state, streams, now_ms=own_identity().now_ms()):
-            found.append(f"because a turn is in progress in {', '.join(busy)}: wait until the turn has ended")
-    except CorruptLog as error:
-        found.append(f"because the log is damaged: {error}")
+    catalog, fault = await catalog_of(reader)
+    if busy := await busy_streams(reader, catalog.open_turns(), streams, now_ms=own_identity().now_ms()):
+        found.append(f"because a turn is in progress in {', '.join(busy)}: wait until the turn has ended")
+    if fault is not None:
+        found.append(f"because the log is damaged: {fault}")
     return found
 
 
@@ -176,7 +171,7 @@ def _tell_forgotten(out: Output, streams: list[str]) -> int:
     return 0
 
 
-def _tell_pruned(out: Output, home: Home, pruned: AllPruned, *, yes: bool) -> int:
+def _tell_pruned(out: Output, home: Home, pruned: SelectError, *, yes: bool) -> int:
     """Report that the records to forget were already pruned. The old store of a migration is gone, too, so nothing is
     left to do."""
     if out.json:

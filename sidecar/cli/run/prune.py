@@ -49,7 +49,7 @@ async def prune(
     session is sent again, it is still recognised as a duplicate. Without --yes, only prints a preview.
     """
     from sidecar.cli.printing.output import Output
-    from sidecar.read.select import AllPruned, find_stream, open_reader
+    from sidecar.read.select import SelectError, find_stream, open_reader
     from streams.log.prune_plan import PruneRequest
 
     home = home_of(context)
@@ -64,7 +64,9 @@ async def prune(
         for stream in streams:
             try:
                 named.append(await find_stream(reader, stream))
-            except AllPruned as pruned:
+            except SelectError as pruned:
+                if pruned.code != "pruned":
+                    raise
                 named.append(pruned.stream)
                 already[pruned.stream] = f"{pruned}; nothing of it is left to remove"
         await reader.close()
@@ -142,14 +144,15 @@ async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
 async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
     """Preview what would be removed. Writes nothing, because the home may be read-only."""
     from sidecar.care.retaining import plan_prune
-    from sidecar.care.upkeep import restore
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.select import open_reader
+    from sidecar.read.select import catalog_of, open_reader
 
     reader = open_reader(home.store_path)
     try:
-        state, _ = await restore(reader)
-        plan = await plan_prune(reader, state, request, now_ms=own_identity().now_ms())
+        catalog, fault = await catalog_of(reader)
+        if fault is not None:
+            raise fault
+        plan = await plan_prune(reader, catalog.open_turns(), request, now_ms=own_identity().now_ms())
         if (unfinished := await reader.cut_off()) is not None:
             note(unfinished)
     finally:

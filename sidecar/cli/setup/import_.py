@@ -112,13 +112,6 @@ async def _opencode_2(home: Home) -> dict[str, Any]:
 
 async def _known(home: Home) -> set[str]:
     """The sessions with records in the log."""
-    from streams.errors import MissingLog
-    from streams.log.reader import LogReader
-    from streams.query import Filter
+    from sidecar.read.select import catalog_of, open_reader
 
-    try:
-        reader = LogReader(home.store_path)
-        records = [record async for record in reader.query(Filter(types=("lifecycle.session.*",)))]
-    except MissingLog:
-        return set()
-    return {str(record.event.payload.get("session")) for record in records}
+    return set((await catalog_of(open_reader(home.store_path)))[0].sessions)

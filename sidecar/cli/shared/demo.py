@@ -19,7 +19,7 @@ from sidecar.cli.shared.follow import follow
 from sidecar.cli.shared.identity import own_identity
 from sidecar.home import Home
 from sidecar.link.client import ClientError, ControlClient
-from sidecar.read.select import Family
+from sidecar.read.catalog import Catalog
 from sidecar.record.playing.hooks import read_recording
 from sidecar.record.playing.play import play
 from sidecar.version import VERSION
@@ -76,12 +76,12 @@ class _Watcher:
 
     async def run(self) -> None:
         """Follow the log without end."""
-        lines, family = Lines(self._out), Family("")
+        lines, catalog = Lines(self._out), Catalog()
         async for record in follow(self._home.store_path):
-            family.apply(record)
+            catalog.apply(record)
             if self._killed_pid and not self._is_back:
                 self._tell_return()
-            lines.print(record, family.depth(record), family.place(record))
+            lines.print(record, catalog.place_of(record))
             self._out.flush()
             self._seen = record.position + 1
             self._progress.set()

@@ -83,35 +83,30 @@ def shown_directory(directory: str) -> str:
     return short_directory(directory, str(Path.home())) if directory else ""
 
 
-async def newest_stream(reader: LogReader, given: str | None) -> str:
+async def newest_stream(reader: LogReader, given: str | None, *, tell: bool = True) -> str:
     """The newest stream of the project that ``--project`` names, else of the current project, else of the whole log.
 
+    ``tell`` prints a note: ``The newest session in ~/shop: ses_1a2b, Fix the login test``.
+
     Raises:
-        NoLog: the log has no stream.
+        SelectError: the log has no stream.
     """
     from sidecar.read.projects import newest_of
-    from sidecar.read.select import NoLog, catalog_of, empty_text
+    from sidecar.read.select import SelectError, catalog_of, empty_text
 
     catalog, _ = await catalog_of(reader)  # damage to the log is ignored here, because reading the stream reports it
     streams = project_streams(catalog, given) if given is not None else streams_here(catalog) or None
     if (newest := newest_of(catalog, streams)) is not None:
+        own, directory = catalog.own_session(newest), shown_directory(catalog.directory(newest))
+        where = f" in {directory}" if directory else ""
+        title = f", {own.title}" if own is not None and own.title else ""
+        if tell:
+            note(f"The newest session{where}: {newest}{title}")
         return newest
     if streams is None and catalog.streams:
-        raise NoLog("there is no session yet, only streams of agents; `durable-stream streams --all` lists them")
-    if streams is None:
-        raise NoLog(empty_text(reader))
-    raise NoLog(NOTHING_THERE.format(given).rstrip("."))
-
-
-async def newest_text(reader: LogReader, stream: str) -> str:
-    """The stream that a command chose: ``The newest session in ~/shop: ses_1a2b, Fix the login test``."""
-    from sidecar.read.select import catalog_of
-
-    catalog, _ = await catalog_of(reader)
-    own, directory = catalog.own_session(stream), shown_directory(catalog.directory(stream))
-    where = f" in {directory}" if directory else ""
-    title = f", {own.title}" if own is not None and own.title else ""
-    return f"The newest session{where}: {stream}{title}"
+        text = "there is no session yet, only streams of agents; `durable-stream streams --all` lists them"
+        raise SelectError("no-log", text)
+    raise SelectError("no-log", empty_text(reader) if streams is None else NOTHING_THERE.format(given).rstrip("."))
 
 
 def waiting_lines(catalog: Catalog, streams: Collection[str] | None, now_ms: int) -> list[str]:

@@ -81,12 +81,13 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes += ["; ".join(each) for each in agent_notes(found)]
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
-        found |= await _read_stopped(home, problems, notes)
+        read, catalog = await _read_stopped(home, problems, notes)
+        found |= read
         # Do not wait again for a store that could not be opened.
         found["nats"] = _nats_stopped(home) if found["log"]["head"] is not None else None
     else:
         known = len(problems)
-        found["log"]["pruned"] = await _look(home, problems)
+        found["log"]["pruned"], catalog = await _look(home, problems)
         found["log"]["damaged"] = len(problems) > known
     if found["log"].get("damaged") and (kept := kept_hint(home.store_path)) is not None:
         notes.append(f"the log is damaged, but {kept}")
@@ -103,7 +104,6 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(
             f"{counted(len(torn), 'torn tail')} set aside in {home.store_path / 'torn'}; nothing acknowledged is lost"
         )
-    catalog = await _catalog(home, found)
     if catalog is not None:
         found["gaps"] = catalog.gaps()
         notes += [f"something was lost in {text}" for text in catalog.loss_texts()]
@@ -115,25 +115,16 @@ async def gather_status(home: Home) -> dict[str, Any]:
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
 
 
-async def _catalog(home: Home, found: Mapping[str, Any]) -> Catalog | None:
-    """The catalog; ``None`` if the log cannot be read, which is reported elsewhere."""
-    if found["log"]["head"] is None or found["log"].get("damaged"):
-        return None
-    try:
-        return (await catalog_of(LogReader(home.store_path)))[0]
-    except (StreamError, OSError):
-        return None
-
-
-async def _look(home: Home, problems: list[str]) -> int:
-    """How many records were pruned, read from the files of a log that a running sidecar reports on."""
+async def _look(home: Home, problems: list[str]) -> tuple[int, Catalog | None]:
+    """How many records were pruned, and the catalog, read from the files of a log that a running sidecar reports on."""
     try:
         reader = LogReader(home.store_path)
         await reader.glance()
-        return sum(gone.first_offset for gone in (await reader.removed()).values())
+        gone = await reader.removed()
+        return sum(each.first_offset for each in gone.values()), (await catalog_of(reader))[0]
     except (StreamError, OSError) as error:
         problems.append(explain(error))
-        return 0
+        return 0, None
 
 
 def _nats_stopped(home: Home) -> dict[str, Any] | None:
@@ -147,11 +138,11 @@ def _nats_stopped(home: Home) -> dict[str, Any] | None:
         return None  # the reason is already among the problems
 
 
-async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> dict[str, Any]:
-    """The state of the log. If the log cannot be opened, nothing is counted and nothing else is tried."""
+async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> tuple[dict[str, Any], Catalog | None]:
+    """The state and the catalog of the log. If it cannot be opened, nothing is counted and nothing else is tried."""
     torn = torn_files(home.store_path)
     log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
-    migration = None
+    migration, catalog = None, None
     try:
         reader = LogReader(home.store_path)
         log |= {"head": reader.head}
@@ -179,7 +170,8 @@ async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> di
     except (StreamError, OSError) as error:
         problems.append(explain(error))
         log |= {"damaged": True}
-    return {"log": log, "migration": migration, "spool": spool_size(home), "gaps": 0}
+    read = {"log": log, "migration": migration, "spool": spool_size(home), "gaps": 0}
+    return read, None if log["damaged"] else catalog
 
 
 _UNREADABLE: Final[dict[str, Any]] = {

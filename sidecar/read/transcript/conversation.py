@@ -47,7 +47,9 @@ class Conversation:
     def _fold(self, session: str, record: Record) -> SessionFold:
         if session not in self._folds:
             ts = record.event.ts
-            self._folds[session] = SessionFold(Session(session, record.event.stream_id, first_ms=ts, last_ms=ts))
+            self._folds[session] = SessionFold(
+                session=Session(session, record.event.stream_id, first_ms=ts, last_ms=ts)
+            )
         return self._folds[session]
 
     def _spawned(self, record: Record, above: SessionFold, payload: dict[str, Any]) -> None:

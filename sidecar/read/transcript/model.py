@@ -103,7 +103,7 @@ Item = Prompt | Said | Ask | Call | Notice
 @dataclass(slots=True)
 class Turn:
     """The answer to one message. ``outcome`` is empty while the turn is open, and ``started_ms`` is ``None`` until the
-    turn begins.
+    turn begins. ``asked`` is the message on one line, and ``spawned`` are the child sessions that the turn started.
     """
 
     message: str
@@ -116,8 +116,15 @@ class Turn:
     error: str = ""
     steps: int = 0
     cost: float = 0.0
-    tokens: dict[str, Any] = field(default_factory=dict)
+    tokens: dict[str, int | float] = field(default_factory=dict)
+    asked: str = ""
+    spawned: list[str] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
+
+    @property
+    def duration_ms(self) -> int | None:
+        """Time from start to end; ``None`` while the turn is open, or if its start is unknown."""
+        return None if self.started_ms is None or self.ended_ms is None else max(self.ended_ms - self.started_ms, 0)
 
 
 @dataclass(slots=True)

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.opencode.capture.table import STEP_STARTED
-from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.asked import CHECKPOINT
-from sidecar.read.catalog import add_cost
+from sidecar.read.catalog import TURN_ENDED
 from sidecar.read.changes.approvals import Approvals, add_answer, ask_of
 from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
 from sidecar.read.describe import describe, short_type
 from sidecar.read.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
 from sidecar.read.transcript.attached import attached
 from sidecar.read.transcript.model import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
-from streams.lineage import CREATED, ENDED, RESUMED
+from sidecar.read.transcript.turns import TurnFold
+from streams.lineage import CREATED, ENDED, RESUMED, TURN_STARTED
 from streams.store import Record
 
 _BESIDE = ("intent.", "checkpoint.", "notice.", "alert.")
@@ -29,15 +29,13 @@ _UNDONE = 60
 """How many characters of a prompt are shown to identify an undone prompt."""
 
 
-@dataclass(slots=True)
-class SessionFold:
+@dataclass(slots=True, kw_only=True)
+class SessionFold(TurnFold):
     """A session that is being folded. If a ``task`` call started the session, its turns go into ``branch``."""
 
     session: Session
     parent: str = ""
     branch: Branch | None = None
-    turns: dict[str, Turn] = field(default_factory=dict)
-    current: Turn | None = None
     prompts: dict[str, Prompt] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
     """The messages that OpenCode removed after they were undone."""
@@ -58,51 +56,32 @@ class SessionFold:
 
     # --- turns ---
 
-    def turn(self, message: str) -> Turn:
-        """The turn of a user message; without a message, the latest turn."""
-        turn = self.turns.get(message) if message else self.current
-        if turn is None:
-            turn = self.turns[message] = Turn(message)
-            (self.session if self.branch is None else self.branch).turns.append(turn)
-            if self.current is None or self.current.outcome or self.current.started_ms is None:
-                self.current = turn
-        return turn
+    def _begun(self, turn: Turn) -> None:
+        (self.session if self.branch is None else self.branch).turns.append(turn)
 
     def turn_of(self, payload: dict[str, Any]) -> Turn:
-        """The turn that a step or an answer belongs to."""
-        turn = self.turn(as_text(payload.get("turn")))
+        turn = TurnFold.turn_of(self, payload)
         if message := as_text(payload.get("message")):
             self.answered[message] = turn.message
         return turn
 
-    def _turn_started(self, record: Record, payload: dict[str, Any]) -> None:
+    def started(self, record: Record, payload: dict[str, Any]) -> None:
         self._end_asks()
+        TurnFold.started(self, record, payload)
         turn = self.turn(as_text(payload.get("message")))
-        earlier = self.current
-        if earlier is not None and earlier is not turn and earlier.started_ms is not None and not earlier.outcome:
-            earlier.outcome = "unknown"  # the earlier turn never ended, because OpenCode died
-        model = as_mapping(payload.get("model"))
-        turn.model = "/".join(filter(None, (as_text(model.get(name)) for name in ("provider", "model"))))
-        turn.agent = as_text(payload.get("agent")) or record.event.actor
-        turn.trigger = as_text(payload.get("trigger"))
-        turn.started_ms, turn.ended_ms, turn.outcome = turn.started_ms or record.event.ts, None, ""
         self.session.agent = self.session.agent or turn.agent
         self.answered[as_text(payload.get("assistant_message"))] = turn.message
-        self.current = turn
 
-    def _turn_ended(self, record: Record, payload: dict[str, Any]) -> None:
-        self._title(payload)
-        turn = self.turn(as_text(payload.get("message")))
-        turn.outcome = as_text(payload.get("outcome")) or "ended"
-        turn.error = as_text(payload.get("error"))
-        turn.ended_ms = record.event.ts
-        self._end_asks(turn.message)
+    def ended(self, record: Record, payload: dict[str, Any]) -> None:
+        self._title(record, payload)
+        TurnFold.ended(self, record, payload)
+        self._end_asks(self.turn(as_text(payload.get("message"))).message)
 
     # --- the session ---
 
-    def _begun(self, record: Record, payload: dict[str, Any]) -> None:
+    def _appeared(self, record: Record, payload: dict[str, Any]) -> None:
         session = self.session
-        self._title(payload)
+        self._title(record, payload)
         session.agent = session.agent or as_text(payload.get("agent"))
         session.directory = session.directory or as_text(payload.get("directory"))
         session.ended = ""
@@ -112,15 +91,12 @@ class SessionFold:
                 self.notice(record, "resumed", "OpenCode was started again")
 
     def _ended(self, record: Record, payload: dict[str, Any]) -> None:
-        self._title(payload)
+        self._title(record, payload)
         self._end_asks()
         self.session.ended = as_text(payload.get("reason")) or "ended"
         self.notice(record, "ended", f"session {self.session.ended}")
 
-    def _renamed(self, record: Record, payload: dict[str, Any]) -> None:
-        self._title(payload)
-
-    def _title(self, payload: dict[str, Any]) -> None:
+    def _title(self, record: Record, payload: dict[str, Any]) -> None:
         self.session.title = as_text(payload.get("title")) or self.session.title
 
     # --- what people and models said ---
@@ -136,6 +112,7 @@ class SessionFold:
         message = as_text(payload.get("message")) or event.id
         self.prompts[message] = prompt
         self.turn(message).items.append(prompt)
+        self.asked(record, payload)
 
     def _said(self, record: Record, payload: dict[str, Any]) -> None:
         event, turn = record.event, self.turn_of(payload)
@@ -149,13 +126,10 @@ class SessionFold:
 
     # --- what agents did ---
 
-    def _step(self, record: Record, payload: dict[str, Any]) -> None:
-        turn = self.turn_of(payload)
-        turn.steps += 1
-        turn.cost = add_cost(turn.cost, payload)
-        add_tokens(turn.tokens, payload.get("tokens"))
+    def stepped(self, record: Record, payload: dict[str, Any]) -> None:
+        TurnFold.stepped(self, record, payload)
         if payload.get("kind") != "inference":
-            self._tool(record, payload, turn)
+            self._tool(record, payload, self.turn_of(payload))
 
     def _tool(self, record: Record, payload: dict[str, Any], turn: Turn) -> None:
         event, given, name = record.event, with_cuts_told(payload.get("input")), as_text(payload.get("call"))
@@ -274,26 +248,26 @@ _TOOLS_2 = {"shell": "bash", "subagent": "task"}
 """Maps OpenCode 2's names of tools to OpenCode 1's names, which readers know."""
 
 _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
-    CREATED: SessionFold._begun,
-    RESUMED: SessionFold._begun,
+    CREATED: SessionFold._appeared,
+    RESUMED: SessionFold._appeared,
     ENDED: SessionFold._ended,
     "lineage.linked": SessionFold._nothing,
     "lineage.forked": SessionFold._nothing,
-    "agent.spawned": SessionFold._nothing,
+    "agent.spawned": SessionFold.spawned,
     "agent.handoff": SessionFold._nothing,
     "lifecycle.session.compacted": SessionFold._compacted,
     "human.input": SessionFold._input,
     "agent.input": SessionFold._input,
-    "turn.started": SessionFold._turn_started,
-    "turn.ended": SessionFold._turn_ended,
+    TURN_STARTED: SessionFold.started,
+    TURN_ENDED: SessionFold.ended,
     "execution.output": SessionFold._said,
     STEP_STARTED: SessionFold._nothing,
-    "execution.step": SessionFold._step,
+    "execution.step": SessionFold.stepped,
     "agent.error": SessionFold._error,
     CHECKPOINT: SessionFold._checkpoint,
     "capture.gap": SessionFold._gap,
     "opencode.message.removed": SessionFold._removed,
     "opencode.session.reverted": SessionFold._reverted,
     "opencode.command.executed": SessionFold._command,
-    "opencode.session.renamed": SessionFold._renamed,
+    "opencode.session.renamed": SessionFold._title,
 }

@@ -84,9 +84,9 @@ def test_a_snapshot_goes_on_as_the_whole_fold_does(name: str) -> None:
         for record in records[:cut]:
             first.apply(record)
         resumed = ContextProjection.load(first.dump())
-        assert resumed.state() == first.state()
+        assert resumed.dump() == first.dump()
         for record in records[cut:]:
             resumed.apply(record)
-        assert resumed.state() == whole.state() and resumed.dump() == whole.dump()
+        assert resumed.dump() == whole.dump()
     depths = {whole.of(record.event).depth for record in records if "session" in record.event.payload}
     assert None not in depths and (1 in depths) == ("task" in name)

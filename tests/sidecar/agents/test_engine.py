@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from bridge.opencode.capture.state import CaptureState
 from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.inputs import agent_stream, state_hash
 from sidecar.agents.loading import UserAgent
@@ -219,7 +218,7 @@ async def test_no_limit_removes_the_memory_of_an_agent(tmp_path: Path) -> None:
             await runtime.command("counter", command("a"))
             year_ms = 365 * 24 * 3_600_000
             request = PruneRequest(older_than_ms=1)
-            plan = await plan_prune(log, CaptureState(), request, now_ms=1_700_000_000_000 + year_ms)
+            plan = await plan_prune(log, (), request, now_ms=1_700_000_000_000 + year_ms)
             assert set(plan.offsets) == {"ses_1"}
     finally:
         await log.close()

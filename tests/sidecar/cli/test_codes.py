@@ -18,7 +18,7 @@ from bridge.opencode.link.link import RequestError
 from sidecar.care.exported import ExportError
 from sidecar.cli.shared import command
 from sidecar.cli.shared.command import Failure, code_of
-from sidecar.read.select import AllPruned, Ambiguous
+from sidecar.read.select import SelectError
 from streams.errors import CorruptLog
 from tests.sidecar.cli.helpers import ROOT, run
 
@@ -46,7 +46,7 @@ INTERNAL = {
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
 
-CARRIED = {RequestError, Failure, ExportError}
+CARRIED = {RequestError, Failure, ExportError, SelectError}
 """Their codes are given where they are raised."""
 
 
@@ -85,7 +85,7 @@ def given(names: set[str]) -> set[str]:
 
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
-    carried = given({"Failure", "RequestError", "ExportError", "InputRefused", "WorktreeError"})
+    carried = given({"Failure", "RequestError", "ExportError", "InputRefused", "WorktreeError", "SelectError"})
     return system | carried | {vars(error)["code"] for error in errors()}
 
 
@@ -114,8 +114,8 @@ def test_codes_are_kebab_case_and_listed_once_beside_what_to_do() -> None:
     [
         (CorruptLog("log/0", 3, 7, "half a line"), "log-damaged"),
         (Failure("no-log", "nothing yet"), "no-log"),
-        (Ambiguous("matches two"), "ambiguous"),
-        (AllPruned("ses_1", "pruned"), "pruned"),
+        (SelectError("ambiguous", "matches two"), "ambiguous"),
+        (SelectError("pruned", "pruned", "ses_1"), "pruned"),
         (RequestError("still-needed", "a turn is in progress"), "still-needed"),
         (PermissionError(13, "Permission denied", "/x"), "no-permission"),
         (OSError(5, "Input/output error"), "system"),

@@ -6,13 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from sidecar.cli.look.tree import _plain
-from sidecar.read.overview import Overview
+from sidecar.read.catalog import Catalog
+from sidecar.read.tree import Tree
 from streams.store import Record
 from tests.sidecar.read.conversations import happened
 
 
 def test_a_session_that_no_turn_started_is_indented_like_a_turn() -> None:
-    overview, lines = Overview(), []
+    catalog, lines = Catalog(), []
+    tree = Tree(catalog)
     events = [
         happened("lifecycle.session.created", lineage="root"),
         happened("turn.started", message="m"),
@@ -22,8 +24,9 @@ def test_a_session_that_no_turn_started_is_indented_like_a_turn() -> None:
         happened("lifecycle.session.created", session="ses_spawned", parent="ses_root", lineage="child"),
     ]
     for position, event in enumerate(events):
-        overview.apply(Record(event, position, position, ""))
+        for fold in (catalog, tree):
+            fold.apply(Record(event, position, position, ""))
     out: Any = SimpleNamespace(text=lines.append)
-    _plain(out, overview, overview.sessions["ses_root"], 0)
+    _plain(out, tree, catalog.sessions["ses_root"], 0)
     indents = {line.split()[1]: len(line) - len(line.lstrip()) for line in lines if "session" in line}
     assert indents == {"ses_root": 0, "ses_called": 4, "ses_spawned": 2}

@@ -167,9 +167,9 @@ def test_turns_and_sessions_are_counted_as_streams_does(name: str) -> None:
     for position, event in enumerate(events):
         catalog.apply(Record(event, position, position, ""))
     for root in folded(events):
-        stream = catalog.streams[root.stream]
+        stream = catalog.stream_json(root.stream)
         counts = [int(number) for number in re.findall(r"(\d+) (?:turn|session)", facts_of(root))]
-        assert counts == [stream.turns, len(stream.sessions)][: len(counts)]
+        assert counts == [stream["turns"], stream["sessions"]][: len(counts)]
 
 
 def test_twin_commands_each_have_their_own_ask() -> None:

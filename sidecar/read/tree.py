@@ -1,0 +1,72 @@
+"""The tree of sessions with their turns, for ``tree``. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sidecar.read.catalog import Catalog, SessionView
+from sidecar.read.transcript.model import Turn
+from sidecar.read.transcript.turns import TurnFold
+from streams.store import Record
+
+
+class Tree:
+    """The turns of some sessions of a catalog. Apply the sessions' records in position order."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._folds: dict[str, TurnFold] = {}
+
+    def apply(self, record: Record) -> None:
+        """Apply one record."""
+        session = record.event.payload.get("session")
+        if isinstance(session, str):
+            if session not in self._folds:
+                self._folds[session] = TurnFold()
+            self._folds[session].apply(record)
+
+    def branches(self, session: SessionView) -> list[tuple[Turn | None, list[SessionView]]]:
+        """The session's turns, each with the sessions that it started; at the end, without a turn, the other child
+        sessions."""
+        below = {child.id: child for child in self.catalog.children(session.id)}
+        fold = self._folds.get(session.id, TurnFold())
+        turns = [turn for turn in fold.turns.values() if turn.started_ms is not None]
+        started = [(turn, [below.pop(child) for child in turn.spawned if child in below]) for turn in turns]
+        return [*started, (None, list(below.values()))]
+
+    def as_json(self, session: SessionView) -> dict[str, Any]:
+        """A session, its turns and the sessions below it, in the form that ``tree --json`` prints."""
+        *turns, (_, others) = self.branches(session)
+        return {
+            "session": session.id,
+            "stream_id": session.stream,
+            "title": session.title,
+            "agent": session.agent,
+            "ended": session.ended,
+            "asks": len(session.asks),
+            "running": [msgspec.structs.asdict(call) for call in session.running],
+            "fork": session.fork,
+            "lineage_known": session.known,
+            "turns": [
+                {
+                    "message": turn.message,
+                    "agent": turn.agent,
+                    "trigger": turn.trigger or "prompt",
+                    "input": turn.asked,
+                    "outcome": turn.outcome or None,
+                    "error": turn.error or None,
+                    "steps": turn.steps,
+                    "cost": turn.cost,
+                    "tokens": turn.tokens,
+                    "started_ms": turn.started_ms,
+                    "ended_ms": turn.ended_ms,
+                    "duration_ms": turn.duration_ms,
+                    "sessions": [self.as_json(child) for child in children],
+                }
+                for turn, children in turns
+                if turn is not None
+            ],
+            "sessions": [self.as_json(child) for child in others],
+        }
