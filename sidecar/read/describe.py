@@ -24,6 +24,7 @@ from sidecar.read.fields import (
     with_cuts_told,
 )
 from sidecar.read.losses import GAP, lost_text
+from sidecar.read.markup import unwrapped
 from sidecar.read.timing import LEAST_SHOWN_MS
 from sidecar.read.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
@@ -112,7 +113,7 @@ def input_text(payload: dict[str, Any]) -> str:
     said = []
     for part in map(as_mapping, as_list(payload.get("parts"))):
         if is_said(part):
-            said.append(_text(part.get("text")))
+            said.append(_text(unwrapped(as_text(part.get("text")), marks=False)))
         elif part.get("type") == "file":
             said.append(f"[{_text(part.get('filename')) or 'file'}]")
         elif part.get("type") == "agent":

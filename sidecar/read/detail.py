@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from sidecar.read.asked import CHECKPOINT, what_is_asked
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import as_list, as_mapping, as_text, is_forgotten, is_number, with_cuts_told
+from sidecar.read.markup import inside, unwrapped
 from sidecar.read.wording import UNKNOWN, amount, lasted, local_time, money
 from streams.event import StreamEvent
 
@@ -95,7 +96,7 @@ def _input(left: dict[str, Any]) -> list[Part]:
         told = as_mapping(part)
         kind = told.get("type")
         if kind == "text" and isinstance(told.get("text"), str):
-            found.append(Part("aside" if told.get("synthetic") else "text", told["text"]))
+            found.append(Part("aside" if told.get("synthetic") else "text", unwrapped(told["text"])))
         elif kind == "file":
             url = as_text(told.get("url"))
             where = "" if url.startswith("data:") else url
@@ -126,7 +127,7 @@ def _step(left: dict[str, Any]) -> list[Part]:
         given.pop("filePath", None)  # the diff names the file
     found += [Part("diff", change.patch) for change in changes]
     if output := as_text(left.pop("output", None)):
-        found.append(Part("output", output))
+        found.append(Part("output", inside(output) or output))
     if error := as_text(left.pop("error", None)):
         found.append(Part("bad", error))
     for name in _REPEATED:

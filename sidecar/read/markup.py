@@ -1,0 +1,44 @@
+"""What a host or the sidecar wraps in tags for a model, in the form in which a person reads it. Pure.
+
+The model gets the tags: they tell it who speaks. A person sees who speaks in the heading of the message.
+"""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Final
+
+QUOTES: Final = "It said this; the lines with > are the agent's words, not the user's:"
+"""What introduces a result in a message to a model."""
+
+_WRAPPED: Final = re.compile(
+    r"\s*<(background-agent|checkpoint|signal|subagent|task)((?: [\w-]+=\"[^\"]*\")*)>\n?(.*?)\n?</\1>\s*", re.DOTALL
+)
+_FIELD: Final = re.compile(r'[\w-]+="([^"]*)"')
+_MARK: Final = re.compile("^> ", re.MULTILINE)
+_RESULT: Final = re.compile(r"<task_(result|error)>\n?(.*?)\n?</task_\1>", re.DOTALL)
+
+
+def unwrapped(text: str, *, marks: bool = True) -> str:
+    """A message without its tags: ``background agent · int_1 · completed · count lines``, and below it what it says.
+
+    A text that is not as a whole in such tags is returned unchanged. The lines that begin with ``>`` keep this mark,
+    because it tells an agent's words from ours; without ``marks``, they lose it.
+    """
+    found = _WRAPPED.fullmatch(text)
+    if found is None:
+        return text
+    head = " · ".join(filter(None, (found[1].replace("-", " "), *map(unescape, _FIELD.findall(found[2])))))
+    body = inside(text)
+    return f"{head}\n{body if marks else _MARK.sub('', body)}".removesuffix("\n")
+
+
+def inside(text: str) -> str:
+    """The words within the tags of a message, or of a tool's result; empty if the text is not in such tags."""
+    found = _WRAPPED.fullmatch(text)
+    body = found[3] if found is not None else text
+    result = _RESULT.search(body)
+    if result is not None:
+        return result[2]
+    return body.replace(f"{QUOTES}\n", "", 1) if found is not None else ""
