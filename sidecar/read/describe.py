@@ -24,7 +24,7 @@ from sidecar.read.fields import (
     with_cuts_told,
 )
 from sidecar.read.losses import GAP, lost_text
-from sidecar.read.markup import unwrapped
+from sidecar.read.markup import inside, unwrapped
 from sidecar.read.timing import LEAST_SHOWN_MS
 from sidecar.read.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
@@ -168,6 +168,12 @@ def _output(payload: dict[str, Any]) -> Line:
     return Line("thinks" if thinks else "says", _text(payload.get("text")), "quiet" if thinks else "output")
 
 
+def _prompt(payload: dict[str, Any]) -> Line:
+    parts = map(as_mapping, as_list(payload.get("parts")))
+    is_result = any(inside(as_text(part.get("text"))) for part in parts)
+    return Line("prompt", input_text(payload), "output" if is_result else "plain")
+
+
 def _turn_started(payload: dict[str, Any]) -> Line:
     model = as_mapping(payload.get("model"))
     named = [_text(model.get(name)) for name in ("provider", "model")]
@@ -258,7 +264,7 @@ def _other(type_: str, payload: dict[str, Any]) -> Line:
 
 _TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "human.input": lambda payload: Line("input", input_text(payload), "input"),
-    "agent.input": lambda payload: Line("prompt", input_text(payload)),
+    "agent.input": _prompt,
     "turn.started": _turn_started,
     "execution.output": _output,
     STEP_STARTED: lambda payload: Line("runs", call_text(payload), "quiet"),

@@ -15,13 +15,13 @@ QUOTES: Final = "It said this; the lines with > are the agent's words, not the u
 _WRAPPED: Final = re.compile(
     r"\s*<(background-agent|checkpoint|signal|subagent|task)((?: [\w-]+=\"[^\"]*\")*)>\n?(.*?)\n?</\1>\s*", re.DOTALL
 )
-_FIELD: Final = re.compile(r'[\w-]+="([^"]*)"')
+_FIELD: Final = re.compile(r'([\w-]+)="([^"]*)"')
 _MARK: Final = re.compile("^> ", re.MULTILINE)
 _RESULT: Final = re.compile(r"<task_(result|error)>\n?(.*?)\n?</task_\1>", re.DOTALL)
 
 
 def unwrapped(text: str, *, marks: bool = True) -> str:
-    """A message without its tags: ``background agent · int_1 · completed · count lines``, and below it what it says.
+    """A message without its tags: ``count lines · completed · int_1``, and below it what it says.
 
     A text that is not as a whole in such tags is returned unchanged. The lines that begin with ``>`` keep this mark,
     because it tells an agent's words from ours; without ``marks``, they lose it.
@@ -29,9 +29,12 @@ def unwrapped(text: str, *, marks: bool = True) -> str:
     found = _WRAPPED.fullmatch(text)
     if found is None:
         return text
-    head = " · ".join(filter(None, (found[1].replace("-", " "), *map(unescape, _FIELD.findall(found[2])))))
+    fields = {name: unescape(value) for name, value in _FIELD.findall(found[2])}
+    what = fields.get("title") or fields.get("description") or found[1].replace("-", " ")
+    names = (fields.get(name) for name in ("state", "id", "sessionID", "name"))
+    head = " · ".join(filter(None, (what, *names)))
     body = inside(text)
-    return f"{head}\n{body if marks else _MARK.sub('', body)}".removesuffix("\n")
+    return "\n".join(filter(None, (head, body))) if marks else f"{head}: {_MARK.sub('', body)}"
 
 
 def inside(text: str) -> str:

@@ -17,7 +17,7 @@ from sidecar.background.intents.state import Intent
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint
 from sidecar.read.asked import on_one_line
-from sidecar.read.wording import cut_middle, local_time, one_line, visible
+from sidecar.read.wording import cut_middle, one_line, visible
 from streams.files import write_durably
 
 log = logging.getLogger("sidecar.background")
@@ -61,7 +61,7 @@ def card_text(
 def _ask(known: Checkpoint) -> str:
     """The lines that stay on the screen until the ask is answered."""
     said = cut_middle(on_one_line(teller.asks(known)), MAX_ASK)[0]
-    return f"{said}\n{teller.how(known)} Asked at {local_time(known.opened, '%H:%M')}."
+    return f"{said}\n{teller.how(known)} Waiting {teller.since(known.opened)}."
 
 
 _NOTHING: Final = card_text((), ())

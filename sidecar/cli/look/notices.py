@@ -46,7 +46,7 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "queued", "channels")
     out.table(
-        (*(Column(name) for name in names), Column("text")),
+        (*(Column(name) for name in names), Column("text", sentence=True)),
         [
             (
                 row["id"],
