@@ -136,6 +136,12 @@ def call_output(call: Call, *, full: bool = False) -> str:
     return "" if output.strip() == NO_OUTPUT else output
 
 
+def output_text(call: Call, command: str, output: str, *, full: bool = False) -> str:
+    """What stands in the box of a call: for a command, the command and its output; else the output. Shortened."""
+    shown = shortened_text(output, OUTPUT_LINES, full=full)
+    return "\n".join(filter(None, (f"$ {command}", shown))) if call.tool == "bash" else shown
+
+
 def call_input(call: Call) -> str:
     """The whole input of a call; empty if ``call_text`` already shows all of it."""
     if call.tool in {"bash", "question", "todowrite"} or call.diffs or len(call.input) <= 1:
