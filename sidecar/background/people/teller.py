@@ -25,6 +25,9 @@ MAX_RESULT: Final = 200
 
 MAX_OPTIONS: Final = 300
 
+MAX_ASK: Final = 500
+"""Maximum length of an ask within a line, in characters; ``checkpoints`` has all of it."""
+
 TYPE_IT: Final = "Type your answer here, or use /background."
 IN_LIST: Final = "Answer it in /background."
 
@@ -64,7 +67,7 @@ def sentence(known: Checkpoint) -> str:
     """What is asked, since when, and what answers it, on one line."""
     given = "|".join(PERMISSION) if known.kind == "permission" else "TEXT"
     answers = f"`durable-stream checkpoints {known.id} --answer {given}` answers it"
-    return on_one_line(f"{asks(known)} · {since(known.opened)} · {answers}")
+    return on_one_line(f"{cut_middle(asks(known), MAX_ASK)[0]} · {since(known.opened)} · {answers}")
 
 
 def failure(intent: Intent) -> str:
