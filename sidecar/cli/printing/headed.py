@@ -7,8 +7,8 @@ from dataclasses import replace
 from sidecar.cli.printing.output import Output, shortened
 from sidecar.cli.printing.records import Lines
 from sidecar.cli.shared.project import shown_directory, waiting_lines, waiting_text
-from sidecar.read.background import is_news
 from sidecar.read.catalog import Catalog
+from sidecar.read.describe import is_news
 from sidecar.read.projects import Project
 from sidecar.read.select import Family
 from sidecar.read.wording import one_line

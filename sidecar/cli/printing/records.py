@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.printing.output import Output, fitted, marked, padded
 from sidecar.read.asked import CHECKPOINT
-from sidecar.read.background import Tone
-from sidecar.read.describe import LONGEST, Line, describe
+from sidecar.read.describe import LONGEST, Line, Tone, describe
 from sidecar.read.starts import Starts
 from sidecar.read.timing import Timing
 from sidecar.read.wording import iso_time, local_time, one_line, printable
