@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -35,7 +34,6 @@ def card_text(
     agent counts what is waiting for a person. ``asks`` has no asks that OpenCode shows by itself.
     """
     waiting = [each for each in checkpoints if each.state not in CLOSED]
-    asks = Counter(each.intent for each in waiting if each.intent is not None)
     told = [
         {"id": each.id, "session": each.tell, "text": _ask(each)}
         for each in waiting
@@ -48,7 +46,7 @@ def card_text(
             "state": intent.state,
             "since": intent.started,
             "cost": round(intent.cost, 2),
-            "asks": asks[intent.id],
+            "asks": len(intent.asks),
             "parent": intent.parent,
             "session": intent.session,
             "root": intent.root,
