@@ -167,7 +167,7 @@ class Lines:
             self._excerpt(event, self._found)
 
     def line(self, ts: int, name: str, actor: str, line: Line, before: tuple[str, str] = ("", "")) -> bool:
-        """Print a line on a terminal: what happened, when, to what, by whom. Returns whether the sought text is in it."""
+        """Print a line on a terminal: what happened, when, to what, by whom. Returns whether it has the sought text."""
         if (day := local_time(ts, "%A, %d %B %Y")) != self._day:
             self._day = day
             self._out.text(day, "bold")
