@@ -73,7 +73,8 @@ class _Writer:
         if piece.kind == "answer":
             yield from markdown_rows(self._console, text, min(width, READING_WIDTH))
         elif piece.kind == "aside":
-            yield from self._aside(text, words.THOUGHT_LINES if facts == "reasoning" else words.OUTPUT_LINES, width)
+            most = words.THOUGHT_LINES if facts == "reasoning" else words.OUTPUT_LINES
+            yield from self._barred(list(self._wrapped(text, "dim italic", width)), None, most)
         elif piece.kind == "call":
             yield from self._head(piece.of, text, width)
             for part in piece.parts:
@@ -88,13 +89,6 @@ class _Writer:
             yield from self._wrapped(text, _OUTCOMES.get(facts, "yellow"), width)
         else:
             yield from self._wrapped(text, BAD if piece.of.what in ("error", "gap") else QUIET, width)
-
-    def _aside(self, text: str, most: int, width: int) -> Iterator[Row]:
-        lines = list(self._wrapped(text, "dim italic", width))
-        shown = lines if self._full or len(lines) <= most + 1 else lines[:most]
-        yield from shown
-        if len(shown) < len(lines):
-            yield [(_more(len(lines) - most), QUIET)]
 
     # --- calls ---
 
@@ -158,12 +152,13 @@ class _Writer:
 
     # --- lines ---
 
-    def _barred(self, rows: list[Row], bar: tuple[str, str], most: int) -> Iterator[Row]:
+    def _barred(self, rows: list[Row], bar: tuple[str, str] | None, most: int) -> Iterator[Row]:
+        before = [bar] if bar is not None else []
         full = self._full or len(rows) <= most + 1
         for row in rows if full else rows[:most]:
-            yield [bar, *row]
+            yield [*before, *row]
         if not full:
-            yield [bar, (_more(len(rows) - most), QUIET)]
+            yield [*before, (_more(len(rows) - most), QUIET)]
 
     def _wrapped(self, text: str, style: str, width: int, indent: str = "") -> Iterator[Row]:
         """A text wrapped at words, with its own line breaks kept. Lines after the first begin with ``indent``."""
