@@ -28,7 +28,7 @@ NARROWEST = 20
 LEAST_TEXT = 10
 """Minimum width, in columns, of the text in a table's last column; a shorter text needs less."""
 
-LEAST_SENTENCE = 50
+LEAST_SENTENCE = 100
 """Minimum width, in columns, at which a sentence stays in its row; a shorter sentence needs less."""
 
 MOST_ROWS = 8
@@ -48,7 +48,7 @@ _NOT_PLAIN = re.compile("[^ -~]")
 
 class Column(NamedTuple):
     """A column of a table. ``right`` aligns numbers; ``styles`` maps a cell's text to its rich style. A last column
-    that is a ``sentence`` is never cut: where it has too little room, it stands below its row."""
+    that is a ``sentence`` stands below its row where it has too little room."""
 
     name: str
     right: bool = False
