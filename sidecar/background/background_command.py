@@ -10,7 +10,6 @@ from typing import Final, Literal, NamedTuple
 
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.state import Intent
-from sidecar.background.intents.waits import state_shown
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import Checkpoint
 from sidecar.read.asked import on_one_line
@@ -70,11 +69,11 @@ def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: in
 def _waiting(each: Checkpoint) -> str:
     # The text alone is cut, so what `always` allows is shown whole.
     shown = replace(each, text=cut_middle(each.text, MAX_ASK)[0])
-    return on_one_line(f"{each.id} · {teller.asks(shown)}")
+    return on_one_line(f"{each.id} · {teller.asks(shown)} · {teller.since(each.opened)}")
 
 
 def _line(intent: Intent, now_ms: int) -> str:
     ran = rough_span(intent.ran(now_ms)) if intent.started is not None else ""
-    state = state_shown(intent.state, len(intent.asks))
-    parts = (intent.id, state, ran, money(intent.cost) if intent.cost else "", intent.title, intent.reason)
+    cost = money(intent.cost) if intent.cost else ""
+    parts = (intent.id, teller.state_of(intent), ran, cost, teller.work(intent))
     return one_line(" · ".join(filter(None, parts)))[:MAX_LINE]

@@ -16,8 +16,9 @@ from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import spent_by
 from sidecar.background.intents.state import Intent
 from sidecar.background.people import checkpoints, teller
-from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent
-from sidecar.background.people.consent import PERMISSION
+from sidecar.background.people.checkpoints import CLOSED, CheckpointAgent
+from sidecar.background.reading import of_ask
+from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
 from sidecar.read.describe import describe
 from streams.query import Filter
@@ -30,7 +31,6 @@ MOST_ENDED: Final = 8
 LOOK_BACK: Final = 200
 """How many of a stream's records are read when ``top`` starts, to find out what a session is doing."""
 
-_WAITS: Final = ("open", "answering")
 _SEEN: Final = "observed"
 _QUIET: Final = ("capture.", "lifecycle.", STEP_STARTED)
 
@@ -43,6 +43,8 @@ class Board:
         self.catalog = catalog
         self._intents, self._checkpoints = IntentAgent(), CheckpointAgent()
         self._doing: dict[str, tuple[int, str]] = {}
+        self._asked: dict[str, dict[str, Any]] = {}
+        """The payloads of what was asked, by event."""
 
     @property
     def streams(self) -> tuple[str, str]:
@@ -64,6 +66,8 @@ class Board:
                 agent = self._intents if event.stream_id == self.streams[0] else self._checkpoints
                 agent.apply(event)
             return
+        if event.type == CHECKPOINT and event.payload.get("state") == "asked":
+            self._asked[event.id] = event.payload
         session = event.payload.get("session")
         if isinstance(session, str) and not event.type.startswith(_QUIET):
             self._doing[session] = (event.ts, str(describe(event)))
@@ -72,11 +76,12 @@ class Board:
         """Everything that is shown, as JSON values. Times are in ms UTC, and durations in ms.
 
         ``agents``: background work that has not ended, and what ended in the last hour, oldest first; ``asks`` is how
-        many answers of a person it is waiting for. ``roots``: what each session that started several agents has used.
-        ``waiting``: what is waiting for a person's answer. ``sessions``: the other sessions with an open turn; ``host``
-        is true if OpenCode started it in the background by itself, and ``asks`` is as above. ``doing`` is the call that
-        a session runs since ``began``, or what it did last, at ``done``; both are ``None`` if unknown. ``unseen``: how
-        many messages to sessions have not been seen there yet.
+        many answers of a person it is waiting for, and ``shown`` and ``what`` are its state and its work in words.
+        ``roots``: what each session that started several agents has used. ``waiting``: what is waiting for a person's
+        answer, ``what`` in words. ``sessions``: the other sessions with an open turn; ``host`` is true if OpenCode
+        started it in the background by itself, and ``asks`` is as above. ``doing`` is the call that a session runs
+        since ``began``, or what it did last, at ``done``; both are ``None`` if unknown. ``unseen``: how many messages
+        to sessions have not been seen there yet.
         """
         data = self._intents.data
         ended = [i for i in data.intents.values() if i.state in ENDED and now_ms - (i.ended or 0) < RECENT_MS]
@@ -110,36 +115,24 @@ class Board:
         names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes")
         row = {name: getattr(intent, name) for name in names}
         doing = self._last(intent.session if intent.session and intent.state not in ENDED else "")
-        return {**row, "model": intent.runs_on, "ran": ran, "asks": len(intent.asks), **doing}
+        told = {"shown": teller.state_of(intent), "what": teller.work(intent)}
+        return {**row, "model": intent.runs_on, "ran": ran, "asks": len(intent.asks), **told, **doing}
 
     def _waiting(self) -> list[dict[str, Any]]:
         known = self._checkpoints.data.checkpoints
-        rows = [
-            {
-                "id": each.id,
-                "kind": each.kind,
-                "session": each.session,
-                "since": each.opened,
-                "text": each.text,
-                "what": teller.asks(each),
-                "options": each.options,
-            }
-            for each in known.values()
-            if each.state in _WAITS
-        ]
         told = {each.request for each in known.values()}
-        for ask in self.catalog.asks():
-            if ask.request not in told:
-                identifier = checkpoints.checkpoint_id(ask.session, ask.request)
-                permission = ask.request.startswith("per")  # the prefix of OpenCode's request ids shows their kind
-                about = {"kind": "permission" if permission else "question", "session": ask.session}
-                options = list(PERMISSION) if permission else []
-                row = {"id": identifier, **about, "since": ask.since_ms, "text": ask.text, "options": options}
-                stream = self.catalog.sessions[ask.session].stream if ask.session in self.catalog.sessions else ""
-                directory = self.catalog.directory(stream)
-                asked = Checkpoint(identifier, about["kind"], ask.session, ask.text, ask.since_ms, directory=directory)
-                row["what"] = teller.asks(asked)
-                rows.append(row)
+        open_ = [each for each in known.values() if each.state not in CLOSED]
+        asks = self.catalog.asks()
+        self._asked = {ask.event: self._asked[ask.event] for ask in asks if ask.event in self._asked}
+        open_ += [
+            of_ask(self.catalog, ask, self._asked[ask.event])
+            for ask in asks
+            if ask.request not in told and ask.event in self._asked
+        ]
+        names = ("id", "kind", "session", "text", "options")
+        rows = [{name: getattr(each, name) for name in names} | {"since": each.opened} for each in open_]
+        for row, each in zip(rows, open_, strict=True):
+            row["what"] = teller.asks(each)
         return sorted(rows, key=lambda row: row["since"])
 
     def _last(self, session: str) -> dict[str, Any]:
@@ -167,6 +160,9 @@ async def open_board(reader: Any) -> tuple[Board, int]:
         async for record in reader.read(stream):
             if record.position <= catalog.position:
                 board.remember(record)
+    for ask in catalog.asks():
+        if (asked := await reader.find_event(ask.event)) is not None:
+            board.remember(asked)
     state = board.state(0)
     sessions = {row["session"] for row in (*state["agents"], *state["sessions"])}
     for stream in {view.stream for view in catalog.sessions.values() if view.id in sessions} - set(board.streams):

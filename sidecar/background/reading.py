@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,10 @@ from sidecar.agents.inputs import agent_stream, is_applied
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.people import alerts, checkpoints
-from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent, checkpoint_id
+from sidecar.background.people.checkpoints import CLOSED, Checkpoint, CheckpointAgent, checkpoint_id
 from sidecar.background.people.consent import asked
 from sidecar.read.asked import CHECKPOINT
+from sidecar.read.catalog import Catalog, OpenAsk
 from sidecar.read.costs import By, Costs
 from sidecar.read.select import catalog_of
 from streams.errors import CorruptLog
@@ -60,11 +61,27 @@ async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
         identifier = checkpoint_id(ask.session, ask.request)
         record = await reader.find_event(ask.event) if identifier not in found else None
         if record is not None:
-            about = asked(record.event.payload)
-            names = ("kind", "session", "text", "request", "questions", "options", "always", "left_out")
-            given = {name: about[name] for name in names}
-            found[identifier] = Checkpoint(id=identifier, opened=ask.since_ms, tell=ask.session, **given)
+            found[identifier] = of_ask(catalog, ask, record.event.payload)
     return sorted(found.values(), key=lambda each: each.opened)
+
+
+def of_ask(catalog: Catalog, ask: OpenAsk, payload: dict[str, Any]) -> Checkpoint:
+    """The checkpoint of an open ask that only OpenCode shows; ``payload`` is that of the event that asked."""
+    about = asked(payload)
+    names = ("kind", "session", "text", "request", "questions", "options", "always", "left_out")
+    given = {name: about[name] for name in names}
+    directory = catalog.directory(catalog.sessions[ask.session].stream)
+    identifier = checkpoint_id(ask.session, ask.request)
+    return Checkpoint(id=identifier, opened=ask.since_ms, tell=ask.session, directory=directory, **given)
+
+
+async def waiting(reader: LogReader, streams: Collection[str] | None = None) -> list[Checkpoint]:
+    """What is waiting for a person, oldest first; if ``streams`` are given, only in these streams' sessions, and in
+    the background work that they started."""
+    catalog, _ = await catalog_of(reader)
+    names = {name for name, session in catalog.sessions.items() if streams is None or session.stream in streams}
+    open_ = [each for each in await read_checkpoints(reader) if each.state not in CLOSED]
+    return [each for each in open_ if streams is None or not names.isdisjoint((each.session, each.tell))]
 
 
 async def whole(reader: LogReader, known: Checkpoint) -> Checkpoint:

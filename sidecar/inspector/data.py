@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import as_row, spent_by
-from sidecar.background.people.checkpoints import CLOSED
+from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
-from sidecar.background.reading import costs_of, read_checkpoints, read_intents, read_notices
+from sidecar.background.reading import costs_of, read_intents, read_notices, waiting
 from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.changes.changes import totals
 from sidecar.read.compare import compared
@@ -221,7 +221,7 @@ class Data:
             if row["session"] and row["state"] not in ENDED:
                 last, _ = await newest(self.reader, Filter(streams=(row["session"],)), LINES)
                 row["lines"] = [row_of(each) for each in last]
-        asks = [checkpoint_row(each) for each in await read_checkpoints(self.reader) if each.state not in CLOSED]
+        asks = [checkpoint_row(each) | {"heading": teller.heading(each)} for each in await waiting(self.reader)]
         notices = (await read_notices(self.reader))[-MOST_ROWS:]
         return {"intents": listed[::-1], "checkpoints": asks, "notices": notices[::-1], "now": self._now_ms()}
 

@@ -1,18 +1,18 @@
-"""One event in one line, for people. Pure.
+"""How each type of event is told to people: its line, and its content. Pure.
 
-The line shows the content; the caller adds the actor and the time. Payloads
-come from other programs, so any field may be missing or have another type.
+``KINDS`` is the one table. The line shows the content; the caller adds the actor and the time. Payloads come from other
+programs, so any field may be missing or have another type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from bridge.opencode.capture.table import STEP_STARTED
+from sidecar.read import content
 from sidecar.read.asked import CHECKPOINT, asked_text
-from sidecar.read.background import Tone, tell
 from sidecar.read.fields import (
     as_list,
     as_mapping,
@@ -24,6 +24,7 @@ from sidecar.read.fields import (
     with_cuts_told,
 )
 from sidecar.read.losses import GAP, lost_text
+from sidecar.read.markup import inside, unwrapped
 from sidecar.read.timing import LEAST_SHOWN_MS
 from sidecar.read.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
@@ -34,6 +35,11 @@ LONGEST = 2000
 
 LONGEST_ROW = 400
 """Maximum number of characters of the text in a row."""
+
+
+Tone = Literal["input", "output", "good", "bad", "asks", "quiet", "plain"]
+"""The kind of a line: a person's words, the model's words, success, failure, a question, or something of little
+interest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +70,13 @@ def describe(event: StreamEvent, *, took_ms: int | None = None, waited_ms: int =
         return _turn_ended(payload, took_ms)
     if event.type == "execution.step":
         return _step(payload, waited_ms)
-    if (teller := _TELLERS.get(event.type)) is not None:
-        return teller(payload)
-    told = tell(event.type, payload)
-    return Line(*told) if told is not None else _other(event.type, payload)
+    kind = KINDS.get(event.type)
+    return kind.line(payload) if kind is not None else _other(event.type, payload)
+
+
+def is_news(stream_id: str, type_: str) -> bool:
+    """Whether an event is shown to a person who follows everything. Most events of agents are bookkeeping."""
+    return not stream_id.startswith("agent/") or (type_ in KINDS and KINDS[type_].is_news)
 
 
 def row_of(record: Record) -> dict[str, Any]:
@@ -112,7 +121,7 @@ def input_text(payload: dict[str, Any]) -> str:
     said = []
     for part in map(as_mapping, as_list(payload.get("parts"))):
         if is_said(part):
-            said.append(_text(part.get("text")))
+            said.append(_text(unwrapped(as_text(part.get("text")), marks=False)))
         elif part.get("type") == "file":
             said.append(f"[{_text(part.get('filename')) or 'file'}]")
         elif part.get("type") == "agent":
@@ -156,7 +165,7 @@ def _tool(payload: dict[str, Any], waited_ms: int) -> Line:
     return Line(label, _joined(said, took, " · "))
 
 
-def _step(payload: dict[str, Any], waited_ms: int) -> Line:
+def _step(payload: dict[str, Any], waited_ms: int = 0) -> Line:
     if payload.get("kind") != "inference":
         return _tool(payload, waited_ms)
     return Line("model", _joined(_text(payload.get("finish")), spent(payload), " · "), "quiet", _cost(payload))
@@ -167,6 +176,12 @@ def _output(payload: dict[str, Any]) -> Line:
     return Line("thinks" if thinks else "says", _text(payload.get("text")), "quiet" if thinks else "output")
 
 
+def _prompt(payload: dict[str, Any]) -> Line:
+    parts = map(as_mapping, as_list(payload.get("parts")))
+    is_result = any(inside(as_text(part.get("text"))) for part in parts)
+    return Line("prompt", input_text(payload), "output" if is_result else "plain")
+
+
 def _turn_started(payload: dict[str, Any]) -> Line:
     model = as_mapping(payload.get("model"))
     named = [_text(model.get(name)) for name in ("provider", "model")]
@@ -174,7 +189,7 @@ def _turn_started(payload: dict[str, Any]) -> Line:
     return Line("turn", _joined("" if trigger == "prompt" else trigger, "/".join(filter(None, named)), " · "), "quiet")
 
 
-def _turn_ended(payload: dict[str, Any], took_ms: int | None) -> Line:
+def _turn_ended(payload: dict[str, Any], took_ms: int | None = None) -> Line:
     outcome = _text(payload.get("outcome")) or "ended"
     steps = payload.get("steps")
     said = [outcome if not payload.get("error") else f"{outcome} ({_text(payload['error'])})"]
@@ -255,28 +270,124 @@ def _other(type_: str, payload: dict[str, Any]) -> Line:
     return Line(short_type(type_), _text(flat))
 
 
-_TELLERS: dict[str, Callable[[dict[str, Any]], Line]] = {
-    "human.input": lambda payload: Line("input", input_text(payload), "input"),
-    "agent.input": lambda payload: Line("prompt", input_text(payload)),
-    "turn.started": _turn_started,
-    "execution.output": _output,
-    STEP_STARTED: lambda payload: Line("runs", call_text(payload), "quiet"),
-    "agent.spawned": _spawned,
-    "agent.handoff": _handoff,
-    "agent.error": _error,
-    CHECKPOINT: _checkpoint,
-    GAP: lambda payload: Line("gap", lost_text(payload), "bad"),
-    "lifecycle.session.created": _session("session"),
-    "lifecycle.session.resumed": _session("resumed"),
-    "lifecycle.session.ended": _session("ended"),
-    "lifecycle.session.compacted": lambda payload: Line("compacted", "older messages were summed up", "quiet"),
-    "opencode.message.removed": _undone,
-    "opencode.command.executed": _command,
-    "opencode.session.reverted": _reverted,
-    "lineage.forked": lambda payload: Line("session", _origin(payload), "quiet"),
-    "lineage.linked": lambda payload: Line(
-        "linked", f"to {_text(payload.get('parent')) or 'no parent: a root'}", "quiet"
-    ),
+def _linked(payload: dict[str, Any]) -> Line:
+    return Line("linked", f"to {_text(payload.get('parent')) or 'no parent: a root'}", "quiet")
+
+
+def _correction(payload: dict[str, Any]) -> Line:
+    said = f"{payload.get('failed')} of {payload.get('steps')} steps failed in {_plain(payload.get('session'))}"
+    return Line("correction", one_line(said), "bad")
+
+
+def _said(label: str, tone: Tone, *names: str) -> Callable[[dict[str, Any]], Line]:
+    """A line with these fields of the payload; a name that begins with ``=`` is a text of its own."""
+
+    def line(payload: dict[str, Any]) -> Line:
+        said = (name[1:] if name[0] == "=" else _plain(payload.get(name), name) for name in names)
+        return Line(label, " · ".join(filter(None, said)), tone)
+
+    return line
+
+
+def _plain(value: Any, name: str = "") -> str:
+    """A value of an agent's event, which is ours: a text, a number or a list of them."""
+    if name == "attempt":
+        return f"attempt {value}" if isinstance(value, int) and value > 1 else ""
+    if isinstance(value, list):
+        return " · ".join(filter(None, map(_plain, value)))
+    return "" if value is None or isinstance(value, bool | dict) else one_line(str(value)[:LONGEST])
+
+
+class Kind(NamedTuple):
+    """How events of one type are told: ``line`` makes their line, ``content`` takes the parts of their content out of a
+    copy of the payload, and ``is_news`` says that an event in an agent's stream is more than bookkeeping."""
+
+    line: Callable[[dict[str, Any]], Line]
+    content: Callable[[dict[str, Any]], list[content.Part]] | None = None
+    is_news: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "human.input": Kind(lambda payload: Line("input", input_text(payload), "input"), content.of_input),
+    "agent.input": Kind(_prompt, content.of_input),
+    "turn.started": Kind(_turn_started),
+    "turn.ended": Kind(_turn_ended),
+    "execution.step": Kind(_step, content.of_step),
+    STEP_STARTED: Kind(lambda payload: Line("runs", call_text(payload), "quiet")),
+    "execution.output": Kind(_output, content.of_output),
+    "agent.spawned": Kind(_spawned),
+    "agent.handoff": Kind(_handoff),
+    "agent.error": Kind(_error, content.of_error),
+    CHECKPOINT: Kind(_checkpoint, content.of_checkpoint),
+    GAP: Kind(lambda payload: Line("gap", lost_text(payload), "bad")),
+    "lifecycle.session.created": Kind(_session("session")),
+    "lifecycle.session.resumed": Kind(_session("resumed")),
+    "lifecycle.session.ended": Kind(_session("ended")),
+    "lifecycle.session.compacted": Kind(_said("compacted", "quiet", "=older messages were summed up")),
+    "opencode.message.removed": Kind(_undone),
+    "opencode.command.executed": Kind(_command),
+    "opencode.session.reverted": Kind(_reverted),
+    "lineage.forked": Kind(lambda payload: Line("session", _origin(payload), "quiet")),
+    "lineage.linked": Kind(_linked),
+    "agent.installed": Kind(_said("agent", "quiet", "=first start")),
+    "agent.received": Kind(_said("received", "quiet", "type")),
+    "agent.refused": Kind(_said("refused", "bad", "type", "error_code"), is_news=True),
+    "agent.dead_letter": Kind(_said("dead letter", "bad", "type", "reason"), is_news=True),
+    "effect.requested": Kind(_said("effect", "plain", "kind", "attempt", "node")),
+    "effect.started": Kind(_said("starts", "quiet", "kind", "attempt")),
+    "effect.completed": Kind(_said("done", "quiet", "kind", "attempt")),
+    "effect.failed": Kind(_said("failed", "bad", "kind", "attempt", "error")),
+    "effect.in_doubt": Kind(_said("in doubt", "asks", "kind", "attempt", "reason"), is_news=True),
+    "intent.created": Kind(_said("background", "plain", "intent", "title"), is_news=True),
+    "intent.refused": Kind(_said("refused", "bad", "intent", "reason"), is_news=True),
+    "intent.starting": Kind(_said("starting", "quiet", "intent")),
+    "intent.started": Kind(_said("started", "quiet", "intent", "session")),
+    "intent.output": Kind(_said("answers", "output", "intent", "text")),
+    "intent.interrupted": Kind(_said("interrupted", "bad", "intent"), is_news=True),
+    "intent.resumed": Kind(_said("resumed", "quiet", "intent")),
+    "intent.waiting": Kind(_said("waits", "asks", "intent", "=for an OpenCode")),
+    "intent.unhosted": Kind(_said("waits", "asks", "intent", "=for its OpenCode")),
+    "intent.paused": Kind(_said("waits", "asks", "intent", "=for a person")),
+    "intent.continued": Kind(_said("goes on", "quiet", "checkpoint")),
+    "intent.model": Kind(_said("model", "quiet", "intent", "model")),
+    "intent.erred": Kind(_said("error", "bad", "intent", "reason")),
+    "intent.fallback": Kind(_said("next model", "quiet", "intent", "from")),
+    "intent.isolated": Kind(_said("worktree", "quiet", "intent")),
+    "intent.overlap": Kind(_said("edited twice", "bad", "intent", "file"), is_news=True),
+    "intent.finishing": Kind(_said("finishing", "quiet", "intent")),
+    "intent.applied": Kind(_said("changes applied", "good", "intent")),
+    "intent.discarded": Kind(_said("changes discarded", "quiet", "intent")),
+    "intent.completed": Kind(_said("done", "good", "intent"), is_news=True),
+    "intent.failed": Kind(_said("failed", "bad", "intent", "reason"), is_news=True),
+    "intent.cancelling": Kind(_said("cancelling", "quiet", "intent", "reason")),
+    "intent.cancelled": Kind(_said("cancelled", "bad", "intent", "reason"), is_news=True),
+    "budget.warning": Kind(_said("budget", "bad", "what", "share", "root"), is_news=True),
+    "budget.closed": Kind(_said("budget", "quiet", "root")),
+    "notice.queued": Kind(_said("notice", "plain", "text")),
+    "notice.gathering": Kind(_said("waits", "quiet", "=for the results of other work")),
+    "notice.sending": Kind(_said("sending", "quiet", "notice")),
+    "notice.sent": Kind(_said("sent", "quiet", "notice")),
+    "notice.held": Kind(_said("waits", "quiet", "why")),
+    "notice.returned": Kind(_said("returned", "quiet", "notice")),
+    "notice.observed": Kind(_said("delivered", "good", "notice"), is_news=True),
+    "checkpoint.opened": Kind(_said("asks", "asks", "checkpoint", "text"), is_news=True),
+    "checkpoint.answering": Kind(_said("answering", "quiet", "checkpoint")),
+    "checkpoint.answered": Kind(_said("answered", "good", "checkpoint", "answer"), is_news=True),
+    "checkpoint.unanswered": Kind(_said("failed", "bad", "checkpoint", "why")),
+    "checkpoint.expired": Kind(_said("expired", "bad", "checkpoint"), is_news=True),
+    "checkpoint.withdrawn": Kind(_said("withdrawn", "quiet", "checkpoint", "why")),
+    "checkpoint.late": Kind(_said("too late", "bad", "checkpoint")),
+    "alert.raised": Kind(_said("alert", "plain", "alert", "text")),
+    "alert.toasted": Kind(_said("toast", "quiet", "alert")),
+    "alert.sent_to": Kind(_said("told", "good", "alert", "channel")),
+    "alert.failed_to": Kind(_said("failed", "bad", "alert", "channel", "error")),
+    "alert.seen": Kind(_said("seen", "good", "alert", "why")),
+    "agent.correction": Kind(_correction, is_news=True),
+    "gardener.watched": Kind(_said("watches", "quiet", "session")),
+    "gardener.failed": Kind(_said("a step failed", "quiet", "session")),
+    "gardener.turn": Kind(_said("turn", "quiet", "session")),
+    "gardener.own": Kind(_said("own", "quiet", "id")),
+    "signal.raised": Kind(_said("signal", "plain", "name"), is_news=True),
 }
 
 

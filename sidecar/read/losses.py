@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from sidecar.read.fields import as_int, as_text
+from sidecar.read.wording import moment
 
 GAP: Final = "capture.gap"
 
@@ -46,12 +47,12 @@ def lost_text(payload: dict[str, Any]) -> str:
 
 
 def loss_text(loss: Loss, streams: list[str]) -> str:
-    """The whole sentence: in which of ``streams`` something is missing, what, why, and what to do."""
+    """The whole sentence: in which of ``streams`` something is missing, what, why, when, and what to do."""
     told = ", ".join(streams[-SHOWN:]) + f" and {len(streams) - SHOWN} more" * (len(streams) > SHOWN)
     where = f"one of {told}" if len(streams) > 1 else told or "an OpenCode that recorded no session"
     what = lost_text({"reason": loss.reason, "lost": loss.lost})
     todo = _REASONS[loss.reason][1] if loss.reason in _REASONS else "`durable-stream query --type capture.gap` shows it"
-    return f"{where}: {what}; {todo}"
+    return f"{where}: {what}, last on {moment(loss.last_ts)}; {todo}"
 
 
 def _what(reason: str, lost: int) -> str:

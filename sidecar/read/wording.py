@@ -72,6 +72,11 @@ def local_time(ts: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
         return f"{ts}ms"  # a badly wrong clock may give a time after the year 9999
 
 
+def moment(ts: int) -> str:
+    """A moment within a sentence, to the minute: ``22 Nov, 14:03``."""
+    return local_time(ts, "%d %b, %H:%M")
+
+
 def iso_time(ts: int) -> str:
     """A moment for other programs: ISO 8601, UTC, milliseconds."""
     try:

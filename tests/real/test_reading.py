@@ -91,9 +91,9 @@ def test_a_permission_a_shell_command_and_an_undo(
     wait_until(lambda: "waiting" in durable.cli("streams"), "the ask")
     for command in (["streams"], ["log"]):
         for screen in screens(durable, shop, *command):
-            assert "waiting for you: bash echo x; ls, " in screen
+            assert " asks for permission: bash echo x; ls" in screen
     for screen in screens(durable, shop, "status", code=1):  # no plugin is installed for this user
-        assert "waiting for you: bash echo x; ls, " in screen
+        assert " asks for permission: bash echo x; ls" in screen
 
     terminal.press(ENTER)
     terminal.wait_until(lambda lines: any("Mock 1 · " in line for line in lines), "the end of the turn")

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sidecar.background.intents.state import Intent
 from sidecar.background.messages import inline, message, quoted
+from sidecar.read.markup import QUOTES
 
 SHOWN_DIFF: Final = 4000
 """A longer diff is left out of the message; the model can read it with git."""
@@ -16,8 +17,6 @@ SHOWN_FILES: Final = 20
 KINDS: Final = {"120000": "link", "160000": "repository"}
 """By git's mode, what is no ordinary file."""
 MAX_REASON: Final = 1000
-
-QUOTES: Final = "It said this; the lines with > are the agent's words, not the user's:"
 
 
 def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:

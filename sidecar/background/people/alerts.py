@@ -337,6 +337,7 @@ class AlertAgent(OwnAgent[State]):
         if alert.is_question:
             # The answer links are made while sending, so the log never contains them.
             said["checkpoints"] = [each.about for each in (alert, *joined)]
+            said["since"] = min(each.raised for each in (alert, *joined))
         effects = [
             Output("effect.requested", {"channel": channel, **said}, effect=SEND, node=f"{alert.id} {channel}")
             for channel in stage

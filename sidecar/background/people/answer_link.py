@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint
 from sidecar.background.people.consent import always_text, may_answer
-from sidecar.read.wording import local_time, visible
+from sidecar.read.wording import visible
 
 LIVES_MS: Final = 24 * 3_600_000
 """How long a link works, unless its checkpoint ends earlier."""
@@ -96,7 +96,7 @@ def form_page(known: Checkpoint, problem: str = "") -> str:
     if known.state in CLOSED:
         # The link stays in the phone's history, so from now on it shows neither the question nor the answer.
         return _page(f"<h1>OpenCode asked</h1>{told}<p>It is {escape(known.state)}. There is nothing to do.</p>")
-    since = f"<p>Asked at {local_time(known.opened)}.</p>"
+    since = f"<p>Waiting {teller.since(known.opened)}.</p>"
     head = f"<h1>{escape(teller.heading(known))}</h1>{since}<pre>{escape(visible(known.text))}</pre>{told}"
     if may_answer(known, ["once"]):
         return _page(head + _forms(known))

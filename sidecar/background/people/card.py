@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ from sidecar.background.intents.state import Intent
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint
 from sidecar.read.asked import on_one_line
-from sidecar.read.wording import cut_middle, local_time, one_line, visible
+from sidecar.read.wording import cut_middle, one_line, visible
 from streams.files import write_durably
 
 log = logging.getLogger("sidecar.background")
@@ -35,7 +34,6 @@ def card_text(
     agent counts what is waiting for a person. ``asks`` has no asks that OpenCode shows by itself.
     """
     waiting = [each for each in checkpoints if each.state not in CLOSED]
-    asks = Counter(each.intent for each in waiting if each.intent is not None)
     told = [
         {"id": each.id, "session": each.tell, "text": _ask(each)}
         for each in waiting
@@ -48,7 +46,7 @@ def card_text(
             "state": intent.state,
             "since": intent.started,
             "cost": round(intent.cost, 2),
-            "asks": asks[intent.id],
+            "asks": len(intent.asks),
             "parent": intent.parent,
             "session": intent.session,
             "root": intent.root,
@@ -61,7 +59,7 @@ def card_text(
 def _ask(known: Checkpoint) -> str:
     """The lines that stay on the screen until the ask is answered."""
     said = cut_middle(on_one_line(teller.asks(known)), MAX_ASK)[0]
-    return f"{said}\n{teller.how(known)} Asked at {local_time(known.opened, '%H:%M')}."
+    return f"{said}\n{teller.how(known)} Waiting {teller.since(known.opened)}."
 
 
 _NOTHING: Final = card_text((), ())

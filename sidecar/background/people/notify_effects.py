@@ -14,6 +14,7 @@ from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import EffectKind, NotDone, Reconciled, Unknown
 from sidecar.background.hosts.host import Host
 from sidecar.background.messages import for_person
+from sidecar.background.people import teller
 from sidecar.background.people.alerts import LOOK, SEND, TOAST
 from sidecar.background.people.channels import Channels
 from sidecar.background.people.checkpoints import ANSWER
@@ -91,6 +92,8 @@ class Send:
         links = {each: link for each in given if each and (link := self._link(each))}
         one = next(iter(links.values())) if len(given) == 1 and links else None
         text = for_person(args["text"], link=one)
+        if since := args.get("since"):
+            text = f"{text}\n\nWaiting {teller.since(since)}."
         if len(given) > 1 and links:
             text = "\n".join([text, "", *(f"Answer {each}: {link}" for each, link in links.items())])
         await self._channels.send(args["channel"], args["title"], text)

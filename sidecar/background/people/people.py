@@ -37,7 +37,7 @@ from sidecar.background.people.notify_effects import Answering, notify_kinds
 from sidecar.background.people.rings import Rules
 from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.terminals import read_focus
-from sidecar.background.reading import read_checkpoints
+from sidecar.background.reading import read_checkpoints, waiting
 from sidecar.background.said import Said
 from sidecar.background.stream_read import open_reader, read_lines
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
@@ -321,8 +321,7 @@ class People:
 
     async def waiting(self) -> list[Checkpoint]:
         """What is waiting for a person in any session, oldest first."""
-        listed = await read_checkpoints(open_reader(self._home.store_path))
-        return [each for each in listed if each.state not in CLOSED]
+        return await waiting(open_reader(self._home.store_path))
 
     def _known(self, checkpoint: str) -> Checkpoint | None:
         return self.checkpoints.data.checkpoints.get(checkpoint)

@@ -1,24 +1,32 @@
-"""The sentences that tell a person what waits and what ended: what, in which project, and what can be answered. Pure.
+"""The sentences that tell a person what waits, runs, failed and ended: what, in which project, and what can be done.
+Pure.
 
-Every surface shows these sentences: toasts, messages to a phone, the answer page, ``top``, ``checkpoints`` and both
-forms of ``/background``. A surface adds only what it alone knows, such as the time or how to answer there.
+Every surface shows these sentences: toasts, messages to a phone, the answer page, ``status``, ``top``, ``checkpoints``,
+``intents``, ``log --follow`` and both forms of ``/background``. A surface only lays them out, and adds what it alone
+knows, such as how to answer there. What was lost is told in ``sidecar/read/losses.py``, in the same form.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.people.consent import PERMISSION, always_text
 from sidecar.read.asked import on_one_line
-from sidecar.read.wording import cut_middle, visible
+from sidecar.read.wording import amount, cut_middle, moment, money, rough_span, visible
 
 if TYPE_CHECKING:
+    from sidecar.background.intents.state import Intent
     from sidecar.background.people.checkpoints import Checkpoint
 
 MAX_RESULT: Final = 200
 """Maximum length of a result within a sentence, in characters; the session and ``intents`` have all of it."""
 
 MAX_OPTIONS: Final = 300
+
+MAX_ASK: Final = 500
+"""Maximum length of an ask within a line, in characters; ``checkpoints`` has all of it."""
 
 TYPE_IT: Final = "Type your answer here, or use /background."
 IN_LIST: Final = "Answer it in /background."
@@ -55,6 +63,24 @@ def asks(known: Checkpoint) -> str:
     return " ".join(parts)
 
 
+def sentence(known: Checkpoint) -> str:
+    """What is asked, since when, and what answers it, on one line."""
+    given = "|".join(PERMISSION) if known.kind == "permission" else "TEXT"
+    answers = f"`durable-stream checkpoints {known.id} --answer {given}` answers it"
+    return on_one_line(f"{cut_middle(asks(known), MAX_ASK)[0]} · {since(known.opened)} · {answers}")
+
+
+def failure(intent: Intent) -> str:
+    """Which work failed, why, when, and what shows more, on one line."""
+    told = ended(who(intent.title, intent.directory), intent.reason or "unknown", "")
+    return f"{told} · {moment(intent.ended or 0)} · `durable-stream intents {intent.id}` shows it"
+
+
+def since(ts: int) -> str:
+    """Since when something waits: ``since 22 Nov, 14:03``. ``ts`` is in ms UTC."""
+    return f"since {moment(ts)}"
+
+
 def ended(worker: str, reason: str, gist: str) -> str:
     """How background work ended, on one line: ``worker`` comes from ``who``, ``reason`` is why it failed, and ``gist``
     the beginning of its result."""
@@ -62,3 +88,47 @@ def ended(worker: str, reason: str, gist: str) -> str:
     line = on_one_line(gist)
     said = f": {line if len(line) <= MAX_RESULT else f'{line[:MAX_RESULT]} …'}" if line and not reason else ""
     return on_one_line(f"{worker} {how}{said}")
+
+
+def state_of(intent: Intent) -> str:
+    """An intent's state in a list: while it waits for somebody, for whom."""
+    if intent.asks and intent.state not in ENDED:
+        return "waiting for you"
+    is_alone = intent.waits or (intent.state == "resuming" and not intent.prompting)
+    return "waiting for OpenCode" if is_alone and intent.state not in ENDED else intent.state
+
+
+def work(intent: Intent) -> str:
+    """An intent on one line of a list: its work and project, and why it failed or what a person can still do."""
+    remark = ""
+    if intent.state in ("failed", "refused", "cancelled"):
+        remark = on_one_line(intent.reason)
+    elif intent.changes.get("ref") and not (intent.applied or intent.discarded):
+        remark = "changes not applied"
+    return " · ".join(filter(None, (who(intent.title, intent.directory), remark)))
+
+
+def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[dict[str, str]]:
+    """Everything that an intent is waiting for: ``for`` (``answer``, ``place`` or ``opencode``), ``id`` and ``text``.
+
+    ``full`` is the key of ``[phantom]`` whose limit is reached, if any.
+    """
+    if intent.state == "queued" and full:
+        return [{"for": "place", "id": full, "text": f"a free place ([phantom] {full})"}]
+    found = [{"for": "answer", "id": c.id, "text": on_one_line(asks(c))} for c in checkpoints if c.id in intent.asks]
+    if state_of(intent) == "waiting for OpenCode":
+        found.append({"for": "opencode", "id": "", "text": "an OpenCode that can run it"})
+    return found
+
+
+def used(intent: Intent, now_ms: int) -> str:
+    """The time that an intent has worked, its tokens and its cost; empty before the intent has started.
+
+    If the intent has its own limit of tokens or cost, the limit follows the number.
+    """
+    if intent.started is None:
+        return ""
+    tokens, cost = amount(intent.tokens), money(intent.cost) if intent.cost else "$0"
+    tokens += f" of {amount(intent.max_tokens)}" if intent.max_tokens else ""
+    cost += f" of {money(intent.max_cost)}" if intent.max_cost else ""
+    return f"{rough_span(intent.ran(now_ms))}, {tokens} tokens, {cost}"

@@ -77,6 +77,8 @@ async def checkpoints(
             out.object(as_row(each))
     elif shown:
         _table(out, shown)
+        if out.terminal and not all_:
+            out.prose("", "`durable-stream checkpoints ID --answer once|always|reject|TEXT` answers one.", "dim")
     else:
         empty = reader.head == NOTHING
         note(
@@ -104,7 +106,7 @@ def _table(out: Output, listed: list[Checkpoint]) -> None:
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "asked", "session")
     out.table(
-        (*(Column(name) for name in names), Column("what", middle=True)),
+        (*(Column(name) for name in names), Column("what", sentence=True)),
         [
             (each.id, each.kind, each.state, ago(now - each.opened), each.session[-10:], on_one_line(teller.asks(each)))
             for each in listed
@@ -133,7 +135,7 @@ def _show(out: Output, each: Checkpoint) -> None:
         ("by", " ".join(filter(None, (each.by, _via(each.via))))),
     ):
         if value:
-            out.text(f"  {name:<8} {value}")
+            out.prose(f"  {name:<8} ", str(value))
     if each.left_out:
         out.text(f"  {each.left_out} characters are left out: their record was pruned")
     out.text(f"\n{visible(each.text)}")

@@ -157,7 +157,7 @@ def _named(state: State, given: str) -> Intent:
 
 
 def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> None:
-    from sidecar.background.intents.waits import remark, state_shown
+    from sidecar.background.people import teller
     from sidecar.cli.printing.output import Column
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.host_agents import LABEL
@@ -171,25 +171,25 @@ def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> No
         rows.append(
             (
                 each.id,
-                state_shown(each.state, len(each.asks)),
+                teller.state_of(each),
                 ago(now - each.created),
                 rough_span(ran) if ran is not None else "-",
                 money(each.cost) if each.cost else "-",
-                " · ".join(filter(None, (remark(each), each.title))),
+                teller.work(each),
             )
         )
     for row in hosts:
         cost = money(row["cost"]) if row["cost"] else "-"
         title = f"{LABEL} · {row['title']}"
-        state = state_shown(row["state"], row["asks"])
+        state = "waiting for you" if row["asks"] else row["state"]
         rows.append((row["id"], state, ago(now - row["created"]), rough_span(row["ran"]), cost, title))
-    out.table((*columns, Column("what")), rows)
+    out.table((*columns, Column("what", sentence=True)), rows)
 
 
 async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) -> list[dict[str, str]]:
     from sidecar.background.intents.budgets import full
     from sidecar.background.intents.state import Limits
-    from sidecar.background.intents.waits import waits
+    from sidecar.background.people.teller import waits
     from sidecar.background.reading import read_checkpoints
     from sidecar.config import ConfigError, load_config
 
@@ -219,7 +219,8 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
     from sidecar.background.intents.lifecycle import ENDED
     from sidecar.background.intents.rows import as_row, spent_by
     from sidecar.background.intents.texts import file_text, kept_text, notes_text, overlap_text
-    from sidecar.background.intents.waits import used as used_by
+    from sidecar.background.people.teller import state_of
+    from sidecar.background.people.teller import used as used_by
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.wording import amount, local_time, money, rough_span, visible
 
@@ -232,7 +233,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         return
     used = spent_by(state, intent.root)
     together = f"{used['sessions']} started, {rough_span(used['ran'])}, {amount(used['tokens'])} tokens"
-    out.text(f"{intent.id}  {intent.state}  {intent.title}")
+    out.text(f"{intent.id}  {state_of(intent)}  {intent.title}")
     if intent.reason:
         out.text(f"  {intent.reason}")
     for name, value in (
@@ -248,7 +249,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         ("its root", f"{together}, {money(used['cost'])}" if used["sessions"] > 1 else None),
     ):
         if value:
-            out.text(f"  {name:<11} {value}")
+            out.prose(f"  {name:<11} ", str(value))
     for run in intent.setup:
         ended = "was stopped" if run["code"] is None else f"ended with code {run['code']}" if run["code"] else "done"
         out.text(f"\nsetup: {visible(run['command'])} ({ended}, {rough_span(round(run['seconds'] * 1000))})")

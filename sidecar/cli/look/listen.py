@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
     from bridge.nats.jetstream.wire import Received
     from sidecar.cli.printing.output import Output
-    from sidecar.cli.printing.received_message import ShownMessage
 
 MOST_WAITING = 10_000
 """Maximum number of messages waiting for a slow terminal or pipe; further ones are dropped and counted."""
@@ -78,10 +77,12 @@ class _Listening:
     def __init__(self, out: Output, sessions: Sessions, pattern: str) -> None:
         from collections import deque
 
+        from sidecar.cli.printing.records import Lines
+
         self._out, self._sessions, self._pattern = out, sessions, pattern
         self._waiting: deque[Received] = deque()
         self._left_out = 0
-        self._day = ""
+        self._lines = Lines(out)
         self._news: asyncio.Event
 
     async def run(self) -> None:
@@ -186,7 +187,9 @@ class _Listening:
         self._out.flush()
 
     def _print(self, message: Received) -> None:
-        from sidecar.cli.printing.received_message import as_json, shown_message
+        from sidecar.cli.printing.output import padded
+        from sidecar.cli.printing.received_message import PLACE_CHARACTERS, as_json, shown_message
+        from sidecar.cli.printing.records import ROOMY, SHORT_ID
         from sidecar.cli.shared.identity import own_identity
         from sidecar.read.wording import iso_time
 
@@ -196,32 +199,11 @@ class _Listening:
             return
         told = shown_message(message.subject, message.headers, message.body, now)
         if self._out.terminal:
-            self._on_terminal(told)
+            roomy = self._out.width >= ROOMY
+            place, width = (told.place, PLACE_CHARACTERS) if roomy else (told.place[-SHORT_ID:], SHORT_ID)
+            self._lines.line(told.ts, padded(place, width), told.actor, told.line)
         else:
             self._out.cells(iso_time(told.ts), message.subject, told.type, told.actor, str(told.line))
-
-    def _on_terminal(self, told: ShownMessage) -> None:
-        from sidecar.cli.printing.output import fitted, padded
-        from sidecar.cli.printing.received_message import PLACE_CHARACTERS
-        from sidecar.cli.printing.records import LABEL_WIDTH, MOST_LINES, ROOMY, SHORT_ID, STYLES
-        from sidecar.read.wording import local_time, one_line
-
-        day = local_time(told.ts, "%A, %d %B %Y")
-        if day != self._day:
-            self._day = day
-            self._out.text(day, "bold")
-        roomy = self._out.width >= ROOMY
-        gap = "  " if roomy else " "
-        style = STYLES[told.line.tone]
-        place, width = (told.place, PLACE_CHARACTERS) if roomy else (told.place[-SHORT_ID:], SHORT_ID)
-        label = padded(one_line(told.line.label), LABEL_WIDTH) + (" " if told.line.text else "")
-        parts = [
-            (f"{local_time(told.ts, '%H:%M:%S')}{gap}", "dim"),
-            (padded(place, width) + gap, "dim"),
-            (fitted(told.actor, 12 if roomy else 8) + gap, "cyan" if told.actor == "user" else ""),
-            (label, style if style in ("dim", "bold cyan") else f"bold {style}".strip()),
-        ]
-        self._out.lines(parts, told.line.text, style, most=MOST_LINES.get(told.line.tone, 1), end=told.line.end)
 
 
 def _ended(why: str) -> NatsError:

@@ -127,12 +127,9 @@ async def _print(
 
 
 async def _note_waiting(reader: LogReader, out: Output, streams: set[str] | None) -> None:
-    from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import waiting_lines
-    from sidecar.read.select import catalog_of
 
-    catalog, _ = await catalog_of(reader)
-    for line in waiting_lines(catalog, streams, own_identity().now_ms()):
+    for line in await waiting_lines(reader, streams):
         if out.terminal:
             out.prose("", line, "bold yellow")
         else:
@@ -193,7 +190,7 @@ async def _follow_all(
             lines.print_headed(record)
         if fault is not None:
             raise fault
-    lines.print_waiting()
+    await lines.print_waiting(reader)
     if head == NOTHING:
         note(f"{empty_text(reader)}. Waiting for the first record.")
     which = "all sessions" if lines.project is None else f"the sessions in {lines.project.root}"

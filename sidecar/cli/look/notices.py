@@ -40,12 +40,13 @@ async def notices(
 def _table(out: Output, rows: list[dict[str, Any]]) -> None:
     from sidecar.cli.printing.output import Column
     from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.markup import unwrapped
     from sidecar.read.wording import ago, one_line
 
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "queued", "channels")
     out.table(
-        (*(Column(name) for name in names), Column("text")),
+        (*(Column(name) for name in names), Column("text", sentence=True)),
         [
             (
                 row["id"],
@@ -53,7 +54,7 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
                 row["state"],
                 ago(now - row["queued"]),
                 " ".join(f"{each['channel']}={each['state']}" for each in row["channels"]) or "-",
-                one_line(row["text"]),
+                one_line(unwrapped(row["text"], marks=False)),
             )
             for row in rows
         ],

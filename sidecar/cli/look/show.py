@@ -12,7 +12,7 @@ from sidecar.cli.shared.command import JsonFlag, home_of
 
 if TYPE_CHECKING:
     from sidecar.cli.printing.output import Output
-    from sidecar.read.detail import Part
+    from sidecar.read.content import Part
     from sidecar.read.timing import Timing
     from streams.store import Record
 

@@ -37,7 +37,7 @@ async def streams(
     Inside a project, lists that project's streams first. Lists agent streams (`agent/NAME`) only with --all.
     """
     from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.project import project_streams, streams_here
+    from sidecar.cli.shared.project import project_streams, streams_here, waiting_lines
     from sidecar.read.catalog import is_agents
     from sidecar.read.select import catalog_of, empty_text, open_reader
 
@@ -59,7 +59,8 @@ async def streams(
             out.object(stream)
     elif found and out.terminal:
         _stream_table(out, found)
-        _print_waiting(out, catalog, chosen)
+        for line in await waiting_lines(reader, chosen):
+            out.prose("", line, STATUS_STYLES["waiting"])
         for text in catalog.loss_texts({stream["stream_id"] for stream in found}):
             out.prose("", f"something was lost in {text}", "yellow")
     else:
@@ -79,14 +80,6 @@ async def streams(
 def _last(catalog: Catalog, stream: dict[str, Any]) -> int:
     """The position of the newest record: it tells which stream is newest, also if a clock was set."""
     return catalog.streams[stream["stream_id"]].last_position
-
-
-def _print_waiting(out: Output, catalog: Catalog, chosen: set[str] | None) -> None:
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.cli.shared.project import waiting_lines
-
-    for line in waiting_lines(catalog, chosen, own_identity().now_ms()):
-        out.prose("", line, STATUS_STYLES["waiting"])
 
 
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:

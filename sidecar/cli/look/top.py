@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from sidecar.background.board import Board
-    from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.output import Column, Output
 
 REFRESH_SECONDS = 1.0
-WAITING = "Waiting for you"
 WIDE = 120
 """Minimum width at which the screen has room for each agent's session and model."""
 
@@ -29,6 +28,7 @@ OLD_MS = 10_000
 
 STYLES = {
     "waiting for you": "bold yellow",
+    "waiting for OpenCode": "yellow",
     "running": "green",
     "completed": "dim",
     "cancelled": "dim",
@@ -129,7 +129,7 @@ def _summary(state: dict[str, Any]) -> str:
     for agent in state["agents"]:
         if agent["asks"] and state["waiting"]:
             continue  # what it is waiting for is counted below
-        counts[agent["state"]] = counts.get(agent["state"], 0) + 1
+        counts[agent["shown"]] = counts.get(agent["shown"], 0) + 1
     parts = [f"{count} {name}" for name, count in counts.items()]
     parts += [] if state["agents"] else ["no background work"]
     if state["waiting"]:
@@ -140,7 +140,6 @@ def _summary(state: dict[str, Any]) -> str:
 
 
 def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
-    from sidecar.background.intents.waits import state_shown
     from sidecar.read.wording import amount, money, rough_span
 
     rows: list[tuple[str, ...]] = []
@@ -150,9 +149,8 @@ def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
             amount(agent["tokens"]) if agent["tokens"] else "-",
             money(agent["cost"]) if agent["cost"] else "-",
         )
-        about = _doing(agent, state["at"]) or agent["reason"]
-        what = f"{agent['title']} · {about}" if about else agent["title"]
-        rows.append((agent["id"], state_shown(agent["state"], agent["asks"]), ran, tokens, cost, what))
+        what = " · ".join(filter(None, (agent["what"], _doing(agent, state["at"]))))
+        rows.append((agent["id"], agent["shown"], ran, tokens, cost, what))
     return rows
 
 
@@ -211,60 +209,52 @@ def _agents_wide(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 RowsOf = Callable[[dict[str, Any]], list[tuple[str, ...]]]
-Table = tuple[str, tuple[str, ...], RowsOf]
-AGENTS: Table = ("Background work", ("id", "state", "ran", "tokens", "cost", "what"), _agents)
-AGENTS_WIDE: Table = (
+Part = tuple[str, tuple[str, ...], RowsOf]
+AGENTS: Part = ("Background work", ("id", "state", "ran", "tokens", "cost", "what"), _agents)
+AGENTS_WIDE: Part = (
     AGENTS[0],
     ("id", "state", "ran", "session", "model", "tokens", "cost", "what"),
     _agents_wide,
 )
-OTHERS: tuple[Table, ...] = (
-    (WAITING, ("id", "kind", "asked", "what"), _waiting),
+ASKS: Part = ("Waiting for you", ("id", "kind", "asked", "what"), _waiting)
+OTHERS: tuple[Part, ...] = (
     ("At work", ("session", "agent", "turn", "what"), _sessions),
     ("Together", ("started", "worked", "tokens", "cost", "by session"), _roots),
 )
 
 
-def _tables(width: int) -> tuple[Table, ...]:
-    return (AGENTS_WIDE if width >= WIDE else AGENTS, *OTHERS)
+def _tables(width: int, state: dict[str, Any]) -> Iterator[tuple[str, tuple[Column, ...], list[tuple[str, ...]]]]:
+    """The heading, the columns and the rows of each part that is not empty."""
+    from sidecar.cli.printing.output import Column
+
+    for heading, names, rows_of in (ASKS, AGENTS_WIDE if width >= WIDE else AGENTS, *OTHERS):
+        if rows := rows_of(state):
+            styles = STYLES if "state" in names else {}
+            columns = [Column(name, right=name in ("tokens", "cost"), styles=styles) for name in names]
+            columns[-1] = Column(names[-1], sentence=names[-1] == "what")
+            yield heading, tuple(columns), rows
 
 
 def _print(out: Output, state: dict[str, Any]) -> None:
-    from sidecar.cli.printing.output import Column
-
     out.text(_summary(state))
-    for heading, names, rows_of in _tables(out.width):
-        rows = rows_of(state)
-        if rows:
-            out.text()
-            out.text(heading, "bold")
-            columns = [Column(name, right=name in ("tokens", "cost")) for name in names[:-1]]
-            out.table((*columns, Column(names[-1], middle=heading == WAITING)), rows)
+    for heading, columns, rows in _tables(out.width, state):
+        out.text()
+        out.text(heading, "bold")
+        out.table(columns, rows)
 
 
 def _screen(out: Output, state: dict[str, Any]) -> Group:
-    """The whole screen, at most as high as the terminal; the newest entries stay."""
-    from rich.cells import cell_len
+    """The whole screen; the newest entries stay."""
     from rich.console import Group
     from rich.text import Text
 
     from sidecar.cli.printing.output import fitted
-    from sidecar.read.wording import cut_middle, local_time
+    from sidecar.read.wording import local_time
 
-    width, room = out.console.width, out.console.height - 2
+    # On a narrow terminal, a sentence stands below its row.
+    most = max((out.console.height - 2) // (3 if out.width >= WIDE else 6), 3)
     clock = local_time(state["at"], "%H:%M:%S")
-    lines = [Text(fitted(f"{clock} · {_summary(state)}", width), "bold")]
-    for heading, names, rows_of in _tables(width):
-        rows = rows_of(state)[-max(room // 3, 3) :]
-        if not rows:
-            continue
-        lines += [Text(), Text(heading, "bold cyan")]
-        listed = [names, *rows]
-        widths = [max(map(cell_len, column)) for column in zip(*listed, strict=True)][:-1]
-        left = max(width - sum(widths) - 2 * len(widths), 10)
-        for number, row in enumerate(listed):
-            cells = [fitted(cell, size) for cell, size in zip(row, widths, strict=False)]
-            style = STYLES.get(row[1], "") if number else "dim"
-            what = cut_middle(row[-1], left)[0] if heading == WAITING else row[-1]
-            lines.append(Text("  ".join([*cells, fitted(what, left)]), style, no_wrap=True))
-    return Group(*lines[: room + 1], Text("q ends", "dim"))
+    parts: list[Any] = [Text(fitted(f"{clock} · {_summary(state)} · q ends", out.width), "bold")]
+    for heading, columns, rows in _tables(out.width, state):
+        parts += [Text(), Text(heading, "bold cyan"), out.drawn(columns, rows[-most:])]
+    return Group(*parts)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from sidecar.cli.printing.output import Output, shortened
 from sidecar.cli.printing.records import Lines
-from sidecar.cli.shared.identity import own_identity
-from sidecar.cli.shared.project import shown_directory, waiting_lines
-from sidecar.read.background import is_news
+from sidecar.cli.shared.project import shown_directory, waiting_lines, waiting_text
 from sidecar.read.catalog import Catalog
+from sidecar.read.describe import is_news
 from sidecar.read.projects import Project
 from sidecar.read.wording import one_line
+from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
 
@@ -58,19 +58,20 @@ class HeadedLines(Lines):
         if fresh and record.event.type == "workflow.checkpoint" and self._out.terminal:
             self._mark(record)
 
-    def print_waiting(self) -> None:
+    async def print_waiting(self, reader: LogReader) -> None:
         """Print a line for each open ask."""
         if self._out.terminal:
-            for line in waiting_lines(self._catalog, self._streams, own_identity().now_ms()):
+            for line in await waiting_lines(reader, self._streams):
                 self._out.prose("", line, WAITING_STYLE)
 
     def _mark(self, record: Record) -> None:
-        now = own_identity().now_ms()
-        session = self._catalog.sessions.get(str(record.event.payload.get("session")))
-        if session is None or record.event.payload.get("request") not in session.asks:
-            return
-        for line in waiting_lines(self._catalog, {session.stream}, now)[-1:]:
-            self._out.prose("", line, WAITING_STYLE)
+        from sidecar.background.reading import of_ask
+
+        payload = record.event.payload
+        session = self._catalog.sessions.get(str(payload.get("session")))
+        ask = session.asks.get(str(payload.get("request"))) if session is not None else None
+        if ask is not None:
+            self._out.prose("", waiting_text(of_ask(self._catalog, ask, payload)), WAITING_STYLE)
 
     def _heading(self, stream: str) -> None:
         if not self._out.terminal:

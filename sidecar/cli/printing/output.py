@@ -18,7 +18,7 @@ from sidecar.read.wording import cut_middle, one_line, printable
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from streams.log.verify import Summary
 
@@ -27,6 +27,12 @@ NARROWEST = 20
 
 LEAST_TEXT = 10
 """Minimum width, in columns, of the text in a table's last column; a shorter text needs less."""
+
+LEAST_SENTENCE = 100
+"""Minimum width, in columns, at which a sentence stays in its row; a shorter sentence needs less."""
+
+MOST_ROWS = 8
+"""Maximum number of lines of a terminal for one sentence; of a longer one, the middle is left out."""
 
 GAP = 2
 """How many columns of the terminal separate two cells of a table."""
@@ -41,13 +47,13 @@ _NOT_PLAIN = re.compile("[^ -~]")
 
 
 class Column(NamedTuple):
-    """A column of a table. ``right`` aligns numbers; ``styles`` maps a cell's text to its rich style. With ``middle``,
-    a text of the last column is cut in its middle, because its end matters as much as its beginning."""
+    """A column of a table. ``right`` aligns numbers; ``styles`` maps a cell's text to its rich style. A last column
+    that is a ``sentence`` stands below its row where it has too little room."""
 
     name: str
     right: bool = False
     styles: Mapping[str, str] = MappingProxyType({})
-    middle: bool = False
+    sentence: bool = False
 
 
 class Output:
@@ -180,14 +186,21 @@ class Output:
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         """Print a table on a terminal; in a pipe, print a heading and tab-separated lines.
 
+        See ``drawn`` for a terminal.
+        """
+        if self.terminal:
+            self.console.print(self.drawn(columns, rows))
+            return
+        self.cells(*(column.name for column in columns))
+        for row in rows:
+            self.cells(*row)
+
+    def drawn(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> RenderableType:
+        """The table for a terminal.
+
         The last column takes the remaining room, and only its texts are cut. On a narrow terminal, other columns that
         do not fit are left out, from right to left, but never the first column.
         """
-        if not self.terminal:
-            self.cells(*(column.name for column in columns))
-            for row in rows:
-                self.cells(*row)
-            return
         from rich.box import SIMPLE_HEAD
         from rich.cells import cell_len
         from rich.table import Table
@@ -196,6 +209,8 @@ class Output:
         lines = [[one_line(cell) for cell in row] for row in rows]
         names = [column.name for column in columns]
         *widths, longest = (max(map(cell_len, texts)) for texts in zip(names, *lines, strict=True))
+        if columns[-1].sentence and self._left(widths) < min(longest, LEAST_SENTENCE):
+            return self._stacked(columns, lines, widths)
         while len(widths) > 1 and self._left(widths) < min(longest, LEAST_TEXT):
             del widths[-1]
         shown = [*range(len(widths)), len(columns) - 1]
@@ -205,9 +220,30 @@ class Output:
             column = columns[number]
             table.add_column(column.name, no_wrap=True, justify="right" if column.right else "left")
         for line in lines:
-            line[-1] = truncated(cut_middle(line[-1], room)[0] if columns[-1].middle else line[-1], room)
+            line[-1] = truncated(cut_middle(line[-1], room)[0] if columns[-1].sentence else line[-1], room)
             table.add_row(*(Text(line[n], columns[n].styles.get(line[n], "")) for n in shown))
-        self.console.print(table)
+        return table
+
+    def _stacked(self, columns: Sequence[Column], lines: list[list[str]], widths: list[int]) -> RenderableType:
+        """A table whose last column stands below the other columns, wrapped at words."""
+        from rich.cells import cell_len
+        from rich.console import Group
+        from rich.text import Text
+
+        def row(cells: Iterable[str], style: str = "") -> Text:
+            made = Text(no_wrap=True, overflow="ellipsis")
+            for column, width, cell in zip(columns, widths, cells, strict=False):
+                text = " " * (width - cell_len(cell)) + cell if column.right else padded(cell, width)
+                made.append(text + " " * GAP, style or column.styles.get(cell, ""))
+            return made
+
+        shown = [row((column.name for column in columns), "bold")]
+        room = max(self.width - GAP, NARROWEST)
+        for line in lines:
+            shown.append(row(line))
+            text = Text(cut_middle(line[-1], MOST_ROWS * room)[0])
+            shown += [Text(" " * GAP) + row for row in text.wrap(self.console, room)]
+        return Group(*shown)
 
     def _left(self, widths: Sequence[int]) -> int:
         """How many columns of the terminal are left in a row of cells with these widths."""

@@ -16,8 +16,8 @@ import orjson
 
 from bridge.nats import headers as h
 from bridge.nats.subjects import CATEGORIES, COMPONENTS, L0Subject, RecordSubject
-from sidecar.read.background import Tone
-from sidecar.read.describe import LONGEST, Line, describe, short_type, spent
+from sidecar.read.describe import KINDS, LONGEST, Line, Tone, describe, short_type, spent
+from sidecar.read.fields import as_mapping
 from sidecar.read.wording import iso_time, lasted, one_line
 from streams.bus.subjects import REST, SubjectError, check_pattern
 from streams.errors import StreamError
@@ -106,8 +106,8 @@ def _meaning(subject: str, body: bytes) -> Line | None:
 
 
 def _step(payload: dict[str, Any]) -> Line:
-    about = _mapping(payload.get("metadata"))
-    took = _mapping(about.get("timing")).get("duration_ms")
+    about = as_mapping(payload.get("metadata"))
+    took = as_mapping(about.get("timing")).get("duration_ms")
     # Show that the step is completed only if there is nothing else to show.
     finish, phase, child = _word(about.get("finish")), _word(payload.get("phase")), _word(about.get("child"))
     said = [finish or phase]
@@ -123,7 +123,7 @@ def _step(payload: dict[str, Any]) -> Line:
 
 
 def _state(payload: dict[str, Any]) -> Line:
-    about = _mapping(payload.get("metadata"))
+    about = as_mapping(payload.get("metadata"))
     turn = payload.get("turn_epoch")
     said = [_word(payload.get("status")), f"turn {turn}" if isinstance(turn, int) and turn else ""]
     said.append(_word(about.get("outcome")) or _word(about.get("trigger")))
@@ -131,7 +131,7 @@ def _state(payload: dict[str, Any]) -> Line:
 
 
 def _task(payload: dict[str, Any]) -> Line:
-    stats, status = _mapping(payload.get("stats")), _word(payload.get("status"))
+    stats, status = as_mapping(payload.get("stats")), _word(payload.get("status"))
     steps = stats.get("steps")
     said = [status, _word(payload.get("error"))]
     said.append(f"{steps} step{'' if steps == 1 else 's'}" if isinstance(steps, int) and steps else "")
@@ -141,11 +141,9 @@ def _task(payload: dict[str, Any]) -> Line:
 
 
 def _chunk(payload: dict[str, Any]) -> Line | None:
-    content = payload.get("content")
-    thinks = payload.get("chunk_type") == "reasoning"
-    if not isinstance(content, str):
+    if not isinstance(payload.get("content"), str):
         return None
-    return Line("thinks" if thinks else "says", one_line(content[:LONGEST]), "quiet" if thinks else "output")
+    return KINDS["execution.output"].line({"kind": payload.get("chunk_type"), "text": payload["content"]})
 
 
 _MEANINGS: Final[dict[str, Callable[[dict[str, Any]], Line | None]]] = {
@@ -154,10 +152,6 @@ _MEANINGS: Final[dict[str, Callable[[dict[str, Any]], Line | None]]] = {
     "task": _task,
     "chunk": _chunk,
 }
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _word(value: Any) -> str:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.printing.output import Output, fitted, marked, padded
 from sidecar.read.asked import CHECKPOINT
-from sidecar.read.background import Tone
-from sidecar.read.describe import LONGEST, Line, describe
+from sidecar.read.describe import LONGEST, Line, Tone, describe
 from sidecar.read.starts import Starts
 from sidecar.read.timing import Timing
 from sidecar.read.wording import iso_time, local_time, one_line, printable
@@ -157,30 +156,33 @@ class Lines:
 
     def _on_terminal(self, record: Record, line: Line, place: str, depth: int) -> None:
         event = record.event
-        day = local_time(event.ts, "%A, %d %B %Y")
-        if day != self._day:
+        name = event.id[-SHORT_ID:]
+        if self._with_stream:
+            name += f"{'  ' if self._out.width >= ROOMY else ' '}{event.stream_id[-10:]:10}"
+        number = int(place.partition(".")[0] or 1) - 1
+        style = _PLACE_STYLES[number % len(_PLACE_STYLES)]
+        before = (f"{place:{2 * depth - 1}} ", style) if place else ("  " * depth, "")
+        seen = self.line(event.ts, name, event.actor, line, before)
+        if self._found and not seen and self._found.casefold() not in f"{event.actor} {line.label}".casefold():
+            self._excerpt(event, self._found)
+
+    def line(self, ts: int, name: str, actor: str, line: Line, before: tuple[str, str] = ("", "")) -> bool:
+        """Print a line on a terminal: what happened, when, to what, by whom. Returns whether it has the sought text."""
+        if (day := local_time(ts, "%A, %d %B %Y")) != self._day:
             self._day = day
             self._out.text(day, "bold")
         roomy = self._out.width >= ROOMY
         gap = "  " if roomy else " "
         style = STYLES[line.tone]
-        strong = style if style in ("dim", "bold cyan") else f"bold {style}".strip()
-        parts = [(f"{local_time(event.ts, '%H:%M:%S')}{gap}{event.id[-SHORT_ID:]}{gap}", "dim")]
-        if self._with_stream:
-            parts.append((f"{event.stream_id[-10:]:10}{gap}", "dim"))
-        parts.append((fitted(event.actor, 12 if roomy else 8) + gap, "cyan" if event.actor == "user" else ""))
-        if place:
-            number = int(place.partition(".")[0]) - 1
-            parts.append((f"{place:{2 * depth - 1}} ", _PLACE_STYLES[number % len(_PLACE_STYLES)]))
-        else:
-            parts.append(("  " * depth, ""))
-        parts.append((padded(one_line(line.label), LABEL_WIDTH), strong))
-        if line.text:
-            parts[-1] = (parts[-1][0] + " ", strong)
+        label = padded(one_line(line.label), LABEL_WIDTH) + (" " if line.text else "")
+        parts = [
+            (f"{local_time(ts, '%H:%M:%S')}{gap}{name}{gap}", "dim"),
+            (fitted(actor, 12 if roomy else 8) + gap, "cyan" if actor == "user" else ""),
+            before,
+            (label, style if style in ("dim", "bold cyan") else f"bold {style}".strip()),
+        ]
         most = MOST_LINES.get(line.tone, 1)
-        seen = self._out.lines(parts, line.text, style, most=most, mark=self._found, end=line.end)
-        if self._found and not seen and self._found.casefold() not in f"{event.actor} {line.label}".casefold():
-            self._excerpt(event, self._found)
+        return self._out.lines(parts, line.text, style, most=most, mark=self._found, end=line.end)
 
     def _excerpt(self, event: StreamEvent, found: str) -> None:
         """Print a line with the value that contains ``found``, if the line of the event does not show ``found``."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
 from sidecar.cli.printing.rich_markdown import Row, markdown_rows
-from sidecar.read.changes.approvals import Ask
-from sidecar.read.changes.edits import Diff
 from sidecar.read.transcript import wording as words
-from sidecar.read.transcript.model import Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
+from sidecar.read.transcript.model import Call, Reading, Session
+from sidecar.read.transcript.walk import Piece, pieces
 from sidecar.read.wording import one_line, printable
 
 READING_WIDTH = 100
@@ -29,162 +28,120 @@ _OUTCOMES = {"completed": QUIET, "failed": BAD, "": WAITING, "continued": QUIET,
 
 def transcript_rows(console: Console, roots: list[Session], reading: Reading, where: str) -> Iterator[Row]:
     """All lines of a transcript; ``where`` is the directory in the form in which a person writes it."""
-    writer = _Writer(console, reading)
-    for number, session in enumerate(roots):
-        if number:
+    writer = _Writer(console, reading.full)
+    for number, piece in enumerate(pieces(roots, reading)):
+        if number and piece.kind == "title":
+            where = ""
             yield from ([], [])
-        yield from writer.session(session, where if not number else "")
+        yield from writer.told(piece, console.width, where)
 
 
 class _Writer:
-    def __init__(self, console: Console, reading: Reading) -> None:
-        self._console, self._reading = console, reading
-        self._width = console.width
+    def __init__(self, console: Console, full: bool) -> None:
+        self._console, self._full = console, full
 
-    def session(self, session: Session, where: str) -> Iterator[Row]:
-        yield from self._wrapped(session.title or "(no title)", "bold", self._width)
-        facts = " · ".join(filter(None, (where, words.facts_of(session))))
-        width = min(self._width, READING_WIDTH)
-        for line in (
-            (facts, session.id) if cell_len(facts) + len(session.id) + 3 > width else (f"{facts} · {session.id}",)
-        ):
-            yield from self._wrapped(line, QUIET, self._width)
-        for line in self._reading.notes:
-            yield from self._wrapped(line, QUIET, self._width)
-        for ask in words.waiting_in(session.turns):
-            text = f"{words.answer_text(ask, self._reading.now_ms)}: {words.asked_text(ask)}"
-            yield from self._wrapped(text, WAITING, self._width)
-        yield from self._turns(session.turns, session.directory, self._width)
+    def told(self, piece: Piece, width: int, where: str = "") -> Iterator[Row]:
+        text, facts = piece.text, piece.facts
+        if piece.kind == "title":
+            yield from self._wrapped(text, "bold", width)
+            facts, name = " · ".join(filter(None, (where, facts))), piece.of.id
+            is_short = cell_len(facts) + len(name) + 3 <= min(width, READING_WIDTH)
+            for line in (f"{facts} · {name}",) if is_short else (facts, name):
+                yield from self._wrapped(line, QUIET, width)
+        elif piece.kind == "note":
+            yield from self._wrapped(text, QUIET, width)
+        elif piece.kind == "waiting":
+            yield from self._wrapped(f"{facts}: {text}", WAITING, width)
+        elif piece.kind == "speaker":
+            yield from ([], [(one_line(text), "bold"), (f"  {one_line(facts)}", QUIET)])
+        elif piece.kind == "prompt":
+            yield from ([], *self._prompt(piece, width))
+        elif rows := list(self._item(piece, width - 2)):
+            yield from ([], *([("  ", ""), *row] if row else [] for row in rows))
 
-    def _turns(self, turns: list[Turn], directory: str, width: int) -> Iterator[Row]:
-        for turn in turns:
-            yield from self._turn(turn, directory, width)
-
-    def _turn(self, turn: Turn, directory: str, width: int) -> Iterator[Row]:
-        is_said = False
-        items, later = words.split_at_end(turn)
-        for item in items:
-            if not isinstance(item, Prompt) and not is_said and turn.agent:
-                is_said = True
-                yield []
-                yield [(one_line(turn.agent), "bold"), (f"  {one_line(words.turn_facts(turn))}", QUIET)]
-            yield from self._set_apart(item, directory, width)
-        if end := words.turn_end(turn):
-            yield []
-            style = _OUTCOMES.get(turn.outcome, "yellow")
-            yield from _indented(self._wrapped(end, style, width - 2))
-        for item in later:
-            yield from self._set_apart(item, directory, width)
-
-    def _set_apart(self, item: Item, directory: str, width: int) -> Iterator[Row]:
-        is_prompt = isinstance(item, Prompt)
-        if rows := list(self._item(item, directory, width if is_prompt else width - 2)):
-            yield []
-            yield from rows if is_prompt else _indented(rows)
-
-    def _item(self, item: Item, directory: str, width: int) -> Iterator[Row]:
-        if isinstance(item, Prompt):
-            yield from self._prompt(item, width)
-        elif isinstance(item, Said):
-            yield from self._said(item, width)
-        elif isinstance(item, Call):
-            yield from self._call(item, directory, width)
-        elif isinstance(item, Ask):
-            yield from self._ask(item, width)
-        elif item.what != "other" or self._reading.full:
-            style = BAD if item.what in ("error", "gap") else QUIET
-            yield from self._wrapped(words.notice_text(item), style, width)
-
-    def _prompt(self, prompt: Prompt, width: int) -> Iterator[Row]:
+    def _prompt(self, piece: Piece, width: int) -> Iterator[Row]:
+        prompt = piece.of
         bar = PROMPT_BAR if prompt.actor == "user" else (PROMPT_BAR[0], QUIET)
-        yield [bar, (one_line(prompt.actor), bar[1]), (f"  {words.prompt_facts(prompt)}", QUIET)]
-        lines = list(self._wrapped(words.prompt_text(prompt), "", width - 2))
+        yield [bar, (one_line(prompt.actor), bar[1]), (f"  {piece.facts}", QUIET)]
+        lines = list(self._wrapped(piece.text, "", width - 2))
         # Shorten the text of a slash command, because the user did not type that text.
         most = len(lines) if not prompt.command else words.OUTPUT_LINES
         yield from self._barred(lines, bar, most)
 
-    def _said(self, said: Said, width: int) -> Iterator[Row]:
-        if said.kind == "answer":
-            yield from markdown_rows(self._console, said.text, min(width, READING_WIDTH))
-            return
-        most = words.THOUGHT_LINES if said.kind == "reasoning" else words.OUTPUT_LINES
-        lines = list(self._wrapped(said.text, "dim italic", width))
-        shown = lines if self._reading.full or len(lines) <= most + 1 else lines[:most]
-        yield from shown
-        if len(shown) < len(lines):
-            yield [(_more(len(lines) - most), QUIET)]
+    def _item(self, piece: Piece, width: int) -> Iterator[Row]:
+        text, facts = piece.text, piece.facts
+        if piece.kind == "answer":
+            yield from markdown_rows(self._console, text, min(width, READING_WIDTH))
+        elif piece.kind == "aside":
+            most = words.THOUGHT_LINES if facts == "reasoning" else words.OUTPUT_LINES
+            yield from self._barred(list(self._wrapped(text, "dim italic", width)), None, most)
+        elif piece.kind == "call":
+            yield from self._head(piece.of, text, width)
+            for part in piece.parts:
+                yield from self._part(part, piece.of, width)
+        elif piece.kind == "ask":
+            style = _ANSWERS[piece.of.state]
+            if text:
+                yield from self._wrapped(f"? {text}", style if style == WAITING else "", width, "  ")
+            mark = {"replied": "✓ ", "rejected": "✗ "}.get(piece.of.state, "· ")
+            yield from self._wrapped(mark + facts, style, width, "  ")
+        elif piece.kind == "end":
+            yield from self._wrapped(text, _OUTCOMES.get(facts, "yellow"), width)
+        else:
+            yield from self._wrapped(text, BAD if piece.of.what in ("error", "gap") else QUIET, width)
 
     # --- calls ---
 
-    def _call(self, call: Call, directory: str, width: int) -> Iterator[Row]:
+    def _head(self, call: Call, text: str, width: int) -> Iterator[Row]:
         facts = call_row_facts(call)
         label, style = ("$", "bold") if call.tool == "bash" else (one_line(call.tool), "bold")
-        text = printable(words.call_text(call, directory)).expandtabs(4).rstrip("\n")
+        text = printable(text).expandtabs(4).rstrip("\n")
         lines = text.split("\n") if text else [""]
         indent = cell_len(label) + 1
         rows = [row for line in lines for row in _chopped(line, width - indent)]
         for number, row in enumerate(rows):
             head: Row = [(f"{label} " if not number else " " * indent, style), (row, "bold" if label == "$" else "")]
             yield head + (facts if number == len(rows) - 1 else [])
-        for ask in call.asks:
-            yield from self._ask(ask, width, asked=not words.is_about(ask, call))
-        if self._reading.full and (given := words.call_input(call)):
-            yield from self._output(given, QUIET, width)
-        yield from self._output(words.call_output(call, full=self._reading.full), BAD if call.error else "", width)
-        for diff in call.diffs:
-            yield from self._diff(diff, width, named=len(call.diffs) > 1)
-        if call.child is not None or call.tool == "task":
-            yield from self._child(call, directory, width)
 
-    def _child(self, call: Call, directory: str, width: int) -> Iterator[Row]:
-        turns = call.child.turns if call.child is not None else []
-        if self._reading.children and turns:
-            rows = list(self._turns(turns, directory, width - 2))
-            yield from ([BAR, *row] for row in (rows[1:] if rows and not rows[0] else rows))
-            return
-        for ask in asks_below(turns):
-            yield from ([BAR, *row] for row in self._ask(ask, width - 2))
-        result = markdown_rows(self._console, words.call_result(call), min(width - 2, READING_WIDTH))
-        yield from self._barred(result, BAR, words.OUTPUT_LINES)
+    def _part(self, part: Piece, call: Call, width: int) -> Iterator[Row]:
+        if part.kind == "ask":
+            is_below = not any(ask is part.of for ask in call.asks)
+            rows = self._item(part, width - 2 * is_below)
+            yield from ([BAR, *row] for row in rows) if is_below else rows
+        elif part.kind == "given":
+            yield from self._boxed(part.text, QUIET, words.OUTPUT_LINES, width)
+        elif part.kind == "output":
+            yield from self._boxed(part.text, BAD if call.error else "", words.OUTPUT_LINES, width)
+        elif part.kind == "diff":
+            if part.facts:
+                yield [BAR, (one_line(part.of.file), "bold"), (f"  {part.facts}", QUIET)]
+            yield from self._boxed(part.text, None, words.DIFF_LINES, width)
+        elif part.kind == "below":
+            below = [row for piece in part.parts for row in self.told(piece, width - 2)]
+            yield from ([BAR, *row] for row in (below[1:] if below and not below[0] else below))
+        else:
+            result = markdown_rows(self._console, part.text, min(width - 2, READING_WIDTH))
+            yield from self._barred(result, BAR, words.OUTPUT_LINES)
 
-    def _ask(self, ask: Ask, width: int, *, asked: bool = True) -> Iterator[Row]:
-        style = _ANSWERS[ask.state]
-        if asked or ask.state == "waiting":
-            yield from self._wrapped(f"? {words.asked_text(ask)}", style if ask.state == "waiting" else "", width, "  ")
-        mark = {"replied": "✓ ", "rejected": "✗ "}.get(ask.state, "· ")
-        yield from self._wrapped(mark + words.answer_text(ask, self._reading.now_ms), style, width, "  ")
-
-    def _output(self, text: str, style: str, width: int) -> Iterator[Row]:
+    def _boxed(self, text: str, style: str | None, most: int, width: int) -> Iterator[Row]:
+        """Output, or a diff if there is no ``style``, beside a bar."""
         if not text:
             return
-        lines = printable(text).expandtabs().split("\n")
-        head, hidden, tail = words.shortened(lines, words.OUTPUT_LINES, full=self._reading.full)
-        for line in head:
-            yield from self._output_line(line, style, width)
-        if hidden:
-            yield [BAR, (_more(hidden), QUIET)]
-        for line in tail:
-            yield from self._output_line(line, style, width)
+        lines = printable(text).expandtabs(8 if style is not None else 4).split("\n")
+        head, hidden, tail = words.shortened(lines, most, full=self._full)
+        for part in (head, tail):
+            for line in part:
+                yield from self._diff_line(line, width) if style is None else self._output_line(line, style, width)
+            if part is head and hidden:
+                yield [BAR, (_more(hidden), QUIET)]
 
     def _output_line(self, line: str, style: str, width: int) -> Iterator[Row]:
         rows = _chopped(line, width - 2)
-        most = len(rows) if self._reading.full else 3
+        most = len(rows) if self._full else 3
         for row in rows[:most]:
             yield [BAR, (row, style)]
         if len(rows) > most:
             yield [BAR, (f"… {sum(map(len, rows[most:]))} more characters (--full)", QUIET)]
-
-    def _diff(self, diff: Diff, width: int, *, named: bool) -> Iterator[Row]:
-        if named:
-            yield [BAR, (one_line(diff.file), "bold"), (f"  {words.diff_facts(diff)}", QUIET)]
-        lines = printable(diff.patch).expandtabs(4).split("\n")
-        head, hidden, tail = words.shortened(lines, words.DIFF_LINES, full=self._reading.full)
-        for line in head:
-            yield from self._diff_line(line, width)
-        if hidden:
-            yield [BAR, (_more(hidden), QUIET)]
-        for line in tail:
-            yield from self._diff_line(line, width)
 
     def _diff_line(self, line: str, width: int) -> Iterator[Row]:
         if line.startswith(("@@ -1 ", "@@ -1,", "@@ -0,0 ")) or line.startswith("\\"):
@@ -195,12 +152,13 @@ class _Writer:
 
     # --- lines ---
 
-    def _barred(self, rows: list[Row], bar: tuple[str, str], most: int) -> Iterator[Row]:
-        full = self._reading.full or len(rows) <= most + 1
+    def _barred(self, rows: list[Row], bar: tuple[str, str] | None, most: int) -> Iterator[Row]:
+        before = [bar] if bar is not None else []
+        full = self._full or len(rows) <= most + 1
         for row in rows if full else rows[:most]:
-            yield [bar, *row]
+            yield [*before, *row]
         if not full:
-            yield [bar, (_more(len(rows) - most), QUIET)]
+            yield [*before, (_more(len(rows) - most), QUIET)]
 
     def _wrapped(self, text: str, style: str, width: int, indent: str = "") -> Iterator[Row]:
         """A text wrapped at words, with its own line breaks kept. Lines after the first begin with ``indent``."""
@@ -219,11 +177,6 @@ def call_row_facts(call: Call) -> Row:
         bad = fact == "failed" or fact.startswith("exit ")
         row += [("  " if not row else " · ", QUIET), (fact, BAD if bad else QUIET)]
     return row
-
-
-def _indented(rows: Iterable[Row]) -> Iterator[Row]:
-    for row in rows:
-        yield [("  ", ""), *row] if row else []
 
 
 def _filled(console: Console, line: str, width: int) -> list[str]:

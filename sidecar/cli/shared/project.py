@@ -11,11 +11,15 @@ import typer
 from sidecar.cli.shared.command import note
 
 if TYPE_CHECKING:
+    from sidecar.background.people.checkpoints import Checkpoint
     from sidecar.read.catalog import Catalog
     from sidecar.read.projects import Project
     from streams.log.reader import LogReader
 
 ALL = "all"
+
+ASKING = "agent/checkpoints"
+"""The stream of the agent that knows what background work and ``checkpoint_ask`` ask."""
 
 NOTHING_THERE = "No session was recorded in {}. `durable-stream streams` shows the directory of each session."
 
@@ -109,13 +113,20 @@ async def newest_stream(reader: LogReader, given: str | None, *, tell: bool = Tr
     raise SelectError("no-log", empty_text(reader) if streams is None else NOTHING_THERE.format(given).rstrip("."))
 
 
-def waiting_lines(catalog: Catalog, streams: Collection[str] | None, now_ms: int) -> list[str]:
-    """What is waiting for a person, one line each: ``waiting for you: bash rm -rf build, 2 min, in ~/shop``."""
-    from sidecar.read.wording import rough_span
+async def waiting_lines(reader: LogReader, streams: Collection[str] | None = None) -> list[str]:
+    """What is waiting for a person in these streams, or anywhere, one line each, in the words of ``teller``."""
+    from sidecar.read.select import catalog_of
 
-    lines = []
-    for ask in catalog.asks(streams):
-        directory = shown_directory(catalog.directory(catalog.sessions[ask.session].stream))
-        where = f", in {directory}" if directory else ""
-        lines.append(f"waiting for you: {ask.text}, {rough_span(now_ms - ask.since_ms)}{where}")
-    return lines
+    catalog, _ = await catalog_of(reader)
+    if not catalog.asks(streams) and ASKING not in catalog.streams:
+        return []  # the rest takes a while to import
+    from sidecar.background.reading import waiting
+
+    return [waiting_text(each) for each in await waiting(reader, streams)]
+
+
+def waiting_text(known: Checkpoint) -> str:
+    """``waiting for you: shop asks for permission: bash rm -rf build · since …``, and how to answer."""
+    from sidecar.background.people.teller import sentence
+
+    return f"waiting for you: {sentence(known)}"

@@ -3,6 +3,7 @@ running."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
@@ -37,15 +38,24 @@ from streams.log.presence import kept_hint
 from streams.log.reader import LogReader
 from streams.query import describe_span
 
+WORKING: Final = "agent/intents"
+"""The stream of the agent that knows the background work."""
+
+RECENT_MS: Final = 86_400_000
+"""How long failed work is shown."""
+
+MOST_FAILED: Final = 3
+
 
 async def gather_status(home: Home) -> dict[str, Any]:
     """The report of the running sidecar, or, if none is running, the state of the log and the spool.
 
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
     position that were removed; ``log.damaged`` says that one of the problems is damage to the log. Keys: ``home,
-    running, sidecar, links, counts, log, migration, spool, nats, held, gaps, cut, asks, problems, notes``; ``cut`` is
-    the number of records with a text that was too long to keep whole; ``sidecar`` is null if no sidecar answers;
-    ``nats`` is null if the configuration or the store cannot be read. ``problems``, ``notes`` and ``asks`` are texts.
+    running, sidecar, links, counts, log, migration, spool, nats, held, gaps, cut, asks, work, problems, notes``;
+    ``cut`` is the number of records with a text that was too long to keep whole; ``sidecar`` is null if no sidecar
+    answers; ``nats`` is null if the configuration or the store cannot be read. ``problems``, ``notes``, ``asks`` and
+    ``work`` are texts.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -110,9 +120,26 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found["sidecar"] is None and found["spool"]["files"]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be recorded at the next start of the sidecar")
-    found["asks"] = waiting_lines(catalog, None, own_identity().now_ms()) if catalog is not None else []
+    found["asks"] = await waiting_lines(LogReader(home.store_path)) if catalog is not None else []
+    found["work"] = await _work(home) if catalog is not None and WORKING in catalog.streams else []
     found["cut"] = catalog.cut if catalog is not None else 0
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
+
+
+async def _work(home: Home) -> list[str]:
+    """What background work runs and waits, what failed in the last day, and what nobody has seen, in words."""
+    from sidecar.background.people import teller
+    from sidecar.background.reading import read_intents
+
+    data = await read_intents(LogReader(home.store_path))
+    since = own_identity().now_ms() - RECENT_MS
+    counts = Counter(teller.state_of(each) for each in data.unfinished())
+    lines = [", ".join(f"{count} {state}" for state, count in counts.items())] if counts else []
+    failed = [i for i in data.intents.values() if i.state in ("failed", "refused") and (i.ended or 0) >= since]
+    lines += [teller.failure(each) for each in failed[-MOST_FAILED:]]
+    unseen = sum(each.state != "observed" for each in data.notices.values())
+    lines += [f"{counted(unseen, 'message')} not seen yet; `durable-stream notices` lists them"] if unseen else []
+    return lines
 
 
 async def _look(home: Home, problems: list[str]) -> tuple[int, Catalog | None]:
@@ -225,6 +252,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     rows.append(
         ("held", f"{found['held']} hooks waiting for their counterpart or parent" if found["held"] else "nothing")
     )
+    rows += [("" if number else "work", text) for number, text in enumerate(found["work"])]
     rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
     if found.get("cut"):
         rows.append(("cut", f"{counted(found['cut'], 'record')} with a text of more than 8 MiB, kept in part"))

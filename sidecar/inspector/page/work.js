@@ -50,7 +50,7 @@ function ask(each, now, press) {
   return h(
     "article",
     { class: "card waits", "data-row": true },
-    h("header", {}, h("span", { class: "title" }, isPermission ? "Asks for permission" : "Asks"), h("span", { class: "faint" }, each.session.slice(-10)), h("span", { class: "wait" }, ago(each.opened, now))),
+    h("header", {}, h("span", { class: "title" }, each.heading), h("span", { class: "faint" }, each.session.slice(-10)), h("span", { class: "wait" }, ago(each.opened, now))),
     h("p", {}, each.text),
     each.left_out ? h("p", { class: "bad" }, `${each.left_out} characters are left out: read all of it with durable-stream checkpoints ${each.id}`) : null,
     h(
@@ -78,7 +78,7 @@ function job(each, now, press) {
     each.cost ? money(each.cost) : "",
     each.ran_ms ? span(each.ran_ms) : "",
     each.wall_ms ? `of ${span(each.wall_ms)}` : "",
-    each.asks?.length ? "waits for you" : "",
+    each.shown === each.state ? "" : each.shown,
   ].filter(Boolean);
   const isOpen = !ENDED.has(each.state);
   const changes = each.changes?.count;

@@ -14,11 +14,10 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from sidecar.read.changes.approvals import Ask
-from sidecar.read.changes.edits import Diff
 from sidecar.read.transcript import wording as words
 from sidecar.read.transcript.markdown_text import is_whole, parser
-from sidecar.read.transcript.model import Call, Item, Prompt, Reading, Said, Session, Turn
+from sidecar.read.transcript.model import Reading, Session, Turn
+from sidecar.read.transcript.walk import Piece, pieces, turn_pieces
 from sidecar.read.wording import local_time, one_line, printable
 
 _STYLE = """
@@ -84,15 +83,8 @@ def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
     """The page, a piece at a time."""
     yield _HEAD
     yield f"<title>{_text(roots[0].title if roots else '')}</title>\n<style>{_STYLE}</style>\n</head>\n<body>"
-    for session in roots:
-        yield f"<h1>{_text(session.title or '(no title)')}</h1>"
-        facts = " · ".join(filter(None, (session.directory, words.facts_of(session), session.id)))
-        yield f'<p class="facts">{_text(facts)}</p>'
-        for note in reading.notes:
-            yield f'<p class="facts">{_text(note)}</p>'
-        for ask in words.waiting_in(session.turns):
-            yield from _ask(ask, reading)
-        yield from _turns(session.turns, session.directory, reading)
+    for piece in pieces(roots, reading, opens=True):
+        yield from _told(piece, reading)
     if reading.proof:
         yield f'<footer class="facts">{_text(reading.proof)}</footer>'
     yield "</body>\n</html>"
@@ -100,7 +92,8 @@ def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
 
 def turn_html(turn: Turn, directory: str, reading: Reading) -> str:
     """One turn of a session that ran in ``directory``, as in ``html_lines``."""
-    return "\n".join(_turns([turn], directory, reading))
+    told = turn_pieces([turn], directory, reading, opens=True)
+    return "\n".join(line for piece in told for line in _told(piece, reading))
 
 
 def markdown_html(text: str) -> str:
@@ -119,38 +112,57 @@ def _lines(text: str) -> str:
     return escape(printable(text).expandtabs(4))
 
 
-def _turns(turns: list[Turn], directory: str, reading: Reading) -> Iterator[str]:
-    for turn in turns:
-        is_said = False
-        items, later = words.split_at_end(turn)
-        for item in items:
-            if not isinstance(item, Prompt) and not is_said and turn.agent:
-                is_said = True
-                yield f'<p class="agent">{_text(turn.agent)} <span>{_text(words.turn_facts(turn))}</span></p>'
-            yield from _item(item, directory, reading)
-        if end := words.turn_end(turn):
-            yield f'<p class="end{" bad" * (turn.outcome == "failed")}">{_text(end)}</p>'
-        for item in later:
-            yield from _item(item, directory, reading)
+def _told(piece: Piece, reading: Reading) -> Iterator[str]:
+    text, facts = piece.text, piece.facts
+    match piece.kind:
+        case "title":
+            yield f"<h1>{_text(text)}</h1>"
+            yield f'<p class="facts">{_text(" · ".join(filter(None, (piece.of.directory, facts, piece.of.id))))}</p>'
+        case "note":
+            yield f'<p class="facts">{_text(text)}</p>'
+        case "speaker":
+            yield f'<p class="agent">{_text(text)} <span>{_text(facts)}</span></p>'
+        case "prompt":
+            head = f"<header>{_text(piece.of.actor)} <time>{_text(facts)}</time></header>"
+            said = f"<p>{_lines(text)}</p>{_images(piece.of.images)}"
+            yield f'<section class="prompt{" undone" * piece.of.undone}">{head}{said}</section>'
+        case "answer" | "result":
+            yield f'<section class="said">{markdown_html(text)}</section>'
+        case "aside":
+            yield f'<details{" open" * reading.full}><summary>{facts}</summary><div class="reasoning">'
+            yield f"{_lines(text)}</div></details>"
+        case "ask" | "waiting":
+            about = f": <code>{_text(text)}</code>" if text else ""
+            yield f'<p class="ask{" waiting" * (piece.of.state == "waiting")}">{_text(facts)}{about}</p>'
+        case "notice":
+            bad = " bad" * (piece.of.what in ("error", "gap"))
+            yield f'<p class="end{bad}">{local_time(piece.of.ts, "%H:%M:%S")} {_text(text)}</p>'
+        case "end":
+            yield f'<p class="end{" bad" * (facts == "failed")}">{_text(text)}</p>'
+        case "call":
+            yield from _call(piece, reading)
+        case "given":
+            yield f"<pre>{_lines(text)}</pre>"
+        case "diff":
+            yield from _diff(piece, reading)
+        case "below":
+            yield f"<details{' open' * reading.children}><summary>{_text(text)}</summary>"
+            for part in piece.parts:
+                yield from _told(part, reading)
+            yield "</details>"
 
 
-def _item(item: Item, directory: str, reading: Reading) -> Iterator[str]:
-    if isinstance(item, Prompt):
-        facts = f"<time>{_text(words.prompt_facts(item))}</time>"
-        yield f'<section class="prompt{" undone" * item.undone}"><header>{_text(item.actor)} {facts}</header>'
-        yield f"<p>{_lines(words.prompt_text(item))}</p>{_images(item.images)}</section>"
-    elif isinstance(item, Said) and item.kind == "answer":
-        yield f'<section class="said">{markdown_html(item.text)}</section>'
-    elif isinstance(item, Said):
-        yield f'<details{" open" * reading.full}><summary>{item.kind}</summary><div class="reasoning">'
-        yield f"{_lines(item.text)}</div></details>"
-    elif isinstance(item, Ask):
-        yield from _ask(item, reading)
-    elif isinstance(item, Call):
-        yield from _call(item, directory, reading)
-    elif item.what != "other" or reading.full:
-        bad = " bad" * (item.what in ("error", "gap"))
-        yield f'<p class="end{bad}">{local_time(item.ts, "%H:%M:%S")} {_text(words.notice_text(item))}</p>'
+def _call(piece: Piece, reading: Reading) -> Iterator[str]:
+    call = piece.of
+    facts = "".join(f' <span class="facts">· {_text(fact)}</span>' for fact in words.call_facts(call))
+    about = f" <code>{_text(piece.text)}</code>" if piece.text and call.tool != "bash" else ""
+    yield f'<section class="call"><p><b>{_text(call.tool)}</b>{about}{facts}</p>'
+    for part in piece.parts:
+        if part.kind != "output":
+            yield from _told(part, reading)
+        elif shown := words.output_text(call, piece.text, part.text, full=reading.full):
+            yield f'<pre class="{"bad" if call.error else "output"}">{_lines(shown)}</pre>'
+    yield f"{_images(call.images)}</section>"
 
 
 def _images(urls: list[str]) -> str:
@@ -158,43 +170,10 @@ def _images(urls: list[str]) -> str:
     return "".join(f'<img src="{escape(url)}" alt="">' for url in urls)
 
 
-def _call(call: Call, directory: str, reading: Reading) -> Iterator[str]:
-    facts = "".join(f' <span class="facts">· {_text(fact)}</span>' for fact in words.call_facts(call))
-    text, output = words.call_text(call, directory), words.call_output(call, full=reading.full)
-    output = words.shortened_text(output, words.OUTPUT_LINES, full=reading.full)
-    if call.tool == "bash":
-        text, output = "", "\n".join(filter(None, (f"$ {text}", output)))
-    elif text:
-        text = f" <code>{_text(text)}</code>"
-    yield f'<section class="call"><p><b>{_text(call.tool)}</b>{text}{facts}</p>'
-    for ask in call.asks:
-        yield from _ask(ask, reading, asked=not words.is_about(ask, call))
-    if reading.full and (given := words.call_input(call)):
-        yield f"<pre>{_lines(given)}</pre>"
-    if output:
-        yield f'<pre class="{"bad" if call.error else "output"}">{_lines(output)}</pre>'
-    yield _images(call.images)
-    for diff in call.diffs:
-        yield from _diff(diff, reading, named=len(call.diffs) > 1)
-    if call.child is not None and call.child.turns:
-        yield f"<details{' open' * reading.children}><summary>{_text(call.child.title or 'child session')}</summary>"
-        yield from _turns(call.child.turns, directory, reading)
-        yield "</details>"
-    if call.tool == "task" and not reading.children and (result := words.call_result(call)):
-        yield f'<section class="said">{markdown_html(result)}</section>'
-    yield "</section>"
-
-
-def _diff(diff: Diff, reading: Reading, *, named: bool) -> Iterator[str]:
-    if named:
-        yield f"<p><code>{_text(diff.file)}</code> {_text(words.diff_facts(diff))}</p>"
+def _diff(piece: Piece, reading: Reading) -> Iterator[str]:
+    if piece.facts:
+        yield f"<p><code>{_text(piece.of.file)}</code> {_text(piece.facts)}</p>"
     kinds = {"+": "add", "-": "del", "@": "hunk"}
-    lines = words.shortened_lines(diff.patch.split("\n"), words.DIFF_LINES, full=reading.full)
+    lines = words.shortened_lines(piece.text.split("\n"), words.DIFF_LINES, full=reading.full)
     spans = (f'<span class="{kinds.get(line[:1], "same")}">{_lines(line) or " "}</span>' for line in lines)
     yield f'<pre class="diff">{"".join(spans)}</pre>'
-
-
-def _ask(ask: Ask, reading: Reading, *, asked: bool = True) -> Iterator[str]:
-    about = f": <code>{_text(words.asked_text(ask))}</code>" if asked or ask.state == "waiting" else ""
-    waiting = " waiting" * (ask.state == "waiting")
-    yield f'<p class="ask{waiting}">{_text(words.answer_text(ask, reading.now_ms))}{about}</p>'

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sidecar.read.changes.approvals import Ask
 from sidecar.read.transcript import wording as words
-from sidecar.read.transcript.model import Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
+from sidecar.read.transcript.model import Call, Reading, Session
+from sidecar.read.transcript.walk import ITEMS, Piece, pieces
 from sidecar.read.wording import local_time, one_line, printable
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
@@ -23,17 +23,10 @@ _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 def markdown_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
     """The transcript, a line at a time."""
-    for number, session in enumerate(roots):
-        if number:
+    for number, piece in enumerate(pieces(roots, reading)):
+        if number and piece.kind == "title":
             yield from ("", "---", "")
-        yield f"# {escaped(session.title or '(no title)')}"
-        yield ""
-        yield " · ".join(filter(None, (code(session.directory), escaped(words.facts_of(session)), code(session.id))))
-        for note in reading.notes:
-            yield from ("", f"_{escaped(note)}_")
-        for ask in words.waiting_in(session.turns):
-            yield from ("", f"**{words.answer_text(ask, reading.now_ms)}:** {code(words.asked_text(ask))}")
-        yield from _turns(session.turns, session.directory, reading, 2)
+        yield from _told(piece, reading.full, 2)
 
 
 def escaped(text: str) -> str:
@@ -78,81 +71,63 @@ def _ticks(text: str, least: int) -> str:
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
-def _turns(turns: list[Turn], directory: str, reading: Reading, level: int) -> Iterator[str]:
-    for turn in turns:
-        is_said = False
-        items, later = words.split_at_end(turn)
-        for item in items:
-            if not isinstance(item, Prompt) and not is_said and turn.agent:
-                is_said = True
-                yield from ("", f"**{escaped(turn.agent)}** {code(words.turn_facts(turn))}".rstrip())
-            yield from _set_apart(item, directory, reading, level)
-        if end := words.turn_end(turn):
-            yield from ("", f"_{escaped(end)}_")
-        for item in later:
-            yield from _set_apart(item, directory, reading, level)
-
-
-def _set_apart(item: Item, directory: str, reading: Reading, level: int) -> Iterator[str]:
-    if lines := list(_item(item, directory, reading, level)):
-        yield from ("", *lines)
-
-
-def _item(item: Item, directory: str, reading: Reading, level: int) -> Iterator[str]:
-    if isinstance(item, Prompt):
-        yield f"{'#' * min(level, 6)} {escaped(item.actor)} · {words.prompt_facts(item)}"
+def _told(piece: Piece, full: bool, level: int) -> Iterator[str]:
+    text, facts = piece.text, piece.facts
+    if piece.kind == "title":
+        yield f"# {escaped(text)}"
         yield ""
-        yield from _quoted(inert(printable(words.prompt_text(item))).split("\n"))
-    elif isinstance(item, Said) and item.kind == "answer":
-        yield from contained(item.text)
-    elif isinstance(item, Said):
-        full = reading.full or item.kind == "summary"
-        lines = words.shortened_lines(contained(item.text), words.OUTPUT_LINES, full=full)
-        yield from _quoted([f"_{item.kind}:_", "", *lines])
-    elif isinstance(item, Ask):
-        yield from _ask(item, reading)
-    elif isinstance(item, Call):
-        yield from _call(item, directory, reading, level)
-    elif item.what != "other" or reading.full:
-        yield f"_{local_time(item.ts, '%H:%M:%S')} {escaped(words.notice_text(item))}_"
-
-
-def _call(call: Call, directory: str, reading: Reading, level: int) -> Iterator[str]:
-    text, output = words.call_text(call, directory), words.call_output(call, full=reading.full)
-    facts = "".join(f" · {escaped(fact)}" for fact in words.call_facts(call))
-    shown = words.shortened_text(output, words.OUTPUT_LINES, full=reading.full)
-    if call.tool == "bash":
-        shown = "\n".join(filter(None, (f"$ {text}", shown)))
-        yield f"**bash**{facts}"
+        yield " · ".join(filter(None, (code(piece.of.directory), escaped(facts), code(piece.of.id))))
+    elif piece.kind in ITEMS:
+        if lines := list(_item(piece, full, level)):
+            yield from ("", *lines)
+    elif piece.kind == "waiting":
+        yield from ("", f"**{facts}:** {code(text)}")
+    elif piece.kind == "speaker":
+        yield from ("", f"**{escaped(text)}** {code(facts)}".rstrip())
     else:
-        yield f"**{escaped(call.tool)}** {code(text)}{facts}"
-    for ask in call.asks:
-        yield from _ask(ask, reading, asked=not words.is_about(ask, call))
-    if reading.full and (given := words.call_input(call)):
-        yield from ("", *fenced(given, "json"))
-    if shown:
-        yield from ("", *fenced(shown, "console" if call.tool == "bash" else ""))
-    for diff in call.diffs:
-        named = [f"{code(diff.file)} {words.diff_facts(diff)}", ""] if len(call.diffs) > 1 else []
-        yield from ("", *named, *fenced(words.shortened_text(diff.patch, words.DIFF_LINES, full=reading.full), "diff"))
-    yield from _child(call, directory, reading, level)
+        yield from ("", f"_{escaped(text)}_")
 
 
-def _child(call: Call, directory: str, reading: Reading, level: int) -> Iterator[str]:
-    turns = call.child.turns if call.child is not None else []
-    if reading.children and turns:
-        yield from _quoted(list(_turns(turns, directory, reading, level + 1)))
-        return
-    for ask in asks_below(turns):
-        yield from _ask(ask, reading)
-    if call.tool == "task" and (result := words.call_result(call)):
+def _item(piece: Piece, full: bool, level: int) -> Iterator[str]:
+    text, facts = piece.text, piece.facts
+    if piece.kind == "prompt":
+        yield f"{'#' * min(level, 6)} {escaped(piece.of.actor)} · {facts}"
         yield ""
-        yield from _quoted(words.shortened_lines(contained(result), words.OUTPUT_LINES, full=reading.full))
+        yield from _quoted(inert(printable(text)).split("\n"))
+    elif piece.kind == "answer":
+        yield from contained(text)
+    elif piece.kind == "aside":
+        lines = words.shortened_lines(contained(text), words.OUTPUT_LINES, full=full or facts == "summary")
+        yield from _quoted([f"_{facts}:_", "", *lines])
+    elif piece.kind == "ask":
+        yield from ("", f"- {escaped(facts)}" + (f" ({code(text)})" if text else ""))
+    elif piece.kind == "notice":
+        yield f"_{local_time(piece.of.ts, '%H:%M:%S')} {escaped(text)}_"
+    else:
+        call = piece.of
+        about = "" if call.tool == "bash" else f" {code(text)}"
+        yield f"**{escaped(call.tool)}**{about}" + "".join(f" · {escaped(fact)}" for fact in words.call_facts(call))
+        for part in piece.parts:
+            if lines := list(_part(part, piece, full, level)):
+                yield from ("", *lines)
 
 
-def _ask(ask: Ask, reading: Reading, *, asked: bool = True) -> Iterator[str]:
-    about = f" ({code(words.asked_text(ask))})" if asked or ask.state == "waiting" else ""
-    yield from ("", f"- {escaped(words.answer_text(ask, reading.now_ms))}{about}")
+def _part(part: Piece, above: Piece, full: bool, level: int) -> Iterator[str]:
+    call: Call = above.of
+    if part.kind == "ask":
+        yield from list(_item(part, full, level))[1:]
+    elif part.kind == "given":
+        yield from fenced(part.text, "json")
+    elif part.kind == "output":
+        if shown := words.output_text(call, above.text, part.text, full=full):
+            yield from fenced(shown, "console" if call.tool == "bash" else "")
+    elif part.kind == "diff":
+        yield from (f"{code(part.of.file)} {part.facts}", "") if part.facts else ()
+        yield from fenced(words.shortened_text(part.text, words.DIFF_LINES, full=full), "diff")
+    elif part.kind == "below":
+        yield from _quoted([line for piece in part.parts for line in _told(piece, full, level + 1)])
+    else:
+        yield from _quoted(words.shortened_lines(contained(part.text), words.OUTPUT_LINES, full=full))
 
 
 def _quoted(lines: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from sidecar.read.changes.approvals import Approvals, add_answer, ask_of
 from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
 from sidecar.read.describe import describe, short_type
 from sidecar.read.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
+from sidecar.read.markup import unwrapped
 from sidecar.read.transcript.attached import attached
 from sidecar.read.transcript.model import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
 from sidecar.read.transcript.turns import TurnFold
@@ -103,7 +104,7 @@ class SessionFold(TurnFold):
 
     def _input(self, record: Record, payload: dict[str, Any]) -> None:
         event, parts = record.event, as_list(payload.get("parts"))
-        said = [as_text(part.get("text")) for part in map(as_mapping, parts) if is_said(part)]
+        said = [unwrapped(as_text(part.get("text"))) for part in map(as_mapping, parts) if is_said(part)]
         text = "\n\n".join(filter(None, said))
         files, images = attached(parts)
         prompt = Prompt(event.id, event.ts, event.actor, text, files, images, shell=as_text(payload.get("shell")))

@@ -6,13 +6,13 @@ The results may still contain hostile text; whoever writes the transcript must m
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, TypeVar
 
 from sidecar.read.changes.approvals import Ask, who_text
 from sidecar.read.changes.edits import Diff, short_path
 from sidecar.read.describe import spent, tool_text
 from sidecar.read.fields import as_list, as_mapping
+from sidecar.read.markup import inside
 from sidecar.read.timing import LEAST_SHOWN_MS
 from sidecar.read.transcript.model import Call, Item, Notice, Prompt, Said, Session, Turn, asks_below, branches_below
 from sidecar.read.wording import lasted, local_time, rough_span
@@ -27,7 +27,6 @@ DIFF_LINES = 40
 THOUGHT_LINES = 3
 
 _TODO = {"completed": "✓", "in_progress": "▸", "cancelled": "✗"}
-_RESULT = re.compile(r"<task_result>\n?(.*?)\n?</task_result>", re.DOTALL)
 _FILE_TOOLS = frozenset({"read", "edit", "write", "multiedit", "patch", "apply_patch"})
 _OUTCOMES = {
     "unknown": "no end was recorded",
@@ -137,6 +136,12 @@ def call_output(call: Call, *, full: bool = False) -> str:
     return "" if output.strip() == NO_OUTPUT else output
 
 
+def output_text(call: Call, command: str, output: str, *, full: bool = False) -> str:
+    """What stands in the box of a call: for a command, the command and its output; else the output. Shortened."""
+    shown = shortened_text(output, OUTPUT_LINES, full=full)
+    return "\n".join(filter(None, (f"$ {command}", shown))) if call.tool == "bash" else shown
+
+
 def call_input(call: Call) -> str:
     """The whole input of a call; empty if ``call_text`` already shows all of it."""
     if call.tool in {"bash", "question", "todowrite"} or call.diffs or len(call.input) <= 1:
@@ -146,9 +151,8 @@ def call_input(call: Call) -> str:
 
 def call_result(call: Call) -> str:
     """What a child session answered, in Markdown."""
-    found = _RESULT.search(call.output)
-    if found is not None:
-        return found[1]
+    if found := inside(call.output):
+        return found
     if call.error:
         return ""
     turns = call.child.turns if call.child is not None else []

@@ -209,10 +209,10 @@ async def test_every_question_of_a_message_has_its_link() -> None:
 
     effect = Send(Phone(), lambda each: f"http://x/{each}" if each != "chk_2" else None)  # type: ignore[arg-type]
     for given in (["chk_1"], ["chk_1", "chk_2", "chk_3"]):
-        args = {"channel": "c", "title": "t", "text": "x", "checkpoints": given}
+        args = {"channel": "c", "title": "t", "text": "x", "checkpoints": given, "since": 1}
         await effect.run(SimpleNamespace(args=args), "key")  # type: ignore[arg-type]
-    assert sent[0].endswith("Answer: http://x/chk_1")
-    assert sent[1].splitlines()[2:] == ["Answer chk_1: http://x/chk_1", "Answer chk_3: http://x/chk_3"]
+    assert "Answer: http://x/chk_1" in sent[0] and all("\nWaiting since " in text for text in sent)
+    assert sent[1].splitlines()[4:] == ["Answer chk_1: http://x/chk_1", "Answer chk_3: http://x/chk_3"]
 
 
 async def test_several_whose_channel_fails_go_on_together() -> None:

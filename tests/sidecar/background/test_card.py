@@ -14,9 +14,8 @@ from sidecar.background.people.teller import IN_LIST, TYPE_IT
 
 def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:
     intent = Intent("int_1", "a prompt", "two\nlines", "ses_1", "/p", 5, state="running", started=7, root="ses_0")
-    about = {"kind": "ask", "session": "ses_2", "text": "?", "opened": 8, "intent": "int_1"}
-    asks = [Checkpoint(f"chk_{state}", **about, state=state) for state in ("open", "answered")]
-    (agent,) = json.loads(card_text([intent], asks))["agents"]
+    intent.asks = ["chk_open"]
+    (agent,) = json.loads(card_text([intent], ()))["agents"]
     assert (agent["since"], agent["asks"], agent["parent"], agent["root"]) == (7, 1, "ses_1", "ses_0")
     assert "\n" not in agent["title"] and "a prompt" not in agent.values()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def test_the_screen_is_as_it_was_drawn(tmp_path: Path, width: int) -> None:
         terminal.wait_for("waiting for you")
         asyncio.run(append(home / "store", [chat[-1:], asking[asks:]]))
         lines = terminal.wait_until(lambda lines: sum("turn end" in line for line in lines) == 2, "both ends")
-    screen = re.sub(r", \d+ (s|min|h|d),", ", N d,", "\n".join(lines).rstrip("\n") + "\n")
+    screen = "\n".join(lines).rstrip("\n") + "\n"
     golden = SCREENS / f"follow-{width}.txt"
     if os.environ.get("DRAW_SCREENS"):
         golden.write_text(screen)

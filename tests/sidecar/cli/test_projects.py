@@ -179,7 +179,8 @@ class TestWaiting:
         assert found["status"] == "waiting" and found["asks"][0]["text"] == "bash rm -rf build"
         assert found["asks"][0]["event"] == ask.id
         for done in (run(projects_home, "log", "ses_web").err, run(projects_home, "status").out):
-            assert "waiting for you: bash rm -rf build, " in done and "shop/web" in done
+            assert "waiting for you: web asks for permission: bash rm -rf build · since " in done
+            assert "--answer once|always|reject" in done
         assert "waiting for you" not in run(projects_home, "log", "ses_blog").err
         replied = happened("ses_web", "workflow.checkpoint", state="replied", request="per_1", reply="once")
         asyncio.run(append(store, [[replied]]))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from bridge.opencode.redact import MAX_STRING, Redactor
+from sidecar.background.intents.state import Intent
+from sidecar.background.intents.texts import told
 from sidecar.read.describe import describe
 from sidecar.read.detail import detail
 from sidecar.read.wording import one_line, printable
@@ -89,3 +92,25 @@ def test_a_line_and_a_record_announce_it_too(type_: str) -> None:
     if type_ == "execution.output":
         assert "8.0 MiB" in describe(event).text and "$sha256" not in describe(event).text
     assert any("8.0 MiB" in part.text and "word word" in part.text for part in detail(event).parts)
+
+
+RESULT = {"result": "There are **42** lines.\n\n- all counted"}
+WRAPPED = [
+    told(Intent("int_1", "do it", "count lines", "ses_1", "/p", 0), "completed", RESULT),
+    '<task id="ses_1" state="completed">\n<task_result>\nThere are **42** lines.\n</task_result>\n</task>',
+    '<subagent sessionID="ses_1" state="completed" description="count lines">\nThere are **42** lines.\n</subagent>',
+]
+
+
+@pytest.mark.parametrize("text", WRAPPED)
+def test_a_result_is_shown_without_the_tags_that_the_model_gets(text: str) -> None:
+    mark = {"durable_stream": {"key": "ntc_1"}}
+    given = happened("agent.input", message="m", parts=[{"type": "text", "text": text, "metadata": mark}])
+    step = happened("execution.step", kind="tool", tool="task", status="completed", output=text, turn="m")
+    shown = [written(folded([given]), form) for form in FORMS] + [describe(given).text]
+    shown += [part.text for each in (given, step) for part in detail(each).parts]
+    for each in shown:
+        assert "42" in each and not re.search(r"</?(background|task|subagent)|It said this", each)
+    assert ">" not in describe(given).text and "completed" in describe(given).text
+    typed = happened("human.input", message="m", parts=[{"type": "text", "text": f"see\n{text}"}])
+    assert text.split()[0] in describe(typed).text, "what a person typed around it is theirs"
