@@ -12,7 +12,7 @@ from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.opencode2 import RealOpenCode2
-from tests.real.terminal import COLUMNS, Terminal
+from tests.real.terminal import COLUMNS, DOWN, ENTER, Terminal
 from tools.install_opencode import VERSION_2, binary_path
 
 
@@ -97,6 +97,34 @@ def refused(durable: DurableStream, *arguments: str) -> str:
     done = durable._run(*arguments)
     assert done.returncode == 1, done.stdout
     return done.stderr.strip().rpartition("[")[2].rstrip("]")
+
+
+def planted(ran: Path) -> dict[str, str]:
+    """Files that make a repository, made with the write tool alone, whose filter makes ``ran`` if git runs it."""
+    return {
+        ".g/HEAD": "ref: refs/heads/y\n",
+        ".g/config": f'[filter "e"]\n\tclean = "touch {ran}; cat"\n',
+        ".g/objects/info/x": "x",
+        ".g/refs/heads/y": "y",
+        ".gitattributes": "* filter=e\n",
+        ".git": "gitdir: .g\n",
+    }
+
+
+def cancel_from_the_list(screen: Terminal, durable: DurableStream) -> None:
+    """In the open list, cancel the first work that runs, and wait until its card is gone."""
+    screen.wait_for("Running")
+    screen.press(ENTER)
+    screen.wait_for("Cancel it")
+    screen.press(DOWN)
+    screen.press(DOWN)
+    screen.press(ENTER)
+    screen.wait_for("Cancel this?")
+    screen.press(DOWN)
+    screen.press(ENTER)
+    screen.wait_for("is being cancelled")
+    one(durable, "cancelled")
+    screen.wait_until(lambda lines: not any("in background" in line for line in lines), "no card")
 
 
 def of_session(durable: DurableStream, session: str) -> list[dict[str, Any]]:

@@ -83,9 +83,7 @@ class EventStream:
     def wait_type(self, kind: str, session: str, since: int = 0, timeout: float = HANG_LIMIT_S) -> Event:
         """The first event of a type in a session, e.g. ``session.idle``, from index ``since`` on."""
         return self.wait_for(
-            lambda event: event["type"] == kind and event["properties"].get("sessionID") == session,
-            timeout,
-            since,
+            lambda event: event["type"] == kind and event["properties"].get("sessionID") == session, timeout, since
         )
 
     def of(self, session: str, since: int = 0) -> list[Event]:

@@ -114,16 +114,6 @@ class HostContract:
     async def test_a_session_that_is_gone_is_told_apart(self) -> None:
         assert await self.is_state("ses_ds2nowhere", "gone")
 
-    async def test_what_is_known_of_a_session_is_what_its_last_turn_used(self) -> None:
-        session = await self.users()
-        assert await self.say(session, "SAY:hello", key="about")
-        await until(lambda: self.is_known(session))
-        assert self.host.about(session) == {"directory": self.directory, "agent": "build", "model": MODEL}
-        assert self.host.about("ses_nowhere") == {}
-
-    async def is_known(self, session: str) -> bool:
-        return "model" in self.host.about(session)
-
     # --- messages ---
 
     async def test_a_message_with_a_key_is_there_once(self) -> None:
@@ -153,14 +143,6 @@ class HostContract:
     async def is_last(self, session: str, answer: str) -> bool:
         look = await self.host.look(session, directory=self.directory)
         return (look.state, look.text) == ("answered", answer)
-
-    async def test_several_parts_wake_the_model_once(self) -> None:
-        session = await self.new("int_parts")
-        assert await self.say(session, "SAY:first", "SAY:second", key="parts")
-        assert await self.answered(session) == "second"
-        for number in range(2):
-            assert await self.holds(session, f"parts:{number}")
-        assert self.calls(session) == 1
 
     async def test_a_wake_counts_as_kept_only_once_the_history_has_it(self) -> None:
         session = await self.users()

@@ -236,9 +236,7 @@ class ModelServer:
     def wait_requests(self, count: int, session: str | None = None, timeout: float = HANG_LIMIT_S) -> None:
         """Wait until ``count`` requests arrived (of ``session``, else of all), including titles."""
         self._wait(
-            lambda: sum(session in (None, r.session) for r in self.requests) >= count,
-            f"{count} requests",
-            timeout,
+            lambda: sum(session in (None, r.session) for r in self.requests) >= count, f"{count} requests", timeout
         )
 
     def of(self, session: str) -> list[ModelRequest]:

@@ -87,12 +87,7 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
         ModelServer() as model,
         FakeRegistry() as registry,
         PlainOpenCode(
-            Path(wanted["binary"]),
-            model.port,
-            plugin_scope="global",
-            environment=environment,
-            serve=False,
-            root=root,
+            Path(wanted["binary"]), model.port, plugin_scope="global", environment=environment, serve=False, root=root
         ) as client,
     ):
         for step in wanted["plan"]:

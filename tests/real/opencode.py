@@ -165,10 +165,12 @@ class RealOpenCode(OpenCodeApi):
     def _spawn(self) -> None:
         self._starts += 1
         self.port = free_port()
-        command = ["serve", "--port", str(self.port), "--hostname", "127.0.0.1", "--print-logs"]
+        self._launch("serve", "--port", str(self.port), "--hostname", "127.0.0.1", "--print-logs")
+
+    def _launch(self, *arguments: str) -> None:
         with self.stdout_path.open("wb") as out, self.stderr_path.open("wb") as err:
             self.process = subprocess.Popen(
-                [str(self.binary), *command],
+                [str(self.binary), *arguments],
                 cwd=self.project,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
@@ -328,11 +330,7 @@ class RealOpenCode(OpenCodeApi):
 
     def _make_repository(self) -> None:
         who = ["-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false"]
-        for arguments in (
-            ["init", "-q", "-b", "main"],
-            ["add", *self._files],
-            [*who, "commit", "-q", "-m", "start"],
-        ):
+        for arguments in (["init", "-q", "-b", "main"], ["add", *self._files], [*who, "commit", "-q", "-m", "start"]):
             subprocess.run(
                 ["git", *arguments], cwd=self.project, env=self.environment(), check=True, capture_output=True
             )

@@ -6,7 +6,6 @@ import base64
 import http.client
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -42,18 +41,8 @@ class RealOpenCode2(RealOpenCode):
     def _spawn(self) -> None:
         self._starts += 1
         self.port = free_port()
-        command = [str(self.binary), "serve", "--hostname", "127.0.0.1", "--port", str(self.port)]
-        command += ["--service"] if self.registers else []
-        with self.stdout_path.open("wb") as out, self.stderr_path.open("wb") as err:
-            self.process = subprocess.Popen(
-                command,
-                cwd=self.project,
-                env=self.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+        more = ["--service"] if self.registers else []
+        self._launch("serve", "--hostname", "127.0.0.1", "--port", str(self.port), *more)
 
     def _is_ready(self) -> bool:
         try:

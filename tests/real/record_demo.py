@@ -54,14 +54,7 @@ FIRST = [
         reason="The assertion fails for a right password. I let two agents look, one at each file.",
         calls=[("task", {"description": name, "prompt": name, "subagent_type": "general"}) for name in CHILDREN],
     ),
-    Step(
-        calls=[
-            (
-                "edit",
-                {"filePath": "{project}/login.py", "oldString": "is password", "newString": "== password"},
-            )
-        ]
-    ),
+    Step(calls=[("edit", {"filePath": "{project}/login.py", "oldString": "is password", "newString": "== password"})]),
     Step(calls=[("bash", {"command": "python3 test_login.py", "description": "Run the test again"})]),
     Step(say="Fixed: `check` compared passwords with `is`; it uses `==` now, and the test passes.", usage=2140),
 ]

@@ -1,4 +1,4 @@
-"""``/background`` in the real terminal: it lists, cancels and answers. Each test has a home of its own."""
+"""Background work in the real terminal: ``/background``, the card, toasts. Each test has a home of its own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from sidecar.install.plugin import Target, install
-from tests.real.background import of_session, one, only, spawn, window
+from tests.real.background import cancel_from_the_list, of_session, one, only, spawn, window
 from tests.real.durable import EXECUTABLE, PLUGIN, SHIM, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
-from tests.real.terminal import DOWN, ENTER, READY, Terminal
+from tests.real.terminal import ENTER, READY, Terminal
 from tests.sidecar.background.receiver import Receiver
 
 pytestmark = pytest.mark.real_opencode
@@ -25,6 +25,15 @@ pytestmark = pytest.mark.real_opencode
 def durable(tmp_path: Path) -> Iterator[DurableStream]:
     with DurableStream(tmp_path / "home") as stream:
         yield stream
+
+
+def open_list(screen: Terminal) -> None:
+    screen.press(b"/background")
+    screen.wait_until(
+        lambda lines: sum("/background" in line and "Answer" not in line for line in lines) == 2,
+        "one command, and the menu",
+    )
+    screen.press(ENTER)
 
 
 def test_the_command_lists_and_cancels_without_a_call_of_the_model(
@@ -73,24 +82,8 @@ def test_the_native_list_cancels_and_the_card_shows_what_runs(
             screen.wait_for("1 in background")
             screen.wait_for("• count things")
             screen.wait_for("running · ")
-            screen.press(b"/background")
-            screen.wait_until(
-                lambda lines: sum("/background" in line and "Answer" not in line for line in lines) == 2,
-                "one command, and the menu",
-            )
-            screen.press(ENTER)
-            screen.wait_for("Running")
-            screen.press(ENTER)
-            screen.wait_for("Cancel it")
-            screen.press(DOWN)
-            screen.press(DOWN)
-            screen.press(ENTER)
-            screen.wait_for("Cancel this?")
-            screen.press(DOWN)
-            screen.press(ENTER)
-            screen.wait_for("is being cancelled")
-            one(durable, "cancelled")
-            screen.wait_until(lambda lines: not any("in background" in line for line in lines), "no card")
+            open_list(screen)
+            cancel_from_the_list(screen, durable)
             assert len(model.requests) == before, "no call of the model"
         model.release("native")
 
@@ -109,12 +102,7 @@ def test_a_question_of_several_parts_is_answered_part_by_part_in_the_native_list
             screen.press(ENTER)
             only(durable, "question")
             screen.wait_until(lambda lines: not any("esc interrupt" in line for line in lines), "the end of the turn")
-            screen.press(b"/background")
-            screen.wait_until(
-                lambda lines: sum("/background" in line and "Answer" not in line for line in lines) == 2,
-                "one command, and the menu",
-            )
-            screen.press(ENTER)
+            open_list(screen)
             screen.wait_for("Waiting for you")
             screen.press(ENTER)
             for asked, answer in (("Which door?", "Red"), ("Which window?", "none of them")):
@@ -181,6 +169,29 @@ def test_the_phone_hears_what_no_window_shows(
             wait_until(lambda: phone.taken, "the phone")
         (message,) = phone.taken
         assert message["message"] == f"left in {client.project.name} finished: forty two ({away['id']})"
+
+
+def test_the_terminal_is_closed_and_the_result_waits_for_it(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> None:
+    durable.start()
+    plugins = {PLUGIN: durable.plugin()}
+    options: dict[str, Any] = {"plugins": plugins, "plugin_scope": "global", "serve": False}
+    with RealOpenCode(opencode_binary, model.port, **options) as client:
+        with window(client) as screen:
+            screen.wait_for(READY)
+            screen.press(spawn("HOLD:gate SAY:forty two").encode())
+            screen.wait_for("agent_spawn")
+            screen.press(ENTER)
+            screen.wait_for("count things in project started")  # a toast
+            running = one(durable, "running")
+            screen.wait_until(lambda lines: any("started" in line for line in lines), "the end of the turn")
+        model.release("gate")
+        assert one(durable, "completed")["result"] == "forty two"
+        with window(client, "--session", running["parent"]) as screen:
+            screen.wait_for("background-agent")
+        seen = [m for m in of_session(durable, running["parent"]) if "forty two" in json.dumps(m)]
+        assert len([m for m in seen if m["event"]["type"] == "agent.input"]) == 1, "the parent is woken once"
 
 
 def _alerts(durable: DurableStream, intent: dict[str, Any]) -> list[dict[str, Any]]:

@@ -74,27 +74,6 @@ def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
     assert not (durable.home / "headless.json").exists()
 
 
-def test_it_runs_on_its_agents_own_model_else_on_that_of_its_parent(
-    opencode_binary: Path, model: ModelServer, durable: DurableStream
-) -> None:
-    about = {"limit": {"context": 32_000, "output": 4000}, "tool_call": True}
-    agents = {"plain": {}, "thinker": {"model": "mock/own"}}
-    config = {
-        "provider": {"mock": {"models": {name: {"name": name, **about} for name in ("own", "parents")}}},
-        "agent": {name: {"mode": "all", "description": name, **more} for name, more in agents.items()},
-    }
-    with with_plugin(opencode_binary, model, durable, config=config) as client:
-        parent = client.create_session("parent")
-        client.prompt(parent, "SAY:hello", model={"providerID": "mock", "modelID": "parents"})
-        here = ("--directory", str(client.project), "--isolation", "shared")
-        for words in (["--parent", parent], ["--parent", parent, "--agent", "plain"], ["--agent", "plain"]):
-            durable.cli("spawn", "SAY:done", *here, *words)
-        durable.cli("spawn", "SAY:done", *here, "--parent", parent, "--agent", "thinker")
-        wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"] * 4, "the end of all")
-        models = [intent["model"] for intent in intents(durable)]
-        assert models == ["mock/parents", "mock/parents", "mock/mock-1", "mock/own"]
-
-
 def test_it_runs_behind_a_proxy_that_refuses_this_machine(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
@@ -110,22 +89,3 @@ def test_it_runs_behind_a_proxy_that_refuses_this_machine(
         os.kill(durable.wait_linked(), signal.SIGKILL)
         client.prompt(parent, spawn("SAY:again"))
         wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"] * 2, "the next work")
-
-
-@pytest.mark.torture
-def test_a_hundred_run_four_at_a_time(client: RealOpenCode, durable: DurableStream) -> None:
-    client.create_session("parent")  # OpenCode links, and says where its program is
-    for number in range(100):
-        durable.cli("spawn", f"SAY:result {number}", "--isolation", "shared", "--directory", str(client.project))
-    most = 0
-
-    def ended() -> bool:
-        nonlocal most
-        states = [intent["state"] for intent in intents(durable)]
-        most = max(most, sum(state in ("starting", "running", "resuming") for state in states))
-        return states == ["completed"] * 100
-
-    wait_until(ended, "the end of all", 1800)
-    assert most <= 4
-    assert sorted(i["result"] for i in intents(durable)) == sorted(f"result {n}" for n in range(100))
-    assert len({i["session"] for i in intents(durable)}) == 100

@@ -10,11 +10,11 @@ import pytest
 from sidecar.install.tui import TUI_NAME
 from sidecar.install.tui2 import SETTINGS_NAME
 from tests.real import rings
-from tests.real.background import one, only, spawn, window
+from tests.real.background import cancel_from_the_list, one, only, spawn, window
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
-from tests.real.terminal import DOWN, ENTER, READY, Terminal
+from tests.real.terminal import ENTER, READY, Terminal
 from tests.sidecar.background.receiver import Receiver
 from tools.install_opencode import VERSION_2, binary_path
 
@@ -111,17 +111,6 @@ def test_what_runs_is_in_the_sidebar_and_is_cancelled_from_the_list(
         wait_until(lambda: running["session"] in [r.session for r in model.requests], "its call of the model")
         before = len(model.requests)
         open_list(screen)
-        screen.wait_for("Running")
-        screen.press(ENTER)
-        screen.wait_for("Cancel it")
-        screen.press(DOWN)
-        screen.press(DOWN)
-        screen.press(ENTER)
-        screen.wait_for("Cancel this?")
-        screen.press(DOWN)
-        screen.press(ENTER)
-        screen.wait_for("is being cancelled")
-        one(durable, "cancelled")
-        screen.wait_until(lambda lines: not any("in background" in line for line in lines), "no card")
+        cancel_from_the_list(screen, durable)
         assert len(model.requests) == before, "no call of the model"
     model.release("native")

@@ -123,13 +123,6 @@ def test_a_chat(durable: DurableStream, opencode: RealOpenCode, session: str) ->
         assert f"fork of {session}" in durable.cli(verb, fork).replace("\\", ""), verb
 
 
-def test_a_tool_that_throws(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
-    opencode.prompt(session, call("read", filePath=str(opencode.project / "missing")))
-    step, *_ = payloads(check(durable, opencode, session), "execution.step")
-    assert step["status"] == "error"
-    assert "not found" in step["error"]
-
-
 def test_two_parallel_calls(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
     opencode.prompt(session, f"{bash('echo one')} {bash('echo two')} THEN: {bash('exit 3')} THEN: SAY:done")
     steps = payloads(check(durable, opencode, session), "execution.step")
@@ -175,12 +168,6 @@ def test_a_child_session(durable: DurableStream, opencode: RealOpenCode, session
     assert chain == ["human.input", "turn.started", "agent.spawned", *in_child, "execution.step"]
 
 
-def test_two_parallel_children(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
-    opencode.prompt(session, f"{task(bash('echo first'))} {task(bash('echo second'))}")
-    assert len(opencode.children(session)) == 2
-    check(durable, opencode, session)
-
-
 def test_a_child_of_a_child_and_a_child_that_goes_on(
     durable: DurableStream, opencode: RealOpenCode, session: str
 ) -> None:
@@ -224,28 +211,12 @@ def test_two_queued_prompts(
     assert len(payloads(records, "turn.ended")) == 2
 
 
-def test_a_compaction_by_hand(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
+def test_a_compaction_by_itself(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
     opencode.prompt(session, "SAY:long talk")
-    opencode.summarize(session)
-    opencode.prompt(session, "SAY:after")
+    opencode.prompt(session, "CTXERR SAY:survived")
     records = check(durable, opencode, session)
-    assert [turn["trigger"] for turn in payloads(records, "turn.started")] == ["prompt", "compaction", "prompt"]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "outcomes"),
-    [
-        ("CTXERR SAY:survived", ["completed", "continued", "completed", "completed"]),
-        ("USAGE:31000 SAY:big", ["completed", "completed", "completed", "completed"]),
-    ],
-)
-def test_a_compaction_by_itself(
-    durable: DurableStream, opencode: RealOpenCode, session: str, prompt: str, outcomes: list[str]
-) -> None:
-    opencode.prompt(session, "SAY:long talk")
-    opencode.prompt(session, prompt)
-    records = check(durable, opencode, session)
-    assert [turn["outcome"] for turn in payloads(records, "turn.ended")] == outcomes
+    outcomes = [turn["outcome"] for turn in payloads(records, "turn.ended")]
+    assert outcomes == ["completed", "continued", "completed", "completed"]
 
 
 def test_an_error_of_the_model(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:

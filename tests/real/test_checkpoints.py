@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,52 +74,6 @@ def test_a_permission_survives_a_kill_of_the_sidecar(client: RealOpenCode, durab
     durable.wait_running([killed])
     durable.cli("checkpoints", asked["id"], "--answer", "once")
     assert "after the kill" in result(durable)
-
-
-def test_the_time_of_work_stands_still_while_a_permission_waits(client: RealOpenCode, durable: DurableStream) -> None:
-    command = {"command": "echo after its time", "description": "say it"}
-    client.prompt(client.create_session("parent"), spawn(f"CALL:bash {json.dumps(command)}"))
-    asked = only(durable, "permission")
-    wait_until(lambda: time.time() * 1000 > asked["opened"] + 3_000, "some time")
-    durable.cli("checkpoints", asked["id"], "--answer", "once")
-    assert "after its time" in result(durable)
-    # Its own records say how long it waited. That a limit does not pass meanwhile is a test of pure logic.
-    intent = intents(durable)[-1]
-    at = {
-        record["event"]["type"]: record["event"]["payload"].get("ts")
-        for record in durable.lines("log", "agent/intents")
-        if record["event"]["payload"].get("intent", intent["id"]) == intent["id"]
-    }
-    waited = at["intent.continued"] - at["intent.paused"]
-    assert waited >= 2_000 and intent["ran_ms"] <= at["intent.completed"] - at["intent.started"] - waited
-
-
-def test_a_rejection_with_a_message_reaches_the_model(client: RealOpenCode, durable: DurableStream) -> None:
-    client.prompt(client.create_session("parent"), spawn('CALL:bash {"command": "rm -rf build", "description": "x"}'))
-    asked = only(durable, "permission")
-    durable.cli("checkpoints", asked["id"], "--answer", "reject", "--answer", "use make clean")
-    assert "use make clean" in result(durable)
-
-
-def test_a_question_of_background_work_is_answered_from_the_command_line(
-    client: RealOpenCode, durable: DurableStream
-) -> None:
-    options = [{"label": "Blue", "description": "b"}, {"label": "Red", "description": "r"}]
-    question = {"questions": [{"question": "Which colour?", "header": "Colour", "options": options}]}
-    client.prompt(client.create_session("parent"), spawn(f"CALL:question {json.dumps(question)}"))
-    asked = only(durable, "question")
-    assert asked["options"] == ["Blue", "Red"]
-    assert refused(durable, "checkpoints", asked["id"], "--answer", "a", "--answer", "b") == "unfit-answer"
-    durable.cli("checkpoints", asked["id"], "--answer", "Blue")
-    assert "Blue" in result(durable)
-
-
-def test_an_answer_in_opencode_closes_the_checkpoint(client: RealOpenCode, durable: DurableStream) -> None:
-    client.prompt_async(client.create_session("parent"), 'CALL:bash {"command": "echo x", "description": "x"}')
-    asked = only(durable, "permission", background=False)
-    client.reply_permission(asked["request"], "once")
-    wait_until(lambda: waiting(durable) == [], "the end of the checkpoint")
-    assert refused(durable, "checkpoints", asked["request"], "--answer", "once") == "no-checkpoint"
 
 
 def test_what_a_session_of_the_users_asks_is_answered_from_the_command_line(

@@ -54,19 +54,3 @@ def test_an_excluded_project_leaves_nothing_and_is_recorded_again_when_it_is_not
         assert leaks(durable.home) == []
         assert "excluded" not in durable.doctor(client.project)
         durable.end_with(client)
-
-
-def test_what_an_excluded_project_spooled_is_deleted(opencode_binary: Path, model: ModelServer, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    with DurableStream(home) as durable:
-        # No sidecar can start, so the plugin spools; then OpenCode is gone.
-        broken = durable.plugin().replace('durable-stream"]', 'durable-stream-is-not-here"]')
-        with RealOpenCode(opencode_binary, model.port, plugins={PLUGIN: broken}, serve=False) as client:
-            client.run(f"SAY:{SECRET}", "--title", "a title")
-            exclude(home, client.project)
-            assert [path.parent.name for path in leaks(home)] == ["spool"]
-            told = durable.doctor(client.project)
-            assert told["spool"]["level"] == "note"
-            assert "started a sidecar" in durable.doctor(client.project, "--fix")["spool"]["fixed"]
-            wait_until(lambda: not list((home / "spool").iterdir()), "an empty spool")
-        assert leaks(home) == [] and durable.status()["log"]["head"] == -1

@@ -31,10 +31,7 @@ def wakes(durable: DurableStream) -> list[str]:
 def test_forgotten_words_are_in_no_file_and_nothing_is_done_again(
     opencode_binary: Path, model: ModelServer, tmp_path: Path
 ) -> None:
-    with (
-        DurableStream(tmp_path / "home") as durable,
-        with_plugin(opencode_binary, model, durable) as client,
-    ):
+    with DurableStream(tmp_path / "home") as durable, with_plugin(opencode_binary, model, durable) as client:
         parent, other = client.create_session(WORD), client.create_session("other")
         for session, word in ((parent, WORD), (other, KEPT)):
             client.prompt(session, spawn(f"SAY:{word}", f"play the {word}"))

@@ -83,12 +83,8 @@ def test_the_package_without_the_program_does_nothing_and_says_so(
         assert [found["id"] in line for line in opencode(client, "plugin", "list").splitlines()] == [False, True]
 
 
-@pytest.mark.parametrize(
-    "order", [(EVERYWHERE, PROJECT, PACKAGE), (PACKAGE, PROJECT, EVERYWHERE)], ids=["file first", "package first"]
-)
-def test_copies_of_the_plugin_get_along(
-    model: ModelServer, durable: DurableStream, registry: FakeRegistry, order: tuple[str, ...]
-) -> None:
+def test_copies_of_the_plugin_get_along(model: ModelServer, durable: DurableStream, registry: FakeRegistry) -> None:
+    order = (PACKAGE, PROJECT, EVERYWHERE)
     with opencode2(model, durable, registry) as client:
         for count, place in enumerate(order, 1):
             put(client, durable, place)

@@ -91,7 +91,9 @@ def test_an_ordinary_turn_that_was_long_rings_the_phone(
                 rings.assert_rings(screen, durable, model, phone)
 
 
-def test_what_the_model_tells_the_user_is_durable(opencode_binary: Path, model: ModelServer, tmp_path: Path) -> None:
+def test_what_the_model_tells_the_user_is_durable_and_an_answer_after_a_stopped_turn_is_a_message(
+    opencode_binary: Path, model: ModelServer, tmp_path: Path
+) -> None:
     with DurableStream(tmp_path / "home") as durable:
         durable.start()
         options = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global"}
@@ -104,16 +106,7 @@ def test_what_the_model_tells_the_user_is_durable(opencode_binary: Path, model: 
             assert alert["state"] == "sent"
             client.prompt(session, "SAY:fine")
             wait_until(lambda: durable.lines("notices")[0]["state"] == "observed", "the person's next words")
-
-
-def test_an_answer_after_a_stopped_turn_comes_as_a_message(
-    opencode_binary: Path, model: ModelServer, tmp_path: Path
-) -> None:
-    with DurableStream(tmp_path / "home") as durable:
-        durable.start()
-        options = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global"}
-        with RealOpenCode(opencode_binary, model.port, **options) as client:  # type: ignore[arg-type]
-            session = client.create_session("parent")
+            session = client.create_session("asks, and is stopped")
             client.prompt_async(session, 'CALL:checkpoint_ask {"question": "Ship it?"}')
             wait_until(lambda: durable.lines("checkpoints"), "the question")
             client.abort(session)

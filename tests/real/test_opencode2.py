@@ -176,9 +176,11 @@ IN = {
 }
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["service", "both"])
-@pytest.mark.parametrize("how", ["kill", "term"])
-@pytest.mark.parametrize("where", IN)
+CASES = [("text", "kill", False), ("text", "term", True), ("tool", "kill", True), ("tool", "term", False)]
+CASES += [("ask", "kill", True), ("ask", "term", False)]
+
+
+@pytest.mark.parametrize(("where", "how", "both"), CASES)
 def test_a_service_that_ends_in_a_turn_goes_on_with_it_and_nothing_is_lost(
     client: RealOpenCode2, durable: DurableStream, where: str, how: str, both: bool
 ) -> None:
@@ -268,18 +270,6 @@ def test_the_command_line_of_opencode_2_is_recorded(client: RealOpenCode2, durab
     client.run("SAY:from run")
     (session,) = {info["id"] for info in client.api("GET", "/api/session")["data"]} - known
     assert outcomes(assert_recorded(durable, client, session), session) == ["completed"]
-
-
-def test_a_second_copy_in_the_project_records_nothing_twice(client: RealOpenCode2, durable: DurableStream) -> None:
-    copy = client.project / ".opencode" / "plugin" / PLUGIN
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(durable.plugin())
-    client.stop_in()
-    client.start()
-    session = turn(client, "SAY:with two copies")
-    records = assert_recorded(durable, client, session)
-    assert outcomes(records, session) == ["completed"]
-    copy.unlink()
 
 
 def test_a_copy_in_one_project_records_only_that_project(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.background.tools import TOOLS
-from tests.real.background import assert_one_chain, ended, intents, one, spawn, spawns, with_plugin
+from tests.real.background import assert_one_chain, ended, intents, one, planted, spawn, spawns, with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -104,14 +104,7 @@ def test_an_agent_without_a_shell_cannot_make_the_sidecar_run_a_program(
     client: RealOpenCode, durable: DurableStream, tmp_path: Path
 ) -> None:
     ran = tmp_path / "ran"
-    files = {
-        ".g/HEAD": "ref: refs/heads/y\n",
-        ".g/config": f'[filter "e"]\n\tclean = "touch {ran}; cat"\n',
-        ".g/objects/info/x": "x",
-        ".g/refs/heads/y": "y",
-        ".gitattributes": "* filter=e\n",
-        ".git": "gitdir: .g\n",
-    }
+    files = planted(ran)
     writes = " ".join(f"CALL:write {json.dumps({'filePath': k, 'content': v})}" for k, v in files.items())
     config = client.project / "opencode.json"
     config.write_text('{"permission": {"bash": "deny", "external_directory": "deny"}}')
@@ -148,15 +141,6 @@ def test_a_permission_of_an_untracked_opencode_json_holds_in_the_worktree(
     assert [each["file"] for each in done["changes"]["files"]] == ["asked.txt"]
 
 
-def test_the_next_model_takes_over_after_a_provider_error(client: RealOpenCode, durable: DurableStream) -> None:
-    parent = client.create_session("parent")
-    client.prompt(parent, spawn("HTTPERR:400*1 SAY:done", model="mock/mock-1, mock/mock-1"))
-    wait_until(lambda: intents(durable, parent)[0]["state"] in ("completed", "failed"), "the end of the intent")
-    (intent,) = intents(durable, parent)
-    assert (intent["state"], intent["result"], len(intent["models"])) == ("completed", "done", 1)
-    assert "intent.fallback" in [r["event"]["type"] for r in durable.lines("query")]
-
-
 def test_a_child_of_its_task_tool_counts(client: RealOpenCode, durable: DurableStream) -> None:
     task = {"description": "look", "prompt": "SAY:seen", "subagent_type": "general"}
     parent = client.create_session("parent")
@@ -188,37 +172,11 @@ def test_two_that_end_together_wake_a_parent_once_whether_it_streams_or_is_idle(
     if streams:
         model.release("stream")
     seen = ["observed", "observed"]
-    wait_until(
-        lambda: wakes(durable, parent) == seen,
-        "both receipts",
-    )
+    wait_until(lambda: wakes(durable, parent) == seen, "both receipts")
     client.prompt(parent, "SAY:after")
     given = [json.dumps(m) for m in client.messages(parent) if m["info"]["role"] == "user"]
     (wake,) = [text for text in given if "background-agent" in text]
     assert "first" in wake and "second" in wake, "one message with both results"
-
-
-def test_a_result_that_wait_for_returned_wakes_nobody(
-    client: RealOpenCode, durable: DurableStream, model: ModelServer
-) -> None:
-    shell = {"command": "echo two > made.txt", "description": "make a file"}
-    parent = client.create_session("parent")
-    client.prompt(parent, spawn(f"HOLD:waited CALL:bash {json.dumps(shell)}THEN: SAY:forty two"))
-    waits = json.dumps({"what": one(durable, "running", parent)["id"]})
-    client.prompt_async(parent, f"CALL:wait_for {waits}THEN: SAY:heard it")
-    wait_until(lambda: "wait_for" in json.dumps(client.messages(parent)), "the call")
-    model.release("waited")
-    wait_until(lambda: "heard it" in json.dumps(client.messages(parent)[-1]), "the end of the turn")
-    wait_until(
-        lambda: (
-            [n["state"] for n in durable.lines("notices") if n["session"] == parent and n["kind"] == "wake"]
-            == ["observed"]
-        ),
-        "the receipt",
-    )
-    said = [json.dumps(message) for message in client.messages(parent)]
-    assert [("forty two" in text, "+two" in text) for text in said if "background-agent" in text] == [(True, True)]
-    assert [message["info"]["role"] for message in client.messages(parent)].count("user") == 2, "no wake"
 
 
 def test_a_summary_names_the_work_that_still_runs(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.real.api import OpenCodeApi
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -86,36 +85,6 @@ def test_two_opencodes_share_one_sidecar(durable: DurableStream, opencode_binary
         durable.assert_whole()
         durable.end_with(one, other)
         wait_until(lambda: one.leftovers() + other.leftovers() == [], "the end of all processes")
-
-
-def test_two_projects_in_one_process_and_a_disposed_instance(
-    durable: DurableStream, opencode_binary: Path, model: ModelServer
-) -> None:
-    how: dict[str, Any] = {"config": CONFIG, "plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global"}
-    with RealOpenCode(opencode_binary, model.port, **how) as one:
-        other = OpenCodeApi(one.root / "other project")
-        other.port = one.port
-        other.project.mkdir()
-        sessions = [api.create_session() for api in (one, other)]
-        for api, session in zip((one, other), sessions, strict=True):
-            api.prompt(session, bash("echo hi"))
-        wait_until(lambda: len(durable.status()["links"]) == 2, "both links")
-        before = {link["directory"]: link for link in durable.status()["links"]}
-        assert before.keys() == {str(one.project), str(other.project)}
-        assert {link["pid"] for link in before.values()} == {one.pid}
-        assert len({link["boot_id"] for link in before.values()}) == 1
-
-        one.dispose()
-        for api, session in zip((one, other), sessions, strict=True):
-            api.prompt(session, bash("echo and on"))
-            # It is the same life of OpenCode: nothing is resumed.
-            durable.assert_recorded(expected(family(api, session)))
-        after = {link["directory"]: link for link in durable.status()["links"]}
-        assert after[str(one.project)]["instance"] != before[str(one.project)]["instance"]
-        assert after[str(one.project)]["boot_id"] == before[str(one.project)]["boot_id"]
-        assert after[str(other.project)] == before[str(other.project)]
-        durable.assert_whole()
-        durable.end_with(one)
 
 
 def test_off_then_on_in_new_processes(

@@ -67,24 +67,6 @@ def test_an_upgrade_goes_on_in_the_same_log(opencode_binary: Path, model: ModelS
             durable.end_with(two, one)
 
 
-def test_opencode_1_refuses_the_data_that_2_made(opencode_binary: Path, model: ModelServer, tmp_path: Path) -> None:
-    """So there is no way back from 2 in one home, and nothing of ours is in the way of either."""
-    with (
-        DurableStream(tmp_path / "records") as durable,
-        RealOpenCode2(binary_path(VERSION_2), model.port, config={"snapshot": False}) as two,
-    ):
-        durable.in_project(two, "install")
-        two.prompt(session := two.new_session(), "SAY:in two")
-        two.wait(session)
-        durable.wait_linked()
-        with RealOpenCode(opencode_binary, model.port, root=two.root, serve=False) as one, pytest.raises(RuntimeError):
-            one.start()
-        two.prompt(session, "SAY:still in two")
-        two.wait(session)
-        assert versions(durable) == {VERSION_2}
-        durable.end_with(two)
-
-
 def versions(durable: DurableStream) -> set[str]:
     """The versions of the OpenCodes that are linked."""
     return {link["opencode_version"] for link in durable.status()["links"]}

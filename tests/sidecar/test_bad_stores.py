@@ -1,6 +1,6 @@
 """A store that is newer, foreign, half deleted, locked, read-only or on a full disk: one sentence, nothing changed.
 
-Covers every command that opens the log, on both backends.
+Every state meets one command of each way to open the log; every command that opens it meets one state of each backend.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from tests.sidecar.bad_stores import (
     STREAM,
     Backend,
     State,
+    database_gone,
     database_newer,
     foreign_manifest,
     head_gone,
     lock_alone,
+    log_directory_gone,
     make_store,
     newer_manifest,
     snapshot,
@@ -45,24 +47,29 @@ from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, Done, command, run, r
 
 BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
-_SHOWING = ("streams", "log", "read", "query", "changes", "show", "tree", "why", "state", "export")
-READING = (*_SHOWING, "intents", "checkpoints", "notices", "top")
+READING = (
+    *("streams", "log", "read", "query", "changes", "show", "tree", "why", "state", "diff", "export"),
+    *("intents", "checkpoints", "notices", "top", "costs", "dlq list"),
+)
 WRITING = ("serve", "migrate", "repair", "prune", "forget")
 TELLING = ("status", "doctor")
-PRUNE_LOOKING = ("prune", "--older-than", "1s")
-FORGET_LOOKING = ("forget", STREAM)
+LOOKING = ("prune --older-than 1s", f"forget {STREAM}")
 """Without --yes they only read."""
 
 ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen", "metrics", "agents", "send", "spawn"}
-ELSEWHERE |= {"signal", "notify"}
-ELSEWHERE |= {"import", "replay"}  # ``replay`` needs an agent's stream: ``tests/sidecar/cli/test_replay.py``
-"""Commands that do not open the log; ``verify`` has a test of its own."""
+ELSEWHERE |= {"signal", "notify", "import", "replay", "inspect", "dlq show", "dlq redrive", "dlq drop"}
+ELSEWHERE |= {"mirror status", "mirror verify", "mirror rebuild"}
+"""They do not open the log, or need more than a log and have tests of their own."""
 
-DLQ = {"dlq list", "dlq show", "dlq redrive", "dlq drop"}
-"""Asked in ``tests/sidecar/cli/test_dlq.py``; ``list`` and ``show`` read the log as ``query`` does."""
+BROKEN: dict[Backend, State] = {"jsonl": log_directory_gone, "sqlite": database_gone}
 
-MIRROR = {"mirror status", "mirror verify", "mirror rebuild"}
-"""Asked with a server that is there, in ``tests/sidecar/mirror/test_bad_copies.py``."""
+
+def commands() -> set[str]:
+    names = {command.name or "" for command in app.registered_commands}
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        names |= {f"{group.name} {command.name}" for command in group.typer_instance.registered_commands}
+    return names
 
 
 @dataclass(frozen=True)
@@ -86,9 +93,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[Backend, Sound]:
 @pytest.fixture(scope="module")
 def taken() -> Iterator[int]:
     """A port in use: a ``serve`` that gets past the log fails there instead of staying."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+    with socket.create_server(("127.0.0.1", 0)) as other:
         yield other.getsockname()[1]
 
 
@@ -103,8 +108,7 @@ def portless_home(home: Home, tmp_path: Path, taken: int, monkeypatch: pytest.Mo
 
 
 def put(home: Home, sound: Sound) -> Path:
-    shutil.rmtree(home.store_path, ignore_errors=True)
-    shutil.copytree(sound.store, home.store_path)
+    shutil.copytree(sound.store, home.store_path, dirs_exist_ok=True)
     return home.store_path
 
 
@@ -113,31 +117,35 @@ def everything(place: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(place.rglob("*"))}
 
 
-def registered(names: tuple[str, ...]) -> list[str]:
-    commands = {command.name for command in app.registered_commands}
-    return [name for name in names if name in commands]
+def present(names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name in commands()]
 
 
 def arguments(name: str, sound: Sound) -> list[str]:
     other = "jsonl" if sound.backend == "sqlite" else "sqlite"
     more = {
-        "log": [STREAM],
-        "read": [STREAM],
-        "export": [STREAM],
-        "show": [sound.event],
-        "why": [sound.event],
-        "state": [STREAM],
+        **{name: [STREAM] for name in ("log", "read", "export", "state")},
+        **{name: [sound.event] for name in ("show", "why")},
+        "diff": [STREAM, "ses_b"],
         "migrate": ["--to", other],
         "prune": ["--older-than", "1s", "--yes"],
         "forget": [STREAM, "--yes"],
     }
-    return [name, *more.get(name, [])]
+    return [*name.split(), *more.get(name, [])]
 
 
 def is_sentence(done: Done, wanted: str) -> bool:
-    """True if it failed with one line that matches ``wanted``."""
+    """True if it failed with one line that matches ``wanted``, and docs/operations.md says what to do about it."""
     lines = done.err.splitlines()
-    return done.code == 1 and len(lines) == 1 and re.search(rf"^durable-stream: .*{wanted}", lines[0]) is not None
+    said = done.code == 1 and len(lines) == 1 and re.search(rf"^durable-stream: .*{wanted}", lines[0]) is not None
+    return said and explained(lines[0])
+
+
+def explained(sentence: str) -> bool:
+    page = (ROOT / "docs" / "operations.md").read_text().split("### Messages about a store")[1]
+    quoted = [text for row in re.findall(r"^\| (`.*?) \|", page, re.M) for text in re.findall(r"`([^`]+)`", row)]
+    patterns = [re.sub(r"\bN\b", r"\\d+", re.escape(text).replace("…", ".*")) for text in quoted if len(text) > 15]
+    return any(re.search(pattern, sentence) for pattern in patterns)
 
 
 def told(done: Done) -> str:
@@ -147,20 +155,22 @@ def told(done: Done) -> str:
 
 
 def test_every_command_that_opens_the_log_is_asked() -> None:
-    known = {*READING, *WRITING, *TELLING, *ELSEWHERE, *MIRROR, *DLQ}
-    names = {command.name for command in app.registered_commands}
-    for group in app.registered_groups:
-        assert group.typer_instance is not None
-        names |= {f"{group.name} {command.name}" for command in group.typer_instance.registered_commands}
-    assert names - known == set(), "add it to one of the tables"
+    assert commands() - {*READING, *WRITING, *TELLING, *ELSEWHERE} == set(), "add it to one of the tables"
 
 
-def explained(sentence: str) -> bool:
-    """True if docs/operations.md says what to do about it."""
-    page = (ROOT / "docs" / "operations.md").read_text().split("### Messages about a store")[1]
-    quoted = [text for row in re.findall(r"^\| (`.*?) \|", page, re.M) for text in re.findall(r"`([^`]+)`", row)]
-    patterns = [re.sub(r"\bN\b", r"\\d+", re.escape(text).replace("…", ".*")) for text in quoted if len(text) > 15]
-    return any(re.search(pattern, sentence) for pattern in patterns)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_command_refuses_alike(portless_home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
+    store, state = put(portless_home, sound[backend]), BROKEN[backend]
+    state(store)
+    before = snapshot(store)
+    for name in present((*READING, "serve", "migrate", "prune", "forget")):
+        done = run(portless_home.path, *arguments(name, sound[backend]))
+        assert is_sentence(done, REFUSED[backend][state]), (name, done)
+    for look in LOOKING[:1]:
+        assert is_sentence(done := run(portless_home.path, *look.split()), REFUSED[backend][state]), done
+    [row] = re.findall("^log +(.*)$", run(portless_home.path, "status").out, re.M)
+    assert row.endswith("see above") and "0 records" not in row, row
+    assert snapshot(store) == before
 
 
 CASES = [(backend, state, wanted) for backend, states in REFUSED.items() for state, wanted in states.items()]
@@ -169,68 +179,43 @@ CASES = [(backend, state, wanted) for backend, states in REFUSED.items() for sta
 @pytest.mark.parametrize(
     ("backend", "state", "wanted"), CASES, ids=[f"{backend}-{state.__name__}" for backend, state, _ in CASES]
 )
-def test_it_is_refused_in_one_sentence(
+def test_every_state_is_refused_in_one_sentence_and_repair_tells_what_it_would_do(
     portless_home: Home, sound: dict[Backend, Sound], backend: Backend, state: State, wanted: str
 ) -> None:
-    store = put(portless_home, sound[backend])
+    home, store = portless_home.path, put(portless_home, sound[backend])
     state(store)
     before = snapshot(store)
-    # What writes asks a sidecar, which opens the log and is refused: that is one way for all of them.
-    through_a_sidecar = ("migrate", "prune", "forget")[CASES.index((backend, state, wanted)) % 3]
-    for name in registered((*READING, "serve", through_a_sidecar)):
-        done = run(portless_home.path, *arguments(name, sound[backend]))
-        assert is_sentence(done, wanted) and explained(done.err), (name, done)
-    done = run(portless_home.path, *PRUNE_LOOKING)
-    assert is_sentence(done, wanted) and explained(done.err), done
+    for name in ("streams", "serve"):
+        assert is_sentence(done := run(home, name), wanted), (name, done)
     for name in TELLING:
-        done = run(portless_home.path, name, "--json")
+        done = run(home, name, "--json")
         assert done.code == 1 and done.err == "" and re.search(wanted, told(done)), (name, told(done))
-    [row] = re.findall("^log +(.*)$", run(portless_home.path, "status").out, re.M)
-    assert row.endswith("see above") and "0 records" not in row, row
-    done = run(portless_home.path, "verify")
-    assert done.code == 1 and "Traceback" not in done.err
+    done = run(home, "verify")
     assert is_sentence(done, wanted) or re.search("^(missing|corrupt): ", done.out, re.M), done
-    assert snapshot(store) == before
-
-
-@pytest.mark.parametrize(
-    ("backend", "state", "wanted"), CASES, ids=[f"{backend}-{state.__name__}" for backend, state, _ in CASES]
-)
-def test_repair_tells_what_it_would_do_or_why_not_and_what_then(
-    portless_home: Home, sound: dict[Backend, Sound], backend: Backend, state: State, wanted: str
-) -> None:
-    store = put(portless_home, sound[backend])
-    state(store)
-    before = snapshot(store)
-    would = run(portless_home.path, "repair", "--dry-run", "--json")
-    assert would.code == 1 and snapshot(store) == before
+    would = run(home, "repair", "--dry-run", "--json")
+    assert done.code == would.code == 1 and snapshot(store) == before
     if state in (newer_manifest, foreign_manifest, database_newer, *LINKED):
         assert is_sentence(would, wanted)
         return
     *items, last = would.objects()
     assert items and last == {"would": len(items) - last["cannot"], "cannot": last["cannot"]}
     for item in items:
-        assert item["outcome"] in ("would", "cannot") and item["found"] and "Traceback" not in would.err
+        assert item["outcome"] in ("would", "cannot") and item["found"]
         assert item["outcome"] == "would" or "backup" in item["text"], "what to do where nothing is done"
-    done = run(portless_home.path, "repair", "--json")
-    told = done.objects()
-    assert [item["found"] for item in told if "found" in item] == [item["found"] for item in items]
-    assert done.code == (1 if last["cannot"] else 0) and told[-1]["sound"] is (done.code == 0)
+    done = run(home, "repair", "--json")
+    assert [item["found"] for item in done.objects() if "found" in item] == [item["found"] for item in items]
+    assert done.code == (1 if last["cannot"] else 0) and done.objects()[-1]["sound"] is (done.code == 0)
     assert (snapshot(store) == before) is (done.code == 1)
-    assert run(portless_home.path, "verify").code == done.code
-    assert run(portless_home.path, "streams").code == done.code, "a store that is fixed is opened again"
+    assert run(home, "verify").code == run(home, "streams").code == done.code, "what is mended is opened again"
 
 
-@pytest.mark.parametrize("state", [foreign_manifest, newer_manifest])
-def test_what_is_refused_does_not_even_get_a_lock(
-    tmp_path: Path, sound: dict[Backend, Sound], taken: int, state: State
-) -> None:
+def test_what_is_refused_does_not_even_get_a_lock(tmp_path: Path, sound: dict[Backend, Sound]) -> None:
     home = Home(tmp_path / "elsewhere")
     home.path.mkdir(mode=0o700)
-    state(put(home, sound["sqlite"]))
+    foreign_manifest(put(home, sound["sqlite"]))
     (home.store_path / "lock").unlink(missing_ok=True)
     before = everything(home.path)
-    for name in registered((*READING, *WRITING)):
+    for name in ("streams", *WRITING):
         assert run(home.path, *arguments(name, sound["sqlite"])).code == 1, name
         assert everything(home.path) == before, name
 
@@ -243,24 +228,19 @@ def test_a_directory_without_a_log_gets_none_from_commands_that_remove_move_or_m
     commands = (["prune", "--older-than", "1s"], ["prune", "--max-bytes", "1", "--yes"], ["forget", "ses_x", "--yes"])
     for arguments in (*commands, ["migrate", "--to", "sqlite"], ["migrate", "--discard-old"]):
         done = run(home.path, *arguments)
-        assert is_sentence(done, "yet"), done
+        assert done.code == 1 and "yet" in done.err and done.err.count("\n") == 1, done
         assert everything(home.path) == before, arguments
     done = run(home.path, "repair")
     assert done.code == 0 and "nothing to repair" in done.out and everything(home.path) == before
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_lock_alone_is_a_store_that_was_never_used(
-    portless_home: Home, sound: dict[Backend, Sound], backend: Backend
-) -> None:
-    store = put(portless_home, sound[backend])
+def test_a_lock_alone_is_a_store_that_was_never_used(portless_home: Home, sound: dict[Backend, Sound]) -> None:
+    store = put(portless_home, sound["sqlite"])
     lock_alone(store)
-    for name in registered(READING):
-        done = run(portless_home.path, *arguments(name, sound[backend]))
-        assert len(done.err.splitlines()) == 1, done
-        assert "nothing was recorded" in done.err or "no event" in done.err, name
+    for name in ("streams", "query", "log"):
+        done = run(portless_home.path, *arguments(name, sound["sqlite"]))
+        assert len(done.err.splitlines()) == 1 and "nothing was recorded" in done.err, (name, done)
     assert run(portless_home.path, "verify").code == 0 and snapshot(store) == {}
-    assert is_sentence(run(portless_home.path, "migrate", "--to", "sqlite"), "no log exists in .* yet")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -270,8 +250,7 @@ def test_a_lost_head_file_keeps_nobody_from_working(
     store = put(portless_home, sound[backend])
     head_gone(store)
     before = snapshot(store)
-    for name in registered(READING):
-        assert run(portless_home.path, *arguments(name, sound[backend])).code == 0, name
+    assert run(portless_home.path, "streams").code == 0 == run(portless_home.path, "log", STREAM).code
     assert run(portless_home.path, "verify").code == 1 and snapshot(store) == before
     assert run(portless_home.path, "repair").code == 0 and run(portless_home.path, "verify").code == 0
 
@@ -285,40 +264,20 @@ def test_a_store_that_another_process_writes(
     lock = os.open(store / "lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in registered(WRITING):
+        for name in ("serve", "prune", "repair"):
             done = run(portless_home.path, *arguments(name, sound[backend]))
-            assert is_sentence(done, r"being written by process \d+; .*\[(log-locked|sidecar-unavailable)\]"), (
-                name,
-                done,
-            )
-            assert explained(done.err), done
-        for name in registered(READING):
-            assert run(portless_home.path, *arguments(name, sound[backend])).code == 0, name
+            wanted = r"being written by process \d+; .*\[(log-locked|sidecar-unavailable)\]"
+            assert is_sentence(done, wanted), (name, done)
+        assert run(portless_home.path, "streams").code == 0
     finally:
         os.close(lock)
     monkeypatch.setattr("sidecar.link.launch.START_SECONDS", 0.3)
     with portless_home.lock():
-        for name in registered(WRITING):
+        for name in ("serve", "prune", "repair"):
             done = run(portless_home.path, *arguments(name, sound[backend]))
             assert is_sentence(done, r"another sidecar.* serving this home.*`durable-stream stop`"), (name, done)
         life.end_sidecars(portless_home)  # they wait for the lock
     assert without_shared_memory(snapshot(store)) == before
-
-
-def count_waits(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Count the openings that waited in vain for another program to release a database."""
-    waits: list[Path] = []
-    connect = sqlite_files._connect_to_read
-
-    def counted(path: Path, mode: str, damaged: bool) -> sqlite3.Connection:
-        try:
-            return connect(path, mode, damaged)
-        except StoreLocked:
-            waits.append(path)
-            raise
-
-    monkeypatch.setattr(sqlite_files, "_connect_to_read", counted)
-    return waits
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -333,18 +292,28 @@ def test_looking_at_a_log_at_rest_leaves_nothing_beside_it(
         assert (store / "log.db").exists(), "what the log was moved from is kept"
     before = snapshot(store)
     assert not any(name.endswith(("-wal", "-shm")) for name in before)
-    looks = [arguments(name, sound[backend]) for name in registered((*READING, *TELLING, "verify"))]
+    looks = [arguments(name, sound[backend]) for name in present((*READING, *TELLING, "verify"))]
     for look in (*looks, ["query", "--text", "n"], ["repair", "--dry-run"]):
         done = run(portless_home.path, *look)
-        assert done.code == 0 or look[0] in TELLING, done
+        assert done.code == 0 or look[0] in TELLING or look[0] == "diff", done
         assert snapshot(store) == before, look
 
 
-def test_a_database_that_another_program_holds(
+def test_a_database_that_another_program_holds_is_waited_for_once(
     portless_home: Home, sound: dict[Backend, Sound], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.stores.sqlite.files.BUSY_MS", 20)
-    waits = count_waits(monkeypatch)
+    waits: list[Path] = []
+    connect = sqlite_files._connect_to_read
+
+    def counted(path: Path, mode: str, damaged: bool) -> sqlite3.Connection:
+        try:
+            return connect(path, mode, damaged)
+        except StoreLocked:
+            waits.append(path)
+            raise
+
+    monkeypatch.setattr(sqlite_files, "_connect_to_read", counted)
     store = put(portless_home, sound["sqlite"])
     portless_home.config_path.write_text('[nats]\nmode = "embedded"\n')  # which a sidecar would start
     before = snapshot(store)
@@ -352,14 +321,15 @@ def test_a_database_that_another_program_holds(
     other.execute("PRAGMA locking_mode = EXCLUSIVE")
     other.execute("BEGIN EXCLUSIVE")
     try:
-        for name in registered(READING + WRITING):
-            done = run(portless_home.path, *arguments(name, sound["sqlite"]))
-            assert is_sentence(done, r"log\.db is held by another program; close that program"), (name, done)
+        for name in ("streams", "log", *WRITING, *TELLING):
+            is_telling = name in TELLING
+            words = [name, "--json"] if is_telling else arguments(name, sound["sqlite"])
+            done = run(portless_home.path, *words)
+            if is_telling:
+                assert "held by another program" in told(done), name
+            else:
+                assert is_sentence(done, r"log\.db is held by another program; close that program"), (name, done)
             assert len(waits) <= 1, (name, waits)
-            waits.clear()
-        for name in TELLING:
-            assert "held by another program" in told(run(portless_home.path, name, "--json")), name
-            assert len(waits) == 1, (name, waits)
             waits.clear()
     finally:
         other.execute("ROLLBACK")
@@ -367,7 +337,7 @@ def test_a_database_that_another_program_holds(
     assert snapshot(store) == before
 
 
-@pytest.mark.parametrize(("backend", "part"), [("jsonl", "."), ("sqlite", "."), ("jsonl", "lock")])
+@pytest.mark.parametrize(("backend", "part"), [("sqlite", "."), ("jsonl", "lock")])
 def test_a_store_that_is_closed_to_us(
     portless_home: Home, sound: dict[Backend, Sound], backend: Backend, part: str
 ) -> None:
@@ -378,30 +348,25 @@ def test_a_store_that_is_closed_to_us(
     (store / part).chmod(0)
     answers = {}
     try:
-        for name in ("status", "doctor", "migrate", "streams"):
+        for name in ("status", "migrate", "streams"):
             asked = [*as_anybody, *command(portless_home.path, *arguments(name, sound[backend]))]
             done = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=ROOT)
             answers[name] = Done(done.returncode, done.stdout, done.stderr)
     finally:
         (store / part).chmod(0o700)
-    for name in TELLING:
-        assert answers[name].code == 1 and answers[name].err == "", answers
-        assert "cannot be written, so nothing is recorded" in answers[name].out, answers
+    assert answers["status"].code == 1 and "cannot be written, so nothing is recorded" in answers["status"].out, answers
     assert is_sentence(answers["migrate"], r"Permission denied; .*lack permission: choose another"), answers
-    assert explained(answers["migrate"].err), answers
     if part == ".":
         assert is_sentence(answers["streams"], r"Permission denied; .*lack permission: choose another"), answers
-        assert "could not be read: see above" in answers["status"].out, answers
 
 
 # Places that only the system can make: a read-only file system and a full one, in a mount namespace of their own
 
 
 def in_a_place(kind: str, home: Home, sound: Sound) -> dict[str, Done]:
-    """Run each command in a home on such a file system."""
-    commands = {name: arguments(name, sound) for name in registered(READING + WRITING)}
-    commands |= {name: [name, "--json"] for name in TELLING} | {"verify": ["verify"]}
-    commands |= {" ".join(looking): list(looking) for looking in (PRUNE_LOOKING, FORGET_LOOKING)}
+    """Run one command of each way to open the log, in a home on such a file system."""
+    commands = {name: arguments(name, sound) for name in ("streams", "verify", "serve", "prune", "repair")}
+    commands |= {name: [name, "--json"] for name in TELLING} | {look: look.split() for look in LOOKING}
     asked = {"kind": kind, "home": str(home.path), "commands": commands}
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     done = subprocess.run(
@@ -422,16 +387,11 @@ def in_a_place(kind: str, home: Home, sound: Sound) -> dict[str, Done]:
 def test_a_read_only_file_system(portless_home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
     put(portless_home, sound[backend])
     answers = in_a_place("read-only", portless_home, sound[backend])
-    for name in (*registered((*READING, "verify")), " ".join(FORGET_LOOKING)):
+    for name in ("streams", "verify", *LOOKING):
         assert answers[name].code == 0, (name, answers[name])
-    would = answers[" ".join(PRUNE_LOOKING)]
-    assert would.code == 0 and "would remove 12 records in 2 streams" in would.out, would
-    for name in registered(WRITING):
-        assert is_sentence(answers[name], r"Read-only file system\); it is mounted read-only: mount it writable"), (
-            name,
-            answers[name],
-        )
-        assert explained(answers[name].err), answers[name]
+    for name in ("serve", "prune", "repair"):
+        wanted = r"Read-only file system\); it is mounted read-only: mount it writable"
+        assert is_sentence(answers[name], wanted), (name, answers[name])
     for name in TELLING:
         assert answers[name].code == 1 and "is on a read-only file system" in told(answers[name]), answers[name]
 
@@ -440,12 +400,12 @@ def test_a_read_only_file_system(portless_home: Home, sound: dict[Backend, Sound
 def test_a_full_disk(portless_home: Home, sound: dict[Backend, Sound], backend: Backend) -> None:
     put(portless_home, sound[backend])
     answers = in_a_place("full", portless_home, sound[backend])
-    for name in registered((*READING, "verify")):
+    for name in ("streams", "verify"):
         assert answers[name].code == 0, (name, answers[name])
     # With jsonl it gets as far as the port that another program has.
-    serve = {"jsonl": "the port to listen on is in use", "sqlite": r"No space left on device; free \d+ MiB"}
-    for name in registered(("migrate", "prune", "forget")):
-        assert is_sentence(answers[name], serve[backend]), (name, answers[name])
-    assert is_sentence(answers["serve"], serve[backend]), answers["serve"]
+    wanted = {"jsonl": "the port to listen on is in use", "sqlite": r"No space left on device; free \d+ MiB"}[backend]
+    for name in ("serve", "prune"):
+        err = answers[name].err
+        assert answers[name].code == 1 and err.count("\n") == 1 and re.search(wanted, err), (name, answers[name])
     for name in TELLING:
         assert answers[name].code == 1 and "0 MiB free" in told(answers[name]), answers[name]

@@ -11,22 +11,11 @@ from typing import Any
 import pytest
 
 from sidecar.background.hosts.lacks import MEANINGS, ONE, TWO
-from sidecar.care.checks.check import scene_of
-from sidecar.care.checks.opencode import check_services, check_versions
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import FIRST_LINE, Target, uninstall
-from sidecar.install.tui import CONFIG_NAME, TUI_NAME
+from sidecar.install.tui import TUI_NAME
 from sidecar.install.tui2 import FILE, SETTINGS_NAME
-from tests.sidecar.checking import (
-    LINKED,
-    PROGRAM,
-    doctor,
-    levels,
-    look,
-    programs,
-    set_up,
-    status,
-)
+from tests.sidecar.checking import LINKED, PROGRAM, doctor, levels, look, programs, set_up, status
 from tests.sidecar.cli.helpers import append, run
 from tests.streams.builders import event
 
@@ -39,13 +28,6 @@ def test_all_is_well(healthy_home: Home) -> None:
         *("background", "sidecar", "links", "log", "clock", "spool", "nats", "terminal", "terminal 2"),
     }  # fmt: skip
     assert "5 records" in found["log"].text
-
-
-def test_another_opencode_and_none(healthy_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    (programs(healthy_home) / "opencode").write_text(PROGRAM.format("opencode v2.0.1"))
-    assert (look(healthy_home)["opencode"].level, "2.0.1" in look(healthy_home)["opencode"].text) == ("note", True)
-    (programs(healthy_home) / "opencode").unlink()
-    assert look(healthy_home)["opencode"].level == "note"
 
 
 def test_both_opencodes_on_one_path(healthy_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,31 +63,12 @@ def test_a_version_that_is_not_proven_is_noted(healthy_home: Home, version: str,
     assert (found.level, proven in found.text, "newer" in found.text) == ("note", True, is_newer)
 
 
-@pytest.mark.parametrize(
-    ("version", "lacked"),
-    [("1.18.33", ONE), ("0.9.0", ONE), ("2.0.15", TWO), ("3.0.0", TWO)],
-)
+@pytest.mark.parametrize(("version", "lacked"), [("1.18.33", ONE), ("0.9.0", ONE), ("2.0.15", TWO), ("3.0.0", TWO)])
 def test_what_an_opencode_lacks_is_said_in_one_line(healthy_home: Home, version: str, lacked: frozenset[str]) -> None:
     (programs(healthy_home) / "opencode").write_text(PROGRAM.format(version))
     found = look(healthy_home)["background"]
     assert (found.level, version in found.text) == ("note" if lacked else "ok", True)
     assert {each for each, meaning in MEANINGS.items() if meaning in found.text} == lacked
-
-
-@pytest.mark.parametrize(
-    ("state", "version", "level"),
-    [
-        ("read", "2.0.15", "ok"),
-        ("read", "2.2.0", "note"),
-        ("absent", "", "note"),
-        ("lost", "2.2.0", "note"),
-        ("refused", "", "problem"),
-    ],
-)
-def test_the_services_of_opencode_2(healthy_home: Home, state: str, version: str, level: str) -> None:
-    service = {"registration": "/s/service.json", "state": state, "version": version, "plugins": 1}
-    scene = scene_of(healthy_home, ("durable-stream",))._replace(answer={"services": [service]})
-    assert [check.level for check in check_services(scene)] == [level]
 
 
 @pytest.mark.parametrize("version", ["1.17.99", "0.9.0", "opencode2 v0.0.0-next-16350"])
@@ -157,19 +120,6 @@ def test_the_npm_package_alone_and_beside_a_plugin_file(
         assert look(healthy_home)["plugin"].level == "problem"
 
 
-def test_the_tui_plugin_missing_outdated_and_not_named(healthy_home: Home, tmp_path: Path) -> None:
-    config = tmp_path / "config" / "opencode"
-    assert look(healthy_home)["terminal"].level == "ok"
-    for break_it in ((config / TUI_NAME).unlink, lambda: (config / TUI_NAME).write_text(f"{FIRST_LINE}\nold")):
-        break_it()
-        assert levels(healthy_home)["terminal"] == "note"
-        assert run(healthy_home.path, "doctor", "--fix").out.count("fixed: ") == 1
-        assert "terminal" not in levels(healthy_home)
-    (config / CONFIG_NAME).write_text("{}")
-    theirs = look(healthy_home)["terminal"]
-    assert theirs.level == "note" and theirs.fix is None and (config / TUI_NAME).as_uri() in theirs.hint
-
-
 def test_the_tui_plugin_of_opencode_2_and_what_it_copied(healthy_home: Home, tmp_path: Path) -> None:
     config = tmp_path / "config" / "opencode"
     file, settings = config / FILE, config / SETTINGS_NAME
@@ -204,16 +154,6 @@ def test_switches(healthy_home: Home, monkeypatch: pytest.MonkeyPatch, name: str
     assert ("is set here" in str(status(healthy_home))) == (level != "ok")
 
 
-def test_a_project_alone_that_opencode_is_told_to_pass_over(
-    healthy_home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uninstall(Target.everywhere())
-    set_up(healthy_home, Target.project(Path.cwd()), programs(healthy_home))
-    assert look(healthy_home)["switches"].level == "ok"
-    monkeypatch.setenv("OPENCODE_DISABLE_PROJECT_CONFIG", "true")
-    assert look(healthy_home)["switches"].level == "problem"
-
-
 def test_versions(healthy_home: Home) -> None:
     (programs(healthy_home) / "durable-stream").write_text(PROGRAM.format("durable-stream 0.0.9"))
     found = look(healthy_home)["versions"]
@@ -223,22 +163,6 @@ def test_versions(healthy_home: Home) -> None:
         healthy_home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.0.8", 1, 0))
         found = look(healthy_home)["versions"]
     assert "the running sidecar is 0.0.8" in found.text and "durable-stream stop" in found.hint
-
-
-def test_an_opencode_that_still_has_the_plugin_of_before_an_upgrade(healthy_home: Home) -> None:
-    scene = scene_of(healthy_home, (str(programs(healthy_home) / "durable-stream"),))
-    links = [{"pid": 77, "shim_version": "0.0.9"}, {"pid": 78, "shim_version": "0.1.0"}, {"pid": 79}]
-    (found,) = check_versions(scene._replace(answer={"links": links}))
-    assert (found.level, "pid 77" in found.text, "pid 78" in found.text) == ("note", True, False)
-    assert "opencode reload" in found.hint
-
-
-def test_a_plugin_that_the_sidecar_sent_away(healthy_home: Home) -> None:
-    scene = scene_of(healthy_home, (str(programs(healthy_home) / "durable-stream"),))
-    refused = {"shim_version": "0.0.7", "pid": 77, "protocol": 0}
-    told = check_versions(scene._replace(answer={"refused_plugin": refused, "door": {"refused_protocol": 3}}))
-    assert [check.level for check in told] == ["problem", "ok"]
-    assert "the plugin (0.0.7) in OpenCode (pid 77) speaks link protocol 0" in told[0].text
 
 
 def test_no_opencode_ever_linked(healthy_home: Home) -> None:
@@ -300,19 +224,6 @@ def test_a_stub_that_keeps_a_tools_packages_away_and_a_setting_of_the_users(heal
     assert found.level == "note" and found.fix is None and "set fetch-retries=0" in found.hint
 
 
-def test_without_a_plugin_opencode_waits_for_nothing(healthy_home: Home) -> None:
-    uninstall(Target.everywhere())
-    assert "start-up" not in look(healthy_home)
-
-
-def test_an_excluded_project(healthy_home: Home) -> None:
-    assert "excluded" not in look(healthy_home)
-    healthy_home.config_path.write_text(f'[capture]\nexclude = ["{Path.cwd().parent}"]\n')
-    found = look(healthy_home)["excluded"]
-    assert found.level == "note" and str(Path.cwd()) in found.text and str(healthy_home.config_path) in found.hint
-    assert "is not recorded" in str(status(healthy_home)["notes"])
-
-
 def test_fixing(healthy_home: Home) -> None:
     """All that can be fixed is fixed, with no finding left; the plugin then names the executable that fixed it."""
     (programs(healthy_home) / "durable-stream").unlink()
@@ -329,12 +240,3 @@ def test_fixing(healthy_home: Home) -> None:
     done = run(healthy_home.path, "doctor", "--fix")
     assert done.code == 0 and done.out.endswith("\n1 finding fixed, no problems left\n") and "fixed: wrote" in done.out
     assert Target.everywhere().plugin.is_file()
-
-
-def test_what_cannot_be_mended_stays_a_problem(healthy_home: Home) -> None:
-    healthy_home.token_path.chmod(0o644)
-    with healthy_home.lock():
-        healthy_home.write_info(SidecarInfo(os.getpid(), 9, "b" * 32, "0.1.0", 1, 0))
-        done = run(healthy_home.path, "doctor", "--fix")
-    assert done.code == 1 and "not fixed:" in done.out and "1 problem found" in done.out
-    assert healthy_home.token_path.exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sqlite3
 import sys
 from pathlib import Path
 
@@ -16,18 +15,11 @@ from sidecar.care.checks import home as at_home
 from sidecar.care.checks.check import scene_of
 from sidecar.care.checks.mending import mend
 from sidecar.home import Home, SidecarInfo
-from sidecar.install.service_files import Service
 from streams.event import StreamEvent
 from streams.identity import system_identity
-from streams.stores.hints import Hints
 from tests.real.durable import wait_until
-from tests.sidecar.checking import (
-    doctor,
-    look,
-    programs,
-    status,
-)
-from tests.sidecar.cli.helpers import append, run, run_and_stop
+from tests.sidecar.checking import doctor, look, status
+from tests.sidecar.cli.helpers import append, run
 from tests.streams.builders import event
 
 
@@ -36,12 +28,6 @@ def test_modes(healthy_home: Home) -> None:
     assert look(healthy_home)["token"].level == "problem"
     healthy_home.path.chmod(0o755)
     assert f"chmod 700 {healthy_home.path}" in look(healthy_home)["home"].hint
-
-
-def test_a_token_that_is_a_link(healthy_home: Home) -> None:
-    healthy_home.token_path.rename(healthy_home.path / "elsewhere")
-    healthy_home.token_path.symlink_to(healthy_home.path / "elsewhere")
-    assert look(healthy_home)["token"].level == "problem" and "symbolic link" in look(healthy_home)["token"].text
 
 
 def test_config(healthy_home: Home) -> None:
@@ -76,14 +62,6 @@ def test_the_clock(healthy_home: Home) -> None:
     assert "the newest event is 2h 59m ahead" in look(healthy_home)["clock"].text
 
 
-def test_a_service_file_of_another_home(healthy_home: Home, tmp_path: Path) -> None:
-    service = Service.here()
-    service.install([str(programs(healthy_home) / "durable-stream")], healthy_home.path)
-    assert look(healthy_home)["service"].level == "ok"
-    service.install([str(programs(healthy_home) / "durable-stream")], tmp_path / "other")
-    assert look(healthy_home)["service"].level == "note"
-
-
 def test_a_store_that_cannot_be_written(healthy_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     healthy_home.store_path.chmod(0o500)
     with monkeypatch.context() as asked:
@@ -93,11 +71,6 @@ def test_a_store_that_cannot_be_written(healthy_home: Home, monkeypatch: pytest.
     assert found.level == "problem" and f"{healthy_home.store_path} cannot be written" in found.text and found.fix
     asyncio.run(mend(healthy_home, [], found.fix))
     assert healthy_home.store_path.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_full_disk(healthy_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_home, "LOW_SPACE_BYTES", 2**70)
-    assert look(healthy_home)["disk"].level == "problem"
 
 
 def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,14 +97,6 @@ def test_a_backlog_is_taken_in(healthy_home: Home) -> None:
         run(healthy_home.path, "stop")
 
 
-def test_spool_backlog(healthy_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    (healthy_home.spool_path / "a-b.jsonl").write_text("{}\n" * 100)
-    assert look(healthy_home)["spool"].level == "note"
-    assert status(healthy_home)["spool"] == {"files": 1, "bytes": 300}
-    monkeypatch.setattr(at_home, "BACKLOG_BYTES", 200)
-    assert look(healthy_home)["spool"].level == "problem"
-
-
 def test_a_sidecar_that_does_not_answer_is_a_problem(healthy_home: Home) -> None:
     # It holds the lock and says where it is, but nothing listens there.
     with healthy_home.lock():
@@ -144,15 +109,6 @@ def test_a_sidecar_that_does_not_answer_is_a_problem(healthy_home: Home) -> None
     assert told["running"] is True and told["sidecar"] is None
     assert "does not answer" in str(told["problems"])
     assert told["log"]["head"] == 4  # type: ignore[index]
-
-
-def test_a_damaged_log(healthy_home: Home) -> None:
-    segment = next((healthy_home.store_path / "log").iterdir())
-    segment.write_bytes(segment.read_bytes().replace(b"k1", b"k9", 1))
-    found = look(healthy_home)["log"]
-    assert found.level == "problem" and "checksum" in found.text and "verify" in found.hint
-    told = status(healthy_home)
-    assert told["problems"] and "checksum" in str(told["problems"])
 
 
 def test_torn_tails_and_gaps_are_notes(healthy_home: Home) -> None:
@@ -174,34 +130,3 @@ def test_leftovers_are_named_with_the_command_that_takes_them_away(healthy_home:
     assert found.level == "note" and "store.json.new, hints/cursor-mirror" in found.text
     assert "durable-stream repair" in found.hint
     assert run(healthy_home.path, "repair").code == 0 and "leftovers" not in look(healthy_home)
-
-
-def test_a_tail_that_the_next_start_cuts_is_a_note(healthy_home: Home) -> None:
-    with next((healthy_home.store_path / "log").iterdir()).open("ab") as segment:
-        segment.write(b'{"crc":"0')
-    found = look(healthy_home)["log"]
-    assert found.level == "note" and "torn: " in found.text
-    (healthy_home.store_path / "head").unlink()
-    assert look(healthy_home)["log"].level == "note"
-
-
-def test_what_only_the_chain_and_the_hints_can_tell(healthy_home: Home) -> None:
-    """The quick form of verify notices more than unreadable new records."""
-    hints = Hints(healthy_home.store_path)
-    hints.advance("mirror", 7)
-    found = look(healthy_home)["log"]
-    assert found.level == "problem" and "records 5 to 7 were written and then lost" in found.text
-    assert "durable-stream repair --dry-run" in found.hint
-    hints.advance("mirror", 4)
-    assert look(healthy_home)["log"].level == "ok"
-
-
-def test_a_sqlite_log_is_looked_at(healthy_home: Home) -> None:
-    assert run_and_stop(healthy_home.path, "migrate", "--to", "sqlite").code == 0
-    assert look(healthy_home)["log"].level == "ok"
-    connection = sqlite3.connect(healthy_home.store_path / "log.db")
-    with connection:
-        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = 3")
-    connection.close()
-    found = look(healthy_home)
-    assert found["log"].level == "problem" and "log.db:4 (position 3, stream ses_b)" in found["log"].text

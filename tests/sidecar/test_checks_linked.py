@@ -45,14 +45,6 @@ def test_an_opencode_1_that_is_linked_and_not_on_the_path(scene: Scene) -> None:
     assert not any("recording" in check.text for check in found)
 
 
-def test_each_version_that_is_found_has_its_line(scene: Scene) -> None:
-    links = [{"opencode_version": "1.18.33"}, {"opencode_version": "1.18.34"}, {"opencode_version": None}]
-    answer = {"links": links, "services": [{"version": "2.2.0"}]}
-    checks = check_opencode(scene._replace(answer=answer))
-    found = [check.text.split()[1].strip(":") for check in checks if check.name == "background"]
-    assert found == ["1.18.33", "1.18.34", "2.2.0"]
-
-
 def test_a_service_that_has_not_loaded_the_plugin(scene: Scene, tmp_path: Path) -> None:
     """It outlives the terminal, so the one that ran before `install` goes on without the plugin."""
     ((target, _),) = scene.plugins

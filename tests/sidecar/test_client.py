@@ -13,13 +13,12 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from bridge.opencode.link.frames import HookItem, ShimIdentity
-from bridge.opencode.link.link import CallError, LocalProtocolError, Refused
+from bridge.opencode.link.link import CallError, Refused
 from sidecar.home import Home, SidecarInfo
 from sidecar.link.client import (
     Address,
     ControlClient,
     ImpostorError,
-    LinkClosed,
     LinkUnavailable,
     RequestError,
     ShimClient,
@@ -116,20 +115,6 @@ async def test_everything_sent_arrives_in_order_through_a_small_window() -> None
         assert keeper.kept == list(enumerate([*items(100), *items(3)], 1))
 
 
-async def test_drained_waits_for_the_acks() -> None:
-    async with serving() as (_, keeper, address):
-        keeper.finishing = False
-        async with shim(address) as client:
-            await client.drained()  # nothing was sent: nothing to wait for
-            await client.send(items(2))
-            draining = asyncio.create_task(client.drained())
-            await keeper.got.wait()
-            assert not draining.done()
-            link, seqs = keeper.held[0]
-            link.finish(seqs)
-            await draining
-
-
 async def test_a_second_link_of_the_same_instance_sends_only_what_is_not_durable() -> None:
     async with serving() as (_, keeper, address):
         async with shim(address) as client:
@@ -142,76 +127,6 @@ async def test_a_second_link_of_the_same_instance_sends_only_what_is_not_durable
             assert await client.send(items(8), first_seq=1) == 8
             await client.drained()
         assert [seq for seq, _ in keeper.kept] == list(range(1, 9))
-
-
-async def test_calls_are_answered_by_the_callback_or_unavailable() -> None:
-    async def on_call(method: str, args: dict[str, Any]) -> Any:
-        if method == "bad":
-            raise CallError("unknown_method", method)
-        return [method, args]
-
-    async with serving() as (_, keeper, address), shim(address, on_call=on_call):
-        link = await keeper.link
-        assert await link.call("good", {"x": 1}) == ["good", {"x": 1}]
-        with pytest.raises(CallError) as failed:
-            await link.call("bad", {})
-        assert failed.value.code == "unknown_method"
-    async with serving() as (_, keeper, address), shim(address):
-        with pytest.raises(CallError) as failed:
-            await (await keeper.link).call("any", {})
-        assert failed.value.code == "unavailable"
-
-
-async def test_context_and_lossy_items_cross() -> None:
-    seen: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    async with serving() as (_, keeper, address), shim(address, on_context=seen.put_nowait) as client:
-        (await keeper.link).push_context({"k": 1})
-        assert await seen.get() == client.context == {"k": 1}
-        await client.send_lossy(items(2))
-        assert await keeper.lossy_items.get() == items(2)
-
-
-async def test_a_drained_server_ends_the_wait_with_link_closed() -> None:
-    async with serving() as (server, keeper, address):
-        keeper.finishing = False
-        async with shim(address) as client:
-            await client.send(items(2))
-            await keeper.got.wait()
-            draining = asyncio.create_task(client.drained())
-            await server.drain()
-            with pytest.raises(LinkClosed) as closed:
-                await draining
-            assert closed.value.reason == "draining"
-            with pytest.raises(LinkClosed):
-                await client.send(items(1))
-            assert not client.is_open
-
-
-async def test_sending_a_seq_twice_is_the_callers_mistake() -> None:
-    async with serving() as (_, keeper, address):
-        keeper.finishing = False
-        async with shim(address) as client:
-            await client.send(items(2))
-            with pytest.raises(LocalProtocolError):
-                await client.send(items(2), first_seq=2)
-
-
-async def test_requests_and_their_errors() -> None:
-    async with serving() as (_, _, address), control(address) as client:
-        one, two = await asyncio.gather(client.request("a", {"x": 1}), client.request("b"))
-        assert (one, two) == ({"a": {"x": 1}}, {"b": {}})
-        with pytest.raises(RequestError) as refused:
-            await client.request("refuse")
-        assert (refused.value.code, refused.value.message) == ("busy", "not now")
-
-
-async def test_a_request_without_an_answer_ends_with_the_link() -> None:
-    async with serving() as (server, _, address), control(address) as client:
-        asking = asyncio.create_task(client.request("hang"))
-        await client.request("shows that hang has arrived")
-        await server.drain()
-        with pytest.raises(LinkClosed):
-            await asking
 
 
 # --- what is not a sidecar ---
@@ -269,23 +184,6 @@ async def test_a_broken_handshake_is_unavailable(said: str | bytes) -> None:
             await ControlClient.connect(Address(port, TOKEN), version="0.1", nonce=nonce)
         assert found.value.reason
         assert found.value.hint
-
-
-async def test_silence_is_unavailable_in_bounded_time() -> None:
-    async with pretending(lambda _: None) as (port, _):
-        with pytest.raises(LinkUnavailable, match="did not answer"):
-            await ControlClient.connect(Address(port, TOKEN), version="0.1", nonce=nonce, open_seconds=0.1)
-
-
-async def test_what_is_no_websocket_server_is_unavailable() -> None:
-    async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 302 Found\r\nLocation: ws://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n")
-        writer.close()
-
-    async with asyncio.timeout(HANG), await asyncio.start_server(http, "127.0.0.1", 0) as server:
-        with pytest.raises(LinkUnavailable):
-            await ControlClient.connect(Address(server.sockets[0].getsockname()[1], TOKEN), version="0.1", nonce=nonce)
 
 
 async def test_a_free_port_is_unavailable_with_a_hint() -> None:

@@ -16,10 +16,7 @@ from streams.log.verify import Verification
 from tests.sidecar.life import COMMAND, logged, recorded, run_as, shims
 from tests.sidecar.support import running
 
-_CLOCKS = {
-    "jumping": "next(jumps) * 31_536_000_000_000_000",
-    "frozen": "1_795_000_000_000_000_000 - real()",
-}
+_CLOCKS = {"jumping": "next(jumps) * 31_536_000_000_000_000", "frozen": "1_795_000_000_000_000_000 - real()"}
 
 
 def under(clock: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from sidecar.components import in_background, wait_idle
+from sidecar.components import wait_idle
 from tests.sidecar.support import HANG_SECONDS
 
 
@@ -47,19 +47,3 @@ async def test_the_last_look_may_find_work_and_the_time_begins_again() -> None:
     async with asyncio.timeout(HANG_SECONDS):
         await wait_idle([Part()], 0.0, look)
     assert found == []
-
-
-async def test_background_work_has_ended_when_the_stack_is_closed() -> None:
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    async def work() -> None:
-        try:
-            began.set()
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    async with AsyncExitStack() as stack:
-        in_background(stack, work())
-        await began.wait()
-    assert ended.is_set()

@@ -66,18 +66,11 @@ def test_lists_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[link]\nprot = 1\n", "unknown key link.prot"),
-        ("[lonk]\nport = 1\n", "unknown key lonk"),
-        ("port = 1\n", "unknown key port"),
-        ("[link]\nport = 70000\n", "link.port"),
-        ('[link]\nport = "x"\n', "link.port"),
-        ("link = 1\n", "link"),
         ("[link]\nport =\n", "line 2"),
         ("[link]\nport = 1\nport = 2\n", "line 3"),
         ('[redact.patterns]\nbad = "("\n', "bad is not a regular expression"),
         ('[redact]\nallow = ["("]\n', "is not a regular expression"),
         ('[redact]\ndisable = ["jwt", "jvt"]\n', "no rule is named jvt; the rules are"),
-        ('[redact.literals]\na = ""\n', "redact.literals.a"),
         ('[capture]\nexclude = ["a/b"]\n', "must be absolute"),
     ],
 )
@@ -111,10 +104,7 @@ def test_a_mistake_names_the_file_and_the_place(tmp_path: Path, text: str, said:
         ("[redact]\nkeys = [1]", "redact.keys.0: must be a string, not 1"),
         ('[capture]\nexclude = "x"', 'capture.exclude: must be a list, such as ["a", "b"], not \'x\''),
         ("[capture]\nexclude = [1]", "capture.exclude.0: must be a path as a string, not 1"),
-        (
-            '[notify]\nquiet_hours = "25:00-07:00"',
-            "notify.quiet_hours: must look like 22:00-07:00, not '25:00-07:00'",
-        ),
+        ('[notify]\nquiet_hours = "25:00-07:00"', "notify.quiet_hours: must look like 22:00-07:00, not '25:00-07:00'"),
         ("[notify]\nquiet_hours = 22", "notify.quiet_hours: must be a string, not 22"),
         (
             '[notify]\nanswer_host = "0.0.0.0"\nanswer_port = 1',

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from sidecar.care.logs import failed_start, log_to, note_failure
-from sidecar.config import LogConfig
 from sidecar.home import Home
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.stores.directory import take_lock
 from tests.sidecar.bad_stores import (
     Backend,
     all_segments_gone,
@@ -28,11 +24,9 @@ from tests.sidecar.bad_stores import (
     last_segment_gone,
     log_directory_gone,
     make_store,
-    middle_segment_gone,
     no_database,
     segments,
     snapshot,
-    wal_gone,
     without_shared_memory,
 )
 from tests.sidecar.cli.helpers import run, run_and_stop
@@ -85,9 +79,7 @@ def live_damaged(store: Path, backend: Backend) -> None:
         os.truncate(segments(store)[0], 100)
 
 
-@pytest.mark.parametrize("damage", [live_gone, live_damaged])
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-@pytest.mark.parametrize("more", [0, 2])
+@pytest.mark.parametrize(("backend", "damage", "more"), [("jsonl", live_gone, 0), ("sqlite", live_damaged, 2)])
 def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
     damaged_home: Path, sound: dict[Backend, Path], damage: Callable[[Path, Backend], None], backend: Backend, more: int
 ) -> None:
@@ -116,18 +108,6 @@ def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
     assert run(damaged_home, "repair").code == 0
     done = run(damaged_home, "verify")
     assert done.code == 0 and "all 12 records" in done.out, done
-
-
-def test_a_kept_store_that_is_damaged_is_not_taken(damaged_home: Path, sound: dict[Backend, Path]) -> None:
-    store = put(damaged_home, sound["jsonl"])
-    assert run_and_stop(damaged_home, "migrate", "--to", "sqlite").code == 0
-    middle_segment_gone(store)
-    database_gone(store)
-    for name in ("sqlite-head", "store.json"):
-        (store / name).unlink()
-    before = snapshot(store)
-    done = run(damaged_home, "repair")
-    assert done.code == 1 and snapshot(store) == before, done
 
 
 def files(home: Path) -> dict[str, tuple[int, bytes]]:
@@ -160,13 +140,7 @@ def another_programs_directory(home: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "foreign",
-    [
-        file_for_home,
-        file_for_store,
-        another_programs_manifest,
-        another_programs_directory,
-    ],
+    "foreign", [file_for_home, file_for_store, another_programs_manifest, another_programs_directory]
 )
 def test_what_is_not_ours_is_no_damage(
     damaged_home: Path, sound: dict[Backend, Path], foreign: Callable[[Path], str]
@@ -230,26 +204,6 @@ def test_a_damaged_schema_is_a_fault_in_plain_letters(
         assert "\x1b" not in done.out + done.err, (name, done)
 
 
-def test_verify_does_not_tell_to_verify(damaged_home: Path, sound: dict[Backend, Path]) -> None:
-    store = put(damaged_home, sound["sqlite"])
-    no_database(store)
-    [fault, _] = run(damaged_home, "verify").out.splitlines()
-    assert "log.db" in fault and "restore" in fault and "durable-stream verify" not in fault
-
-
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-def test_verify_says_what_was_forgotten_and_pruned(
-    damaged_home: Path, sound: dict[Backend, Path], backend: Backend
-) -> None:
-    put(damaged_home, sound[backend])
-    assert run_and_stop(damaged_home, "forget", "ses_a", "--yes").code == 0
-    assert run(damaged_home, "verify").out == "all 12 records, 6 of them forgotten, in 2 streams verified\n"
-    assert run_and_stop(damaged_home, "prune", "--stream", "ses_b", "--yes").code == 0
-    assert run(damaged_home, "verify").out == "all 6 records (6 pruned), 6 of them forgotten, in 1 stream verified\n"
-    [told] = run(damaged_home, "verify", "--json").objects()
-    assert (told["summary"]["pruned"], told["summary"]["forgotten"]) == (6, 6)
-
-
 @pytest.mark.parametrize("cut", [first_segment_gone, last_segment_gone, all_segments_gone])
 def test_gaps_have_the_same_numbers_everywhere(
     damaged_home: Path, sound: dict[Backend, Path], cut: Callable[[Path], None]
@@ -273,14 +227,6 @@ class TestWhatKeepsASidecarFromStarting:
         assert run(damaged_home, "install", HOME=str(damaged_home.parent), XDG_CONFIG_HOME=str(config)).code == 0
         return damaged_home
 
-    def test_a_start_that_was_stopped_did_not_fail(self, home: Home) -> None:
-        note_failure(home, ValueError("damaged"))
-        assert failed_start(home)
-        with ExitStack() as stack:
-            log_to(home, stack, LogConfig())
-            logging.getLogger("sidecar").info("stopped while starting")
-        assert failed_start(home) is None
-
     def test_the_last_start_failed_until_one_serves(self, installed_home: Path, sound: dict[Backend, Path]) -> None:
         store = put(installed_home, sound["jsonl"])
         segment = segments(store)[0]
@@ -303,38 +249,6 @@ class TestWhatKeepsASidecarFromStarting:
         finally:
             run(installed_home, "stop")
         assert run(installed_home, "status").code == 0
-
-
-def test_a_directory_named_like_a_segment_is_told_by_its_path(damaged_home: Path, sound: dict[Backend, Path]) -> None:
-    place = put(damaged_home, sound["jsonl"]) / "log" / "00000000000000000099.jsonl"
-    place.mkdir()
-    for name in ("status", "streams", "doctor"):
-        done = run(damaged_home, name)
-        assert done.code == 1 and str(place) in done.out + done.err, (name, done)
-
-
-def test_only_a_wal_that_is_there_is_to_be_copied(damaged_home: Path, sound: dict[Backend, Path]) -> None:
-    store = put(damaged_home, sound["sqlite"])
-    wal_gone(store)
-    done = run(damaged_home, "repair", "--dry-run")
-    assert done.code == 1 and "without a backup: move sqlite-head away" in done.out, done
-    (store / "log.db-wal").write_bytes(b"half a WAL" * 10)
-    done = run(damaged_home, "repair", "--dry-run")
-    assert done.code == 1 and "without a backup: copy log.db-wal, then move sqlite-head away" in done.out, done
-
-
-def test_a_dry_run_at_a_lock_names_the_process(damaged_home: Path, sound: dict[Backend, Path]) -> None:
-    store = put(damaged_home, sound["jsonl"])
-    lock = take_lock(store)
-    try:
-        done = run(damaged_home, "repair", "--dry-run")
-    finally:
-        lock.release()
-    assert (done.code, done.out) == (1, "") and f"is being written by process {os.getpid()}; " in done.err, done
-    with Home(damaged_home).lock():
-        done = run(damaged_home, "repair", "--dry-run")
-    assert (done.code, done.out) == (1, "") and "repair" in done.err, done
-    assert run(damaged_home, "repair", "--dry-run").code == 0
 
 
 def test_a_page_of_zeros_is_told_in_a_short_line(damaged_home: Path, sound: dict[Backend, Path]) -> None:

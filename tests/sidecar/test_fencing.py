@@ -107,7 +107,6 @@ async def test_a_sidecar_that_wakes_up_acknowledges_and_writes_nothing(sidecars:
     assert await sidecars.recorded() == Counter(range(30))
 
 
-@BOTH_STORES
 async def test_an_unknown_sidecar_keeps_the_log_until_it_ends(sidecars: Sidecars) -> None:
     """Nobody can tell which process to kill, so the next sidecar does not start. The old one is fenced all the same."""
     old = sidecars.start()
@@ -148,21 +147,7 @@ def test_stop_kills_no_process_that_took_the_pid(sidecars: Sidecars) -> None:
 
 
 @pytest.mark.parametrize("unlocked", [False, True])
-def test_stop_ends_a_suspended_sidecar(sidecars: Sidecars, unlocked: bool) -> None:
-    old = sidecars.start()
-    if unlocked:
-        sidecars.stop_and_unlock(old)
-    else:
-        old.send_signal(signal.SIGSTOP)
-    stopped = run(sidecars.home.path, "stop")
-    assert stopped.code == 0 and str(old.pid) in stopped.out
-    assert old.wait(HANG_SECONDS) == -signal.SIGKILL
-    sidecars.start()
-    assert run(sidecars.home.path, "status").code == 0
-
-
-@pytest.mark.parametrize("unlocked", [False, True])
-def test_status_says_how_to_end_a_suspended_sidecar(sidecars: Sidecars, unlocked: bool) -> None:
+def test_status_says_that_a_sidecar_is_suspended_and_stop_ends_it(sidecars: Sidecars, unlocked: bool) -> None:
     old = sidecars.start()
     if unlocked:
         sidecars.stop_and_unlock(old)
@@ -171,6 +156,9 @@ def test_status_says_how_to_end_a_suspended_sidecar(sidecars: Sidecars, unlocked
     status = run(sidecars.home.path, "status")
     told = " ".join(status.out.split())
     assert status.code == 1 and str(old.pid) in told and "`durable-stream stop`" in told
+    stopped = run(sidecars.home.path, "stop")
+    assert stopped.code == 0 and str(old.pid) in stopped.out
+    assert old.wait(HANG_SECONDS) == -signal.SIGKILL
 
 
 def test_a_sidecar_without_its_lock_exits_by_itself(sidecars: Sidecars) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from sidecar.home import Home, HomeLocked, SidecarInfo
 from sidecar.private_files import HomeError
-from tests.mounts import can_mount
 
 TOKEN = "7e" * 32
 INFO = SidecarInfo(pid=os.getpid(), port=4000, boot="b", version="0.1", protocol=1, started_ms=5)
@@ -23,22 +21,6 @@ def test_the_path_is_the_flag_then_the_environment_then_the_platforms(tmp_path: 
     assert Home(None, environ).path == tmp_path / "env"
     assert Home(None, {}).path.name == "durable-stream"
     assert not (tmp_path / "flag").exists()
-
-
-def test_a_home_that_another_sidecar_creates_at_this_moment_is_not_foreign(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    was_used = Home.was_used
-
-    def then_another_starts(self: Home) -> bool:
-        used = was_used(self)
-        with Home(self.path).lock():
-            return used
-
-    monkeypatch.setattr(Home, "was_used", then_another_starts)
-    assert not home.lock_path.exists()
-    home.check_kind()
-    assert home.lock_path.exists()
 
 
 # --- the token ---
@@ -106,48 +88,3 @@ def test_running_needs_a_live_process_and_the_lock(home: Home) -> None:
         assert home.running() is None
     home.write_info(INFO)
     assert home.running() is None  # this process lives, but serves nobody
-
-
-@pytest.mark.skipif(not can_mount(), reason="only root may mount, and no other file system is read-only")
-def test_a_sidecar_is_found_through_a_read_only_mount_of_its_home(home: Home, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    subprocess.run(["mount", "--bind", home.path, elsewhere], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", elsewhere], check=True)
-        seen = Home(elsewhere)
-        assert seen.running() is None
-        with home.lock():
-            home.write_info(INFO)
-            assert seen.running() == INFO
-        assert seen.running() is None
-        with pytest.raises(HomeError, match=r"Read-only file system\); it is mounted read-only: mount it writable"):
-            seen.lock()
-    finally:
-        subprocess.run(["umount", "-l", elsewhere], check=True)
-
-
-def test_a_killed_sidecar_leaves_the_home_free(home: Home) -> None:
-    code = (
-        "import sys; from sidecar.home import Home\n"
-        "lock = Home(sys.argv[1]).lock(); print('locked', flush=True); sys.stdin.read()"
-    )
-    root = str(Path(__file__).resolve().parents[2])
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(home.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": root},
-    )
-    assert other.stdout is not None
-    assert other.stdin is not None
-    try:
-        assert other.stdout.readline() == b"locked\n"
-        with pytest.raises(HomeLocked):
-            home.lock()
-    finally:
-        other.send_signal(signal.SIGKILL)
-        other.wait(10)
-        other.stdout.close()
-        other.stdin.close()
-    home.lock().release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -109,15 +108,6 @@ async def test_an_item_that_the_translator_failed_at_is_taken_when_it_is_sent_ag
     assert len(await types(store)) == 6 and ingest.held == 0
 
 
-async def test_an_item_sent_again_later_is_finished_and_adds_nothing(store: GatedStore, ingest: Ingest) -> None:
-    first, second, hooks = FakeLink(), FakeLink(instance="2" * 16), items()
-    take(ingest, first, hooks)
-    await first.until(range(1, len(hooks) + 1))
-    take(ingest, second, hooks)
-    await second.until(range(1, len(hooks) + 1))
-    assert len(await types(store)) == 6
-
-
 async def test_a_log_that_fails_finishes_nothing_more(store: GatedStore, ingest: Ingest) -> None:
     link, hooks = FakeLink(), items()
     store.fault = StoreFailed("the disk is full")
@@ -128,21 +118,6 @@ async def test_a_log_that_fails_finishes_nothing_more(store: GatedStore, ingest:
     for _ in range(20):
         await asyncio.sleep(0)
     assert link.finished == set()
-
-
-async def test_what_fails_behind_the_first_is_no_traceback(store: GatedStore, caplog: pytest.LogCaptureFixture) -> None:
-    ingest, link = Ingest(store, Translator(seeded_identity(1)), seeded_identity(1).now_ms), FakeLink()
-    store.fault = StoreFailed("the disk is full")
-    for first, name in ((1, "chat"), (1000, "reasoning")):
-        take(ingest, link, items(name), first=first)
-        async with asyncio.timeout(10):
-            await asyncio.shield(ingest.failed)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    await ingest.close()
-    del ingest
-    gc.collect()
-    assert "never retrieved" not in caplog.text
 
 
 async def test_an_excluded_project_is_not_recorded(store: GatedStore, ingest: Ingest) -> None:
@@ -172,13 +147,6 @@ async def test_opencode_is_asked_who_an_unknown_session_is(store: GatedStore, in
     assert link.calls[0][0] == "session.get"
 
 
-async def test_nobody_to_ask_is_no_reason_to_wait_for_ever(store: GatedStore, ingest: Ingest) -> None:
-    link = FakeLink()
-    take(ingest, link, [item for item in items() if item.hook == "chat.message"])
-    await link.until([1])
-    assert await types(store) == ["lifecycle.session.resumed", "agent.input"]
-
-
 async def test_a_session_that_is_gone_ends_once_a_link_of_its_directory_delivers(
     store: GatedStore, ingest: Ingest
 ) -> None:
@@ -198,11 +166,3 @@ async def test_a_session_that_is_gone_ends_once_a_link_of_its_directory_delivers
                 break
     assert record.event.payload["reason"] == "gone"
     assert record.event.payload["session"] == hooks[0].input["event"]["properties"]["sessionID"]
-
-
-async def test_closing_writes_what_is_ready(store: GatedStore) -> None:
-    ingest = Ingest(store, Translator(seeded_identity(1)), seeded_identity(1).now_ms)
-    link, hooks = FakeLink(), items()
-    take(ingest, link, hooks)
-    await ingest.close()
-    assert (await types(store))[-1] == "turn.ended"

@@ -19,8 +19,9 @@ from websockets.sync.server import ServerConnection, serve
 
 from bridge.opencode.link.frames import ShimIdentity
 from sidecar.home import Home, SidecarInfo
-from sidecar.link.client import Address, ControlClient, ImpostorError, ShimClient
+from sidecar.link.client import Address, ShimClient
 from streams.identity import system_identity
+from tests.sidecar.cli.helpers import run
 from tests.sidecar.life import (
     COMMAND,
     RUNTIMES,
@@ -49,30 +50,18 @@ def identity(pid: int = 7) -> ShimIdentity:
 class TestOneWinner:
     def test_of_many_that_start_at_once_one_serves_and_none_stays_beside_it(self, home: Home, tmp_path: Path) -> None:
         with (tmp_path / "printed").open("w+") as printed:
-            processes = [start(home, "--idle-exit", output=printed) for _ in range(7)]
+            home.config_path.write_text("[log]\nmax_bytes = 4096\nolder_files = 1\n")
+            home.log_path.write_text("x" * 4090 + "\n")  # it is to be rotated, by the winner alone
+            processes = [start(home, "--idle-exit", output=printed) for _ in range(5)]
             winner = running(home)
             losers = [process for process in processes if process.pid != winner.pid]
-            assert [loser.wait(HANG_SECONDS) for loser in losers] == [0] * 6
+            assert [loser.wait(HANG_SECONDS) for loser in losers] == [0] * 4
             assert set(sidecars(home)) == {winner.pid} and home.running() == winner
-            assert logged(home).count("serving on port") == 1
+            assert logged(home).count("serving on port") == 1 and len([*home.path.glob("sidecar.log*")]) == 2
             assert run_as(COMMAND, home, "stop").returncode == 0
-            assert [process.wait(HANG_SECONDS) for process in processes] == [0] * 7
+            assert [process.wait(HANG_SECONDS) for process in processes] == [0] * 5
             printed.seek(0)
             assert printed.read() == "", "winner and losers are quiet"
-
-    async def test_many_shims_that_start_one_at_once_share_it_and_lose_nothing(self, home: Home) -> None:
-        with shims(6, home.path) as six:
-            for number, shim in enumerate(six):
-                shim.tell("events", **{"from": 100 * number + 1}, count=100)
-            for shim in six:
-                shim.answer()
-            counters = [shim.until("acked", 100) for shim in six]
-            winner = running(home)
-            wait_for_sidecars(home, 1)
-            assert set(sidecars(home)) == {winner.pid}
-            assert sum(c["welcomes"] for c in counters) == 6 and sum(c["spawns"] for c in counters) >= 1
-        assert await recorded(home) == dict.fromkeys(range(1, 601), 1)
-        assert logged(home).count("serving on port") == 1
 
 
 class TestWhatADeadOneLeaves:
@@ -91,10 +80,7 @@ class TestWhatADeadOneLeaves:
             wait_for_sidecars(home, 1)
         assert await recorded(home) == dict.fromkeys(range(1, 211), 1)
 
-    @pytest.mark.parametrize("runtime", RUNTIMES)
-    async def test_after_a_reboot_another_process_has_the_pid_and_nobody_the_lock(
-        self, home: Home, runtime: str
-    ) -> None:
+    async def test_after_a_reboot_another_process_has_the_pid_and_nobody_the_lock(self, home: Home) -> None:
         first = start_as(COMMAND, home)
         info = running(home)
         kill(first.pid)
@@ -102,23 +88,12 @@ class TestWhatADeadOneLeaves:
         # A living process with the number of the dead sidecar, and a port where nobody listens.
         home.write_info(SidecarInfo(os.getpid(), info.port, info.boot, info.version, info.protocol, info.started_ms))
         assert home.lock_path.exists() and home.running() is None
-        assert run_as(COMMAND, home, "stop").stdout == f"no sidecar is running for {home.path}\n", (
-            "we are not ended for it"
-        )
-        with shims(1, home.path, runtime=runtime) as (shim,):
+        assert run_as(COMMAND, home, "stop").stdout.startswith("no sidecar is running"), "we are not ended for it"
+        with shims(1, home.path) as (shim,):
             shim.ask("events", **{"from": 1}, count=20)
             shim.until("acked", 20)
             assert running(home).pid not in (os.getpid(), first.pid)
         assert await recorded(home) == dict.fromkeys(range(1, 21), 1)
-
-    def test_half_a_sidecar_json_and_drafts_of_it_are_no_obstacle(self, home: Home) -> None:
-        home.create()
-        home.info_path.write_text('{"pid": 1, "po')
-        home.info_path.with_name("sidecar.json.77").write_text("{")
-        process = start_as(COMMAND, home)
-        assert running(home).pid == process.pid
-        assert run_as(COMMAND, home, "stop").returncode == 0
-        assert process.wait(HANG_SECONDS) == 0 and not home.info_path.exists()
 
 
 class Impostor:
@@ -158,15 +133,14 @@ class Impostor:
 
 
 class TestAnImpostorOnThePort:
-    @pytest.mark.parametrize("runtime", RUNTIMES)
-    async def test_a_shim_tells_it_nothing_spools_and_reaches_the_real_one(self, home: Home, runtime: str) -> None:
+    async def test_a_shim_tells_it_nothing_spools_and_reaches_the_real_one(self, home: Home) -> None:
         home.create()
         home.ensure_token(system_identity().nonce)
         with Impostor().listening() as impostor:
             # It cannot start a sidecar yet: what it does in the meantime is seen.
             home.write_info(SidecarInfo(os.getpid(), impostor.port, "boot", "0.1.0", 1, 0))
             command = home.path / "command"
-            with shims(1, home.path, runtime=runtime, command=[str(command)]) as (shim,):
+            with shims(1, home.path, command=[str(command)]) as (shim,):
                 shim.ask("events", **{"from": 1}, count=20, text="the user's own words")
                 impostor.wait_heard(2)
                 shim.until("impostors", 2)
@@ -180,24 +154,6 @@ class TestAnImpostorOnThePort:
         assert {tuple(frame) for frame in heard} == {("type", "role", "protocol", "nonce")}
         assert len({frame["nonce"] for frame in heard}) == len(heard)
         assert await recorded(home) == dict.fromkeys(range(1, 21), 1)
-
-    async def test_the_command_line_and_play_tell_it_nothing(self, home: Home) -> None:
-        process = start_as(COMMAND, home)
-        info = running(home)
-        with Impostor().listening() as impostor:
-            # While a process holds the lock, the file is trusted, but the process must still authenticate.
-            home.write_info(SidecarInfo(info.pid, impostor.port, info.boot, info.version, 1, info.started_ms))
-            nonce = system_identity().nonce
-            for connecting in (
-                ControlClient.connect(home, version="0.1.0", nonce=nonce),
-                ShimClient.connect(home, identity=identity(), nonce=nonce),
-            ):
-                with pytest.raises(ImpostorError):
-                    await connecting
-            told = run_as(COMMAND, home, "status")
-            assert told.returncode == 1 and "does not have this home's token" in told.stdout
-            assert {tuple(json.loads(text)) for text in impostor.heard} == {("type", "role", "protocol", "nonce")}
-        kill(process.pid)
 
 
 async def test_stop_names_the_linked_opencode_that_starts_another_sidecar(home: Home) -> None:
@@ -219,23 +175,11 @@ class TestIdleExit:
         address = Address.of(home) if running(home) else None
         assert address is not None
         client = await ShimClient.connect(address, identity=identity(), nonce=system_identity().nonce)
-        # As long as it takes others to come, be idle and leave, three times over.
-        for _ in range(3):
-            assert start_as(COMMAND, other, "--idle-exit").wait(HANG_SECONDS) == 0
+        # As long as it takes another to come, be idle and leave.
+        assert start_as(COMMAND, other, "--idle-exit").wait(HANG_SECONDS) == 0
         assert linked.poll() is None and client.is_open
         await client.close()
         assert linked.wait(HANG_SECONDS) == 0 and not home.info_path.exists()
-
-    async def test_it_leaves_no_spool_of_the_dead_behind(self, home: Home) -> None:
-        leave_quickly(home)
-        with shims(1, home.path, command=["/no/such/command"]) as (shim,):
-            shim.ask("events", **{"from": 1}, count=2000)
-            shim.kill()
-        assert list(home.spool_path.iterdir())
-        process = start_as(COMMAND, home, "--idle-exit")
-        assert process.wait(HANG_SECONDS) == 0
-        assert not list(home.spool_path.iterdir())
-        assert await recorded(home) == dict.fromkeys(range(1, 2001), 1)
 
     async def test_after_kill_9_of_the_process_that_started_it_it_leaves_by_itself(self, home: Home) -> None:
         leave_quickly(home, 3)  # time for the shim to see that it is there
@@ -247,20 +191,9 @@ class TestIdleExit:
         assert not home.info_path.exists() and not list(home.spool_path.iterdir())
         assert await recorded(home) == dict.fromkeys(range(1, 21), 1)
 
-    async def test_what_a_disposed_instance_left_is_taken_while_its_process_lives(self, home: Home) -> None:
-        with shims(1, home.path, command=["/no/such/command"]) as (shim,):
-            shim.ask("events", **{"from": 1}, count=30)
-            shim.ask("dispose")
-            (spool,) = home.spool_path.iterdir()
-            assert spool.name.endswith(".left0.jsonl")
-            start_as(COMMAND, home, "--idle-exit")
-            wait_for(lambda: not list(home.spool_path.iterdir()), "the spool is taken in")
-            assert shim.process.poll() is None
-        assert await recorded(home) == dict.fromkeys(range(1, 31), 1)
-
 
 class TestItsEnd:
-    @pytest.mark.parametrize("how", ["stop", "SIGINT", "SIGTERM twice"])
+    @pytest.mark.parametrize("how", ["stop", "SIGTERM twice"])
     async def test_under_load_it_ends_cleanly_and_nothing_is_lost(self, home: Home, how: str) -> None:
         # They cannot start a sidecar: only this one runs, and those that the test starts.
         with shims(2, home.path, command=["/no/such/command"], backoffMaxMs=50) as two:
@@ -287,12 +220,11 @@ class TestItsEnd:
                 shim.until("acked", 1000)
         assert await recorded(home) == dict.fromkeys(range(1, 2001), 1)
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_a_signal_while_it_opens_a_log_ends_it_before_it_serves(self, home: Home, number: signal.Signals) -> None:
+    def test_a_signal_while_it_opens_a_log_ends_it_before_it_serves(self, home: Home) -> None:
         process = start_as(SLOW, home)
         wait_for(lambda: (home.path / "opening").exists(), "it is opening its log")
-        kill(process.pid, number)
-        kill(process.pid, number)
+        kill(process.pid, signal.SIGINT)
+        kill(process.pid, signal.SIGTERM)
         (home.path / "go").touch()
         assert process.wait(HANG_SECONDS) == 0
         assert "stopped while starting" in logged(home) and "serving" not in logged(home)
@@ -316,8 +248,8 @@ class TestItsEnd:
         home.create()
         with socket.create_server(("127.0.0.1", 0)) as taken:
             home.config_path.write_text(f"[link]\nport = {taken.getsockname()[1]}\n")
-            failed = run_as(COMMAND, home, "serve")
-        assert failed.returncode == 1 and failed.stderr.count("\n") == 1 and "is in use; another" in failed.stderr
+            failed = run(home.path, "serve")
+        assert failed.code == 1 and failed.err.count("\n") == 1 and "is in use; another" in failed.err
         assert "could not serve" in logged(home) and not home.info_path.exists()
 
 

@@ -7,8 +7,6 @@ import random
 import sys
 from collections.abc import Sequence
 
-import pytest
-
 from sidecar.home import Home
 from streams.event import StreamEvent
 from streams.identity import system_identity
@@ -21,7 +19,6 @@ from tests.sidecar.support import running, wait_for
 from tests.streams.builders import event
 
 DAY_MS = 86_400_000
-BOTH = pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 
 LOOKING_OFTEN = (
     sys.executable,
@@ -74,33 +71,30 @@ def serve_until_pruned(home: Home) -> None:
     assert run(home.path, "stop").code == 0
 
 
-@BOTH
-def test_what_is_too_old_goes_from_every_stream_but_never_from_an_open_turn(home: Home, backend: Backend) -> None:
+def test_what_is_too_old_goes_from_every_stream_but_never_from_an_open_turn(home: Home) -> None:
     home.config_path.write_text("[store]\nmax_age_days = 1\n")
     made = [of("ses_old", 40), of("system", 30), of("elsewhere", 20), of("ses_new", 0.5)]
-    record(home, backend, [*made, turn_under_way("ses_busy", 2), turn_under_way("ses_stale", 8)])
+    record(home, "jsonl", [*made, turn_under_way("ses_busy", 2), turn_under_way("ses_stale", 8)])
     serve_until_pruned(home)
     assert streams(home) == {"ses_new", "ses_busy"}
     assert run(home.path, "verify").code == 0
 
 
-@BOTH
-def test_the_oldest_streams_go_until_the_log_is_small_enough(home: Home, backend: Backend) -> None:
+def test_the_oldest_streams_go_until_the_log_is_small_enough(home: Home) -> None:
     home.config_path.write_text("[store]\nmax_bytes = 900000\n")
     source = random.Random(1)
     big = {"records": 20, "text": source.randbytes(10_000).hex()}
     made = [of("system", 60), of("elsewhere", 50, **big), turn_under_way("ses_busy", 3)]  # type: ignore[arg-type]
     made += [of("ses_old", 40, **big), of("ses_late", 30), of("ses_new", 0.5, **big)]  # type: ignore[arg-type]
-    record(home, backend, made)
+    record(home, "sqlite", made)
     serve_until_pruned(home)
     assert streams(home) == {"system", "ses_busy", "ses_late", "ses_new"}
     assert run(home.path, "verify").code == 0
 
 
-@BOTH
-def test_a_log_within_its_limits_stays(home: Home, backend: Backend) -> None:
+def test_a_log_within_its_limits_stays(home: Home) -> None:
     home.config_path.write_text("[store]\nmax_bytes = 100000000\nmax_age_days = 100\n")
-    record(home, backend, [of("ses_old", 40)])
+    record(home, "sqlite", [of("ses_old", 40)])
     life.start_as(LOOKING_OFTEN, home)
     running(home)
     found = wait_for(lambda: life.status(home)["sidecar"]["uptime_ms"] > 500, "it has looked several times")

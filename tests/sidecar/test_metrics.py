@@ -12,21 +12,16 @@ from urllib.request import Request, urlopen
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.opencode.link.link import RequestError
-from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.agents.metrics import Metrics
 from sidecar.care.metrics import AGENT_FACTS, FACTS, MIRROR_STATES, SidecarMetrics
 from sidecar.home import Home
-from sidecar.link.client import ControlClient
 from sidecar.mirror.task import MirrorTask
 from sidecar.record.playing.play import play
 from streams.identity import system_identity
 from tests.sidecar.cli.helpers import run_process
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, running, start
-
-METHODS = [name for name in vars(Metrics) if not name.startswith("_")]
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
@@ -72,14 +67,6 @@ def test_labels_cannot_explode(names: list[str]) -> None:
     assert {value for name, value in labels if name != "le"} <= {"oracle", "http", "other"}
 
 
-def test_two_sidecars_share_nothing() -> None:
-    first, second = SidecarMetrics(agents=["a"]), SidecarMetrics(agents=["a"])
-    first.received("a")
-    assert ("events_received_total", "a") not in samples(second.text().decode())
-    names = {family.name for family in REGISTRY.collect()}
-    assert not any(name.startswith(("durable_stream", "event")) for name in names)
-
-
 def test_a_part_that_is_off_has_no_value() -> None:
     metrics = SidecarMetrics()
     status: dict[str, Any] = {"log": {"head": 7}, "links": [{}, {}], "nats": {"connected": False, "mirror": None}}
@@ -97,27 +84,9 @@ def test_a_part_that_is_off_has_no_value() -> None:
     assert samples(metrics.text().decode())["durable_stream_mirror_state", "other"] == 1
 
 
-def test_each_agent_has_its_depths_and_unknown_ones_share_a_label() -> None:
-    metrics = SidecarMetrics(agents=["oracle"])
-    figures = {"waiting": 3, "lag": 4, "dead": 1, "effects": 2, "in_doubt": 0}
-    rows = [{"name": name, **figures} for name in ("oracle", "x", "y")]
-    metrics.read_from(lambda: {"worker": {"agents": rows, "problems": []}})
-    found = samples(metrics.text().decode())
-    for fact in AGENT_FACTS:
-        value = figures[fact.path[0]]
-        assert {k[1]: v for k, v in found.items() if k[0] == fact.name} == {"oracle": value, "other": 2 * value}
-
-
 def test_the_mirrors_states_are_those_that_it_names() -> None:
     named = re.search(r"``state`` \((.*?)\)", MirrorTask.status.__doc__ or "", re.DOTALL)
     assert named is not None and re.findall(r"``(\w+)``", named[1]) == list(MIRROR_STATES)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_no_metrics_takes_all_that_metrics_takes(method: str) -> None:
-    arguments = {"processed": ("a", 1.0), "emitted": ("a", 1), "committed": (0.1, 1)}.get(method, ("a",))
-    assert getattr(NoMetrics(), method)(*arguments) is None
-    getattr(SidecarMetrics(), method)(*arguments)
 
 
 def test_the_operations_page_lists_the_metrics_as_they_are_registered() -> None:
@@ -182,33 +151,3 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path:
     finally:
         process.terminate()
         process.wait(HANG_SECONDS)
-
-
-async def test_an_agents_commands_are_counted_under_its_name(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    home.create()
-    agents = REPOSITORY / "tests" / "sidecar" / "agents" / "agents.py"
-    home.config_path.write_text(f'[worker]\nagents = ["{agents}:Counter"]\n')
-    process = start(home)
-    try:
-        running(home)
-        async with await ControlClient.connect(home, version="test", nonce=system_identity().nonce) as client:
-            command = {"agent": "counter", "type": "add", "payload": {"by": 2}, "key": "one"}
-            for _ in range(2):
-                await client.request("send", command)
-            with pytest.raises(RequestError):
-                await client.request("send", {"agent": "counter", "type": "fail"})
-            with pytest.raises(RequestError):
-                await client.request("send", {"agent": "nobody", "type": "add"})
-            found = samples((await client.request("metrics"))["text"])
-    finally:
-        process.terminate()
-        process.wait(HANG_SECONDS)
-    assert found["events_received_total", "counter"] >= 3
-    assert found["events_emitted_total", "counter"] == 1
-    assert found["durable_stream_agent_duplicates_total", "counter"] == 1
-    assert found["durable_stream_agent_failures_total", "counter"] >= 1
-    assert found["event_processing_duration_ms_count", "counter"] >= 1
-    assert found["durable_stream_commit_events_count", ""] >= 1
-    for fact in AGENT_FACTS:
-        assert (fact.name, "counter") in found

@@ -12,8 +12,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from sidecar.home import Home
 from streams.log.reader import LogReader
 from streams.stores.directory import read_manifest
@@ -21,7 +19,7 @@ from tests.sidecar import life
 from tests.sidecar.cli.helpers import command, run
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, running, start, wait_for
 
-PLAYED = ["chat", "task_parallel", "permission_child", "compaction_auto_overflow"]
+PLAYED = ["chat", "task_parallel", "permission_child"]
 
 
 def keys(home: Home) -> Counter[str]:
@@ -38,15 +36,6 @@ def backend(home: Home) -> str:
     manifest = read_manifest(home.store_path)
     assert manifest is not None
     return manifest.backend
-
-
-@pytest.fixture(scope="module")
-def still(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A home with a short log and no running sidecar, for tests that change nothing."""
-    home = Home(tmp_path_factory.mktemp("still") / "home")
-    assert run(home.path, "play", str(RECORDINGS / "chat.jsonl")).code == 0
-    assert run(home.path, "stop").code == 0
-    return home
 
 
 def play(home: Home, name: str, speed: str = "max") -> subprocess.Popen[str]:
@@ -79,81 +68,6 @@ def test_there_and_back_while_it_records(home: Home, tmp_path: Path) -> None:
     sidecar.wait(HANG_SECONDS)
     assert not (home.store_path / "log.db").exists()
     assert keys(home) == keys(whole)
-
-
-def test_killed_while_it_moves(home: Home) -> None:
-    """The sidecar dies during the move; the next one has the whole log, in one place or the other."""
-    sidecar = start(home)
-    running(home)
-    assert play(home, "task_parallel").wait(HANG_SECONDS) == 0
-    before = keys(home)
-    for _ in range(2):
-        info = running(home)
-        moving = subprocess.Popen(
-            command(home.path, "migrate", "--to", "sqlite"),
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            cwd=REPOSITORY,
-        )
-        wait_for(lambda: (home.store_path / "log.db").exists(), "the copy is begun")
-        sidecar.kill()
-        sidecar.wait(HANG_SECONDS)
-        moving.wait(HANG_SECONDS)
-        sidecar = start(home)
-        assert running(home).pid != info.pid
-        assert keys(home) == before
-        run(home.path, "migrate", "--rollback")
-        if backend(home) == "jsonl":
-            run(home.path, "migrate", "--discard-old")
-            for path in home.store_path.glob("log.db*"):
-                path.unlink()
-    assert run(home.path, "migrate", "--to", "sqlite").code == 0
-    assert keys(home) == before and run(home.path, "verify").code == 0
-    run(home.path, "stop")
-    sidecar.wait(HANG_SECONDS)
-
-
-def test_with_no_sidecar_running(home: Home) -> None:
-    nothing = run(home.path, "migrate", "--to", "sqlite")
-    assert nothing.code == 1 and "no log" in nothing.err
-    assert play(home, "chat").wait(HANG_SECONDS) == 0
-    run(home.path, "stop")
-    before = keys(home)
-    done = run(home.path, "migrate", "--to", "sqlite")
-    assert done.code == 0 and backend(home) == "sqlite"
-    assert json.loads(run(home.path, "migrate", "--to", "sqlite", "--json").out)["moved"] is False
-    assert keys(home) == before
-    assert play(home, "chat").wait(HANG_SECONDS) == 0
-    assert keys(home) == before, "played again it adds nothing"
-    run(home.path, "stop")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ([], 2, "give one of"),
-        (["--to", "paper"], 2, "paper"),
-        (["--to", "sqlite", "--rollback"], 2, "give one of"),
-        (["--rollback"], 1, "no-old-store"),
-    ],
-)
-def test_bad_use(still: Home, arguments: list[str], code: int, message: str) -> None:
-    before = keys(still)
-    told = run(still.path, "migrate", *arguments)
-    assert told.code == code and message in told.err
-    assert backend(still) == "jsonl" and keys(still) == before
-
-
-def test_a_home_may_begin_in_sqlite(home: Home) -> None:
-    home.config_path.write_text('[store]\nbackend = "sqlite"\n')
-    assert play(home, "task_parallel").wait(HANG_SECONDS) == 0
-    assert backend(home) == "sqlite" and run(home.path, "verify").code == 0
-    status = json.loads(run(home.path, "status", "--json").out)
-    assert status["log"]["backend"] == "sqlite"
-    run(home.path, "stop")
-    assert play(home, "task_parallel").wait(HANG_SECONDS) == 0
-    run(home.path, "stop")
-    assert max(keys(home).values()) == 1
 
 
 HELD = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -105,15 +104,6 @@ async def test_a_session_is_read_by_pages_and_a_second_look_adds_nothing(page: i
     assert types.count("human.input") == types.count("turn.ended") == 6
 
 
-async def test_only_what_is_newer_than_the_last_recorded_turn_is_read() -> None:
-    service, world, session = only("tools")
-    await world.compare(session)
-    service.asked.clear()
-    service.page = 2
-    await world.compare(session)
-    assert len([path for path in service.asked if "/message" in path]) <= 3
-
-
 async def test_a_refused_session_concerns_only_itself() -> None:
     service = FakeService("chat", "tools")
     world, (chat, tools) = World(service), list(service.told)
@@ -126,46 +116,12 @@ async def test_a_refused_session_concerns_only_itself() -> None:
     assert await world.compare(chat) > 0
 
 
-async def test_children_come_before_what_followed_them() -> None:
-    service = FakeService("subagents")
-    world = World(service)
-    root = next(session for session, told in service.told.items() if "parentID" not in told["info"])
-    await world.compare(root)
-    events = await world.log()
-    assert {event.stream_id for event in events} == {root}
-    assert len([event for event in events if event.type == "agent.spawned"]) == 2
-    ends = {event.payload["session"]: event.id for event in events if event.type == "turn.ended"}
-    steps = [event for event in events if event.payload.get("child")]
-    assert {step.causation_id for step in steps if step.type == "execution.step"} == {
-        ends[session] for session in service.told if session != root
-    }
-
-
 async def test_a_session_that_began_before_the_log_is_recorded_from_now_on_and_whole_by_an_import() -> None:
     _, world, session = only("chat")
     later = Scope(ORIGIN, since_ms=2**50)
     assert await world.compare(session, scope=later) == 0
     assert [event.type for event in await world.log()] == ["lifecycle.session.resumed"]
     assert await world.compare(session, scope=later, is_import=True) > 5
-
-
-async def test_an_active_session_is_left_to_its_next_event() -> None:
-    service, world, session = only("chat")
-    service.active.add(session)
-    assert await world.compare(session) == 0
-    service.active.clear()
-    assert await world.compare(session) > 0
-
-
-async def test_what_an_active_session_asks_is_recorded_in_its_turn() -> None:
-    service, world, session = only("question")
-    service.active.add(session)
-    messages = service.told[session]["messages"]
-    service.told[session]["messages"] = messages[:2]  # a prompt, and the answer whose call waits
-    service.forms[session] = [{"id": "frm_1", "sessionID": session, "title": "Questions", "fields": []}]
-    await world.compare(session)
-    events = {event.type: event for event in await world.log()}
-    assert events["workflow.checkpoint"].payload["turn"] == events["turn.started"].payload["message"]
 
 
 async def test_a_session_that_is_gone_ends_once() -> None:
@@ -191,77 +147,3 @@ async def test_an_open_turn_ends_as_the_service_says_and_not_while_another_proce
     await world.compare(session)
     ended = [event.payload["outcome"] for event in await world.log() if event.type == "turn.ended"]
     assert ended == ["interrupted", "completed"]
-
-
-async def test_a_text_that_another_process_still_writes_is_no_gap() -> None:
-    service, world, session = only("chat")
-    answer = next(each for each in service.told[session]["messages"] if each.get("type") == "assistant")
-    for name in ("finish", "rawFinish"):
-        answer.pop(name, None)
-    answer["time"] = {"created": answer["time"]["created"]}
-    answer["content"] = [{"type": "text", "text": ""}]
-    service.told[session]["messages"] = service.told[session]["messages"][:2]
-    await world.compare(session, scope=replace(SCOPE, started_ms=1))
-    assert "capture.gap" not in [event.type for event in await world.log()]
-    await world.compare(session)
-    assert "capture.gap" in [event.type for event in await world.log()]
-
-
-async def test_a_plugin_in_a_project_records_only_its_sessions() -> None:
-    service, world, session = only("chat")
-    place = service.told[session]["info"]["location"]["directory"]
-    info = service.told[session]["info"]
-    for directory, is_recorded in ((place, True), (f"{place}/below", False), (f"{place}x", False), ("/", True)):
-        history = History(service, world.translator, world.store)
-        assert history.differs(info, replace(SCOPE, directories=(directory,))) == is_recorded
-
-
-async def test_what_opencode_1_recorded_of_a_session_is_not_recorded_again() -> None:
-    service, world, session = only("tools")
-    times = [message["time"]["created"] for message in service.told[session]["messages"]]
-    moved = times[len(times) // 2]
-    created = world.identity.stamp(
-        {
-            "ts": moved,
-            "type": "lifecycle.session.created",
-            "stream_id": session,
-            "idempotency_key": f"lifecycle.session.created:{session}",
-            "actor": "opencode",
-            "source": {"agent": "opencode", "adapter": "opencode"},
-            "payload": {"session": session, "lineage": "root"},
-            "metadata": {"boot": "c" * 32},
-        }
-    )
-    await world.store.append([created])
-    world.translator.state.apply(created)
-    for is_import in (False, True):
-        await world.compare(session, is_import=is_import)
-    inputs = [event.ts for event in await world.log() if event.type == "human.input"]
-    assert inputs and min(inputs) > moved - 100
-
-
-async def test_steps_that_an_older_version_recorded_under_other_keys_are_not_doubled() -> None:
-    service, world, session = only("tools")
-    await world.compare(session)
-    old = []
-    for event in await world.log():
-        key = event.idempotency_key
-        if event.type in ("execution.step", "execution.output"):
-            key = f"{event.type}:{session}:evt_{len(old)}"
-        old.append(world.identity.stamp({**event.fields(), "idempotency_key": key}))
-    again = World(service)
-    await again.store.append(old)
-    for event in old:
-        again.translator.state.apply(event)
-    assert await again.compare(session, is_import=True) == 0
-
-
-async def test_the_listing_says_which_sessions_may_differ() -> None:
-    service, world, session = only("chat")
-    history = History(service, world.translator, world.store)
-    (info,) = await history.sessions()
-    assert history.differs(info, SCOPE)
-    await world.compare(session)
-    assert not history.differs(info, SCOPE)
-    for changed in ({"title": "another"}, {"time": {**info["time"], "idle": info["time"]["idle"] + 1}}):
-        assert history.differs({**info, **changed}, SCOPE), json.dumps(changed)

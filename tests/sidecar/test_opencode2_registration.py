@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.record.opencode2.registration import (
-    UnsafeService,
-    check_listener,
-    place_of,
-    read_registration,
-    registration_paths,
-)
+from sidecar.record.opencode2.registration import UnsafeService, check_listener, read_registration, registration_paths
 from sidecar.record.opencode2.services import began_ms
 from streams.identity import seeded_identity
 
@@ -102,15 +95,6 @@ def test_a_port_of_another_user_is_refused(tmp_path: Path) -> None:
             with pytest.raises(UnsafeService):
                 check_listener(0x1000, (table,))
     check_listener(0x1000, (tmp_path / "missing",))
-
-
-def test_our_own_listener_is_accepted() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        check_listener(server.getsockname()[1])
-
-
-def test_a_service_has_one_place_whatever_its_process(tmp_path: Path) -> None:
-    assert place_of(tmp_path / "a") == place_of(tmp_path / "a") != place_of(tmp_path / "b")
 
 
 def test_when_a_log_began_is_in_its_id() -> None:

@@ -52,11 +52,6 @@ async def test_an_unknown_request_is_refused_and_shown_shortened(requests: Reque
     assert caught.value.code == "unknown-request" and len(caught.value.message) < 200
 
 
-def test_a_name_is_registered_once(requests: Requests) -> None:
-    with pytest.raises(ValueError, match="count"):
-        requests.register("count", Count, counted, "")
-
-
 async def test_the_table_is_a_request_itself(requests: Requests) -> None:
     count, own = await requests.answer("requests", {})
     assert (count["name"], count["value"], own["name"]) == ("count", "the numbers", "requests")
@@ -81,16 +76,6 @@ async def test_errors_meant_for_the_caller_keep_their_code(error: Exception, cod
     with pytest.raises(RequestError) as caught:
         await table.answer("fail", {})
     assert caught.value.code == code
-
-
-async def test_an_unforeseen_error_is_left_to_the_server() -> None:
-    async def fails(args: NoArgs) -> None:
-        raise LookupError
-
-    table = Requests()
-    table.register("fail", NoArgs, fails, "")
-    with pytest.raises(LookupError):
-        await table.answer("fail", {})
 
 
 async def test_the_protocol_page_lists_the_requests_that_a_sidecar_answers(tmp_path: Path) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import plistlib
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.home import Home
-from sidecar.install.service_files import LABEL, UNIT_NAME, Service, ServiceError, launchd_job, systemd_unit
-from tests.real.durable import wait_until
-from tests.sidecar.cli.helpers import environment, run
+from sidecar.install.service_files import UNIT_NAME, Service, ServiceError, launchd_job, systemd_unit
+from tests.sidecar.cli.helpers import run
 
 COMMAND = ["/opt/odd dir/100%/$HOME/durable-stream"]
 
@@ -86,14 +82,6 @@ def test_the_agent_for_launchd() -> None:
     assert job["KeepAlive"] == {"SuccessfulExit": False} and job["RunAtLoad"] is True
 
 
-def test_where_the_files_lie(world: dict[str, str], tmp_path: Path) -> None:
-    assert Service.here(world, "linux").path == tmp_path / "config" / "systemd" / "user" / UNIT_NAME
-    agents = tmp_path / "user" / "Library" / "LaunchAgents"
-    assert Service.here(world, "darwin").path == agents / f"{LABEL}.plist"
-    with pytest.raises(ServiceError, match="win32"):
-        Service.here(world, "win32")
-
-
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_only_our_own_file_is_replaced_and_removed(world: dict[str, str], platform: str) -> None:
     service = Service.here(world, platform)
@@ -130,35 +118,3 @@ def test_install_prints_how_to_enable_it_and_uninstall_takes_it_away(tmp_path: P
     assert str(service.path) in run(home, "uninstall", **world).out
     assert not service.path.exists()
     assert run(home, "uninstall", "--service", "--project", str(tmp_path), **world).code == 2
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Sidecars by name; all are ended with the test."""
-    processes: dict[str, subprocess.Popen[bytes]] = {}
-    yield processes
-    for process in processes.values():
-        process.kill()
-        process.wait()
-
-
-def test_a_service_stays_where_a_sidecar_of_the_plugin_leaves(
-    tmp_path: Path, world: dict[str, str], started: dict[str, subprocess.Popen[bytes]]
-) -> None:
-    run(tmp_path / "service", "install", "--service", **world)
-    unit = Service.here(world, "linux")
-    unit.install([sys.executable, "-m", "sidecar.cli"], tmp_path / "service")
-    line = next(line for line in unit.path.read_text().splitlines() if line.startswith("ExecStart="))
-    commands = {"service": shlex.split(line.removeprefix("ExecStart="))}
-    commands["idle"] = [*commands["service"][:-2], str(tmp_path / "idle"), "serve", "--idle-exit"]
-    idle = {"DURABLE_STREAM_LINK__IDLE_EXIT_SECONDS": "0.5"}
-    started["service"] = subprocess.Popen(commands["service"], env=environment(**idle))
-    home = Home(tmp_path / "service")
-    first = wait_until(home.running, "the service's sidecar")
-    # It has been idle for longer than one that leaves for that.
-    started["idle"] = subprocess.Popen(commands["idle"], env=environment(**idle))
-    assert started["idle"].wait(30) == 0
-    assert home.running() == first
-    stop = [*commands["service"][:-1], "stop"]
-    assert subprocess.run(stop, env=environment(), capture_output=True, check=False).returncode == 0
-    assert started["service"].wait(30) == 0  # a success: systemd does not start it again

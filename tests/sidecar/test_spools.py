@@ -16,7 +16,7 @@ from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import parse_line
-from sidecar.record.backlog import Backlog, backlog
+from sidecar.record.backlog import backlog
 from sidecar.record.ingest import Ingest
 from sidecar.record.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, take_left
 from streams.event import StreamEvent
@@ -171,14 +171,6 @@ def test_the_sum_is_the_vector_that_the_shims_tests_use_too() -> None:
         parse_line(line.encode())
 
 
-async def test_a_line_that_stands_there_twice_is_taken_once(tmp_path: Path, store: MemoryStore, ingest: Ingest) -> None:
-    path = spool(tmp_path, dead_pid(), hooks=bus_events(3))
-    header, *lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(header + b"".join(lines + lines))
-    assert await take_left(tmp_path, ingest) == 3
-    assert await gaps(store) == [] and len(await types(store)) == 3
-
-
 class WaitedFor(Ingest):
     """An ingest that writes its log only while somebody waits for it; notes the most items held at once."""
 
@@ -227,20 +219,6 @@ async def test_foreign_files_are_left_alone(tmp_path: Path, store: MemoryStore, 
     assert outside.read_text() == "precious\n" and (directory / "notes.jsonl").exists()
 
 
-def test_a_spool_that_is_deleted_while_it_is_counted_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "there.jsonl").write_text("line\n")
-    listed = [tmp_path / "there.jsonl", tmp_path / "recorded-meanwhile.jsonl"]
-    monkeypatch.setattr("sidecar.record.backlog.spools", lambda _: listed)
-    assert backlog(tmp_path) == Backlog(1, 5)
-
-
-async def test_no_directory_is_no_backlog(tmp_path: Path, ingest: Ingest) -> None:
-    assert backlog(tmp_path / "none").files == 0
-    assert await take_left(tmp_path / "none", ingest) == 0
-
-
 async def test_a_spool_of_an_excluded_project_is_deleted_unread(tmp_path: Path, store: MemoryStore) -> None:
     translator = Translator(seeded_identity(1), hold_s=0.2)
     ingest = Ingest(store, translator, seeded_identity(1).now_ms, exclude=[Path("/home/ada")])
@@ -257,16 +235,3 @@ async def test_one_that_its_shim_left_is_taken_while_its_process_lives(
     held = spool(tmp_path, os.getpid())
     assert await take_left(tmp_path, ingest) > 0
     assert held.exists() and not left.exists() and len(await types(store)) == 6
-
-
-async def test_one_that_cannot_be_removed_is_told_and_stops_nobody(
-    tmp_path: Path, ingest: Ingest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    spool(tmp_path, dead_pid())
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    assert await take_left(tmp_path, ingest) == 0
-    assert "cannot be removed: Permission denied" in caplog.text

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
+
+from sidecar.background.worktrees.worktrees import Worktree, Worktrees
 
 ID = "int_0123456789ab"
 
@@ -45,6 +48,16 @@ def tree(root: Path) -> dict[str, str]:
             elif path.is_file():
                 found[str(path.relative_to(root))] = path.read_bytes().decode("latin-1")
     return found
+
+
+async def added(worktrees: Worktrees, project: Path) -> Worktree:
+    found = await worktrees.add(ID, str(project))
+    assert found is not None
+    return found
+
+
+async def collected(worktrees: Worktrees, made: Worktree) -> dict[str, Any]:
+    return await worktrees.collect(ID, made.repository, made.base, made.folder)
 
 
 class Marker:

@@ -3,51 +3,31 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from collections.abc import Mapping
+from email.message import Message
 from typing import Any
+
+from tests.answering import AnsweringServer
 
 SECRET = "hunter2-of-the-phone"
 
 
-class Receiver:
-    """A context manager. It answers the first ``failing`` messages with 500; ``taken`` are the others, in order."""
+class Receiver(AnsweringServer):
+    """It answers the first ``failing`` messages with 500; ``taken`` are the others, in order."""
 
     def __init__(self, failing: int = 0) -> None:
-        self.asked = 0
+        super().__init__()
+        self.asked, self._failing = 0, failing
         self.taken: list[dict[str, Any]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.asked += 1
-                works = outer.asked > failing
-                if works:
-                    outer.taken.append(json.loads(body))
-                self.send_response(200 if works else 500)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
     def url(self) -> str:
         """Its address for ``[notify] urls``, with a password in it."""
-        return f"json://ada:{SECRET}@127.0.0.1:{self._server.server_address[1]}/phone"
+        return f"json://ada:{SECRET}@127.0.0.1:{self.port}/phone"
 
-    def __enter__(self) -> Receiver:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def answer(self, method: str, path: str, body: bytes, headers: Message) -> tuple[int, bytes, Mapping[str, str]]:
+        self.asked += 1
+        if self.asked <= self._failing:
+            return 500, b"", {}
+        self.taken.append(json.loads(body))
+        return 200, b"", {}

@@ -9,12 +9,14 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl
+
+from tests.answering import AnsweringServer
 
 Json = dict[str, Any]
 
@@ -179,35 +181,24 @@ class FakeReleased:
         return self.sessions[session]
 
 
+class _Served(AnsweringServer):
+    def __init__(self, fake: FakeReleased) -> None:
+        super().__init__()
+        self._fake = fake
+
+    def answer(self, method: str, path: str, body: bytes, headers: Message) -> tuple[int, bytes, Mapping[str, str]]:
+        status, made = self._fake.answer(method, path, json.loads(body) if body else {})
+        return status, made if isinstance(made, bytes) else b"" if made is None else json.dumps(made).encode(), {}
+
+
 @contextmanager
 def registered(fake: FakeReleased, path: Path) -> Iterator[Path]:
     """The fake listens on loopback, and ``path`` names it as a service's registration does."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing; the requests are in ``FakeReleased.requests``."""
-
-        def any_method(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, made = fake.answer(self.command, self.path, json.loads(body) if body else {})
-            content = made if isinstance(made, bytes) else b"" if made is None else json.dumps(made).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-    for method in ("GET", "POST", "PATCH", "DELETE"):
-        setattr(Handler, f"do_{method}", Handler.any_method)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    path.write_text(json.dumps({"id": "i", "version": "2.0.15", "url": url, "pid": os.getpid(), "password": "secret"}))
-    path.chmod(0o600)
-    try:
-        yield path
-    finally:
-        path.unlink()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with _Served(fake) as server:
+        about = {"id": "i", "version": "2.0.15", "url": server.address, "pid": os.getpid(), "password": "secret"}
+        path.write_text(json.dumps(about))
+        path.chmod(0o600)
+        try:
+            yield path
+        finally:
+            path.unlink()

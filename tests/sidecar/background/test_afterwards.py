@@ -83,13 +83,3 @@ async def test_a_worktree_in_which_later_work_was_done_goes_with_the_later_work(
         await run.happened("turn.ended", session=f"ses_{old}", outcome="completed")
         assert (await ask(made, "intent_discard", intent=old))["worktree"] == "" and root.is_dir()
         assert (await ask(made, "intent_discard", intent=new))["worktree"] == str(root) and not root.exists()
-
-
-async def test_work_without_a_session_does_not_go_on(tmp_path: Path) -> None:
-    async with orchestration(tmp_path) as (made, host, run):
-        host.works = False
-        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p"))
-        await run.settled()
-        with pytest.raises(RequestError) as raised:
-            await ask(made, "spawn", prompt="and now", directory="/p", continues=intent.id)
-        assert raised.value.code == "no-session"

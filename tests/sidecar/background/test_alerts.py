@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.agents.inputs import Command
 from sidecar.background.people import alerts
-from sidecar.background.people.alerts import ALERT, LOOK, NAME, SEND, TOAST, AlertAgent
+from sidecar.background.people.alerts import LOOK, NAME, SEND, TOAST, AlertAgent
 from sidecar.background.people.channels import ChannelError, Channels, channel_name, quiet_until
 from sidecar.background.people.notify_effects import Send
 from sidecar.background.people.rings import Rules
@@ -94,39 +94,6 @@ async def test_a_result_in_a_history_is_seen_only_if_a_terminal_shows_it(looks: 
         await run.tick(NAME, 60)
         assert len(send.runs) == (not looks)
         assert not looks or toast.runs == [glance], "the result itself came first"
-
-
-async def test_a_toast_says_that_work_started_and_ended_but_not_that_of_other_background_work() -> None:
-    toast = Script({"shown": False})
-    agent = AlertAgent(PHONE)
-    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: Script({})}) as run:
-        about = {"intent": "int_1", "parent": "ses_1", "title": "tests"}
-        for type_ in ("intent.started", "intent.completed"):
-            await run.happened(type_, **about)
-            await run.happened(type_, **about | {"intent": "int_2", "child": True})
-        assert [args["text"] for args in toast.runs] == ["tests started", "tests finished"]
-        assert agent.data.alerts == {}
-
-
-@pytest.mark.parametrize(("root", "toasts"), [("ses_1", 1), ("int_1", 0)])
-async def test_a_budget_that_is_nearly_used_up_is_told_once(root: str, toasts: int) -> None:
-    toast, send = Script({"shown": False}), Script({})
-    agent = AlertAgent(PHONE)
-    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
-        for _ in range(2):
-            await run.happened("budget.warning", stream="agent/intents", root=root, what="tokens", share=0.81)
-        assert (len(toast.runs), len(send.runs)) == (toasts, 1)
-        assert send.runs[0]["text"] == f"81% of max_tokens is used ({root})"
-
-
-async def test_a_stage_that_reached_nobody_is_followed_at_once() -> None:
-    toast, send = Script({"shown": False}), Script(ChannelError("no"))
-    agent = AlertAgent([["desktop"], ["json:1"]])
-    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
-        await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
-        (alert,) = agent.data.alerts.values()
-        assert alert.channels == {"toast": "absent", "desktop": "failed", "json:1": "failed"}
-        assert (alert.state, alert.due) == ("failed", None)
 
 
 async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_waits_for_nothing() -> None:
@@ -215,17 +182,6 @@ async def test_every_question_of_a_message_has_its_link() -> None:
     assert sent[1].splitlines()[4:] == ["Answer chk_1: http://x/chk_1", "Answer chk_3: http://x/chk_3"]
 
 
-async def test_several_whose_channel_fails_go_on_together() -> None:
-    send = Script(ChannelError("no"))
-    agent = AlertAgent([["desktop"], ["json:1"]], quiet_until=lambda now: None if now >= at(7) else at(7))
-    async with bench(MemoryStore(), [agent], {SEND: send}, Clock(at(6))) as run:
-        for number in range(3):
-            await run.happened("intent.completed", **ended(run.clock, intent=f"int_{number}", parent=None))
-        await run.tick(NAME, HOUR)
-        assert [args["channel"] for args in send.runs] == ["desktop"] * 5 + ["json:1"] * 5, "five attempts each"
-        assert {(alert.state, alert.due) for alert in agent.data.alerts.values()} == {("failed", None)}
-
-
 async def test_quiet_hours_hold_everything_but_the_toast() -> None:
     toast, send, clock = Script({"shown": False}), Script({}), Clock(at(23))
     agent = AlertAgent(PHONE, quiet_until=lambda now: quiet_until("22:00-07:00", now, UTC))
@@ -272,15 +228,6 @@ async def test_what_opencode_shows_by_itself_gets_no_toast(about: dict[str, Any]
         assert len(send.runs) == 1
         await run.happened("checkpoint.answered", stream="agent/checkpoints", checkpoint="chk_1")
         assert agent.data.alerts["alr_1"].state == "seen"
-
-
-async def test_the_same_alert_is_raised_once() -> None:
-    toast = Script({"shown": True})
-    agent = AlertAgent()
-    async with bench(MemoryStore(), [agent], {TOAST: toast}) as run:
-        for _ in range(2):
-            await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
-        assert len(toast.runs) == 1
 
 
 @pytest.mark.parametrize(("point", "sent"), [("effect-started", 1), ("effect-done", 2)])
@@ -347,52 +294,6 @@ async def test_a_turn_that_nobody_began_or_that_is_told_as_history_does_not_ring
         assert (send.runs, agent.data.alerts) == ([], {})
 
 
-async def test_a_turn_that_is_compacted_rings_at_its_end() -> None:
-    send = Script({})
-    agent = AlertAgent(PHONE, rings=RINGS)
-    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
-        await turn(run, 50, "continued")
-        run.clock.now_ms += 20_000
-        await run.happened("turn.ended", session="ses_1", message="msg_compacted", outcome="completed")
-        assert len(send.runs) == 1
-
-
-async def test_a_turn_that_ends_in_quiet_hours_rings_after_them_unless_its_terminal_is_then_in_front() -> None:
-    send, clock = Script({}), Clock()
-    until_ms = clock.now_ms + 3_600_000
-    agent = AlertAgent(PHONE, rings=RINGS, quiet_until=lambda now: until_ms if now < until_ms else None)
-    async with bench(MemoryStore(), [agent], {SEND: send}, clock) as run:
-        await turn(run, 61)
-        assert (send.runs, agent.deadline()) == ([], until_ms)
-        await run.tick(NAME, HOUR)
-        assert len(send.runs) == 1
-
-
-async def test_turns_are_not_even_remembered_unless_they_are_to_ring() -> None:
-    for agent in (AlertAgent(PHONE), AlertAgent(rings=Rules("always"))):
-        async with bench(MemoryStore(), [agent], {}) as run:
-            await turn(run, 600)
-            assert await run.types(NAME) == []
-
-
-async def test_the_ring_of_a_turn_survives_a_crash() -> None:
-    """The process ends after the end of the turn is recorded as an alert, before anything is sent."""
-
-    def stop(reached: str) -> None:
-        if reached == "effect-started":
-            raise Crash
-
-    store, send = MemoryStore(), Script({})
-    async with bench(store, [AlertAgent(PHONE, rings=RINGS)], {SEND: send}, stop=stop) as run:
-        await run.happened("human.input", session="ses_1", message="msg_1")
-        run.clock.now_ms += 61_000
-        await run.happened("turn.ended", session="ses_1", message="msg_1", outcome="completed")
-        await until(lambda: bool(run.runtime.view.effects))
-    async with bench(store, [AlertAgent(PHONE, rings=RINGS)], {SEND: send}, seed=4) as run:
-        await run.settled()
-        assert len(send.runs) == 1
-
-
 @pytest.mark.parametrize(
     ("hours", "now", "ends"),
     [
@@ -407,10 +308,6 @@ async def test_the_ring_of_a_turn_survives_a_crash() -> None:
 )
 def test_the_end_of_the_quiet_hours(hours: str, now: int, ends: int | None) -> None:
     assert quiet_until(hours, now, UTC) == ends
-
-
-def test_quiet_hours_are_local() -> None:
-    assert quiet_until("22:00-07:00", at(20, 30), timezone(timedelta(hours=2))) == at(5) + 86_400_000
 
 
 async def test_the_desktop_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,11 +332,6 @@ async def test_a_url_that_apprise_does_not_know_is_not_shown() -> None:
         await Channels(NotifyConfig(urls=(url,))).send(channel_name(url), "t", "x")
     assert SECRET not in str(failed.value)
     assert SECRET not in channel_name(url)
-
-
-def test_the_table_reaches_every_state() -> None:
-    reached = {"raised"} | {state for row in ALERT.values() for state in row.values()}
-    assert reached == set(ALERT)
 
 
 async def test_a_program_of_the_users_takes_a_message(tmp_path: Path) -> None:

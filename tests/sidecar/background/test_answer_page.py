@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from bridge.opencode.link.link import RequestError
-from sidecar.background.people import answer_link, answer_page
+from sidecar.background.people import answer_link
 from sidecar.background.people.answer_link import LIVES_MS, Link
 from sidecar.background.people.answer_page import MAX_CONNECTIONS, MAX_FORM, AnswerPage
 from sidecar.background.people.checkpoints import Checkpoint
@@ -28,7 +27,6 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.real.opencode import free_port
 from tests.sidecar.agents.kinds import Clock
-from tests.sidecar.agents.support import until
 from tests.sidecar.background.receiver import Receiver
 from tests.sidecar.background.support import PLAIN, bench
 from tests.sidecar.background.test_people import Host, asks
@@ -62,23 +60,6 @@ def test_a_link_is_of_one_checkpoint_one_home_and_one_day() -> None:
         assert answer_link.check(KEY, link._replace(**changed), NOW) == "wrong"
     assert link_of(checkpoint(expires=NOW + 60_000)).expires == NOW // 1000 + 60
     assert answer_link.key_of(TOKEN).hex() != TOKEN
-
-
-@pytest.mark.parametrize("path", ["/", "/answer/chk_1", "/answer/chk_1/2/short", "/answer/chk_é/1/" + "a" * 43])
-def test_another_path_is_no_link(path: str) -> None:
-    assert answer_link.parse(path) is None
-
-
-def test_what_a_form_says() -> None:
-    assert answer_link.answers(checkpoint(), b"answer=once") == ["once"]
-    assert answer_link.answers(checkpoint(), b"answer=reject&message=use+make") == ["reject", "use make"]
-    assert answer_link.answers(checkpoint(), b"answer=once&message=ignored") == ["once"]
-    assert answer_link.answers(checkpoint("question", questions=2), b"answer=blue&answer=") == ["blue", ""]
-    assert answer_link.answers(checkpoint("ask"), b"") == []
-    with pytest.raises(ValueError):
-        answer_link.answers(checkpoint("ask"), b"\xff")
-    with pytest.raises(ValueError):
-        answer_link.answers(checkpoint("ask"), b"answer=1&" * 60)
 
 
 def test_the_page_shows_text_as_text_and_offers_each_answer() -> None:
@@ -168,15 +149,6 @@ async def running(known: Checkpoint) -> AsyncIterator[Page]:
     async with AsyncExitStack() as stack:
         await made.page.start(stack)
         yield made
-
-
-async def test_whoever_does_not_read_the_page_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_page, "SECONDS", 0.05)
-    async with running(checkpoint(text="long" * 5_000_000)) as page:
-        with socket.create_connection(("127.0.0.1", page.page.port)) as client:
-            client.sendall(f"GET {page.path} HTTP/1.1\r\n\r\n".encode())
-            await until(lambda: len(page.page._serving) == 1)
-            await until(lambda: not page.page._serving)
 
 
 async def test_reading_it_answers_nothing_and_a_button_answers_once() -> None:
@@ -269,26 +241,6 @@ async def test_a_cut_text_cannot_be_allowed_by_hand_either(tmp_path: Path) -> No
         await people._by_link(known.id, ["reject"])
         assert host.answers == [("per_1", ["reject"])]
     await store.close()
-
-
-async def test_a_port_that_is_taken_costs_only_the_links() -> None:
-    async with running(checkpoint()) as first, AsyncExitStack() as stack:
-        config = NotifyConfig(answer_port=first.page.port)
-        second = AnswerPage(config, lambda: TOKEN, lambda: NOW, {first.known.id: first.known}.get, first.answer)
-        await second.start(stack)
-        assert second.fault and not second.is_on and second.link(first.known.id) is None
-
-
-def test_a_phone_gets_the_address_of_the_tunnel() -> None:
-    known = checkpoint()
-    for config, begin in (
-        (NotifyConfig(answer_port=1, answer_url="https://me.example/ds/"), "https://me.example/ds/answer/chk_"),
-        (NotifyConfig(answer_port=1, answer_host="::1"), "http://[::1]:1/answer/chk_"),
-    ):
-        page = AnswerPage(config, lambda: TOKEN, lambda: NOW, {known.id: known}.get, None)  # type: ignore[arg-type]
-        page._key = KEY
-        link = page.link(known.id) or ""
-        assert link.startswith(begin) and answer_link.parse(urlsplit(link).path) is not None
 
 
 async def test_the_message_has_the_link_and_the_log_has_not(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from sidecar.background.intents import state as intent_state
 from sidecar.background.intents.intent_effects import CREATE
-from tests.sidecar.background.world import World, later
+from tests.sidecar.background.world import World
 
 
 def test_a_model_has_its_own_limit_and_others_overtake_it() -> None:
@@ -18,20 +18,6 @@ def test_a_model_has_its_own_limit_and_others_overtake_it() -> None:
     world.ends(world.intent("a"))
     world.settle()
     assert world.intent("b").state == "running" and world.intent("e").state == "queued"
-
-
-def test_work_without_a_given_model_counts_for_the_one_that_answers_it() -> None:
-    world = World(running=4, per_model={"slow": 1})
-    world.register("a", agent="thinker")
-    world.settle()
-    captured = {"session": "ses_int_a", "model": {"provider": "slow", "model": "x"}}
-    assert world.happens("agent.input", **captured) == ["intent.model"]
-    assert world.happens("agent.input", **captured) == []
-    assert world.happens("agent.input", session="ses_user", model={"provider": "slow", "model": "x"}) == []
-    for name, model in (("b", "slow/y"), ("c", "fast/one")):
-        world.register(name, models=[model])
-    world.settle()
-    assert [world.intent(name).state for name in "abc"] == ["running", "queued", "running"]
 
 
 @pytest.mark.parametrize(
@@ -77,19 +63,6 @@ def test_a_spent_budget_ends_what_runs_and_refuses_more() -> None:
     assert world.register("other", parent="ses_other").state == "starting"
 
 
-def test_a_long_turn_and_its_children_meet_the_budget_before_they_end() -> None:
-    world = World(cost=1.0)
-    world.register("a")
-    world.settle()
-    world.happens("lifecycle.session.created", session="ses_child", parent="ses_int_a")
-    world.happens("lifecycle.session.created", session="ses_grandchild", parent="ses_child")
-    assert world.spends("ses_grandchild", 1, cost=0.9) == ["intent.spent", "budget.warning"]
-    assert world.spends("ses_stranger", 1, cost=5.0) == []
-    assert world.intent("a").state == "running"
-    assert "intent.failed" in world.spends("ses_int_a", 1, cost=0.2)
-    assert (world.intent("a").code, round(world.intent("a").cost, 1)) == ("budget", 1.1)
-
-
 def test_one_intent_has_a_budget_of_its_own() -> None:
     world = World()
     for name, most in (("a", {"max_tokens": 100}), ("b", {"max_cost": 0.5}), ("c", {})):
@@ -105,29 +78,6 @@ def test_one_intent_has_a_budget_of_its_own() -> None:
     states = {name: (world.intent(name).state, world.intent(name).code) for name in ("a", "b", "c", "child")}
     ended, cancelled = ("failed", "budget"), ("cancelled", "cancelled")
     assert states == {"a": ended, "b": ended, "c": ("running", ""), "child": cancelled}
-
-
-def test_the_minutes_of_a_root_are_added_up() -> None:
-    world = World(ran_ms=1_200_000)
-    for name in "ab":
-        world.register(name)
-        world.settle()
-    later(world, 540)
-    assert world.states() == {"running": 2} and world.types.count("budget.warning") == 1
-    later(world, 120)
-    assert {(i.state, i.code) for i in world.agent.data.intents.values()} == {("failed", "budget")}
-    assert world.register("late").code == "budget"
-
-
-def test_each_budget_is_warned_of_once() -> None:
-    world = World(sessions=5, tokens=100)
-    for name in "abcd":
-        world.register(name)
-        world.settle()
-    assert world.types.count("budget.warning") == 1
-    assert world.spends("ses_int_a", 80) == ["intent.spent", "budget.warning"]
-    assert world.spends("ses_int_a", 1) == ["intent.spent"]
-    assert world.agent.data.spent["ses_user"].warnings == ["sessions", "tokens"]
 
 
 def test_what_a_root_has_spent_counts_until_its_session_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,6 @@ def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:
     assert "\n" not in agent["title"] and "a prompt" not in agent.values()
 
 
-def test_it_has_the_toasts_that_the_host_cannot_show() -> None:
-    toast = {"id": "key", "session": "ses_1", "title": "OpenCode", "text": "started"}
-    assert json.loads(card_text((), (), [toast])) == {"agents": [], "asks": [], "toasts": [toast]}
-
-
 def test_what_a_session_asks_stays_on_its_screen_with_the_options_and_how_to_answer() -> None:
     about = {"session": "ses_1", "opened": 8, "tell": "ses_1", "directory": "/home/ada/shop"}
     mine = Checkpoint("chk_1", "ask", text="Ship it?", options=["yes", "no"], **about)
@@ -45,12 +40,3 @@ def test_it_is_written_when_something_runs_and_emptied_when_nothing_does(tmp_pat
     assert CardFile(tmp_path).written != nothing, "the next sidecar does not trust what it finds"
     card.write(nothing)
     assert (tmp_path / NAME).read_bytes() == nothing == card.written
-
-
-def test_a_file_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
-    card = CardFile(tmp_path / "away")
-    card.write(text := card_text([Intent("int_1", "p", "t", None, "/p", 5)], ()))
-    assert card.written != text
-    (tmp_path / "away").mkdir()
-    card.write(text)
-    assert card.written == text

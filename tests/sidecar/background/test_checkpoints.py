@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.agents.effects.policy import Effect
 from sidecar.background.intents.intents import IntentAgent
-from sidecar.background.people.checkpoints import ANSWER, CHECKPOINT, NAME, CheckpointAgent, checkpoint_id
+from sidecar.background.people.checkpoints import ANSWER, NAME, CheckpointAgent, checkpoint_id
 from tests.memory import MemoryStore
 from tests.sidecar.agents.support import until
 from tests.sidecar.background.support import Bench, Script, bench
@@ -241,36 +241,6 @@ async def test_an_answer_that_opencode_did_not_keep_goes_to_the_session(
         assert len(intents.data.notices) == (0 if kept else 1)
 
 
-async def test_an_answer_whose_call_failed_goes_to_the_session_although_the_turn_completed() -> None:
-    async with asking() as (run, agent, intents):
-        await ask(run, PARENT)
-        (known,) = agent.data.checkpoints.values()
-        await answer(run, known.id, "yes")
-        await run.command(NAME, "checkpoint.told", checkpoints=[known.id], call="call_1")
-        await run.happened("execution.step", session=PARENT, call="call_1", kind="tool", status="error")
-        await run.happened("turn.ended", session=PARENT, outcome="completed")
-        assert [n.session for n in intents.data.notices.values()] == [PARENT]
-
-
-@pytest.mark.parametrize("ends", ["while it waits", "after it returned"])
-async def test_the_end_of_an_earlier_turn_that_is_handled_late_proves_nothing_about_a_call(ends: str) -> None:
-    async with asking() as (run, agent, intents):
-        about = {"session": PARENT, "text": "Ship?", "expires": None, "turn": "msg_2"}
-        await run.command(NAME, "checkpoint.ask", checkpoint="chk_1", **about)
-        earlier = {"session": PARENT, "outcome": "completed", "message": "msg_1"}
-        if ends == "while it waits":
-            await run.happened("turn.ended", **earlier)
-            assert agent.data.checkpoints["chk_1"].waiting
-        await answer(run, "chk_1", "yes")
-        await run.command(NAME, "checkpoint.told", checkpoints=["chk_1"], session=PARENT, call="call_1")
-        await run.happened("turn.ended", **earlier)
-        assert not agent.data.checkpoints["chk_1"].told
-        run.clock.now_ms += 1
-        await run.happened("turn.ended", session=PARENT, outcome="interrupted", message="msg_2")
-        assert not agent.data.checkpoints["chk_1"].told
-        assert [n.session for n in intents.data.notices.values()] == [PARENT], "it comes as a message"
-
-
 async def test_the_answer_for_background_work_that_ended_goes_to_the_session_above() -> None:
     async with asking() as (run, agent, intents):
         await ask(run, PHANTOM)
@@ -279,28 +249,3 @@ async def test_the_answer_for_background_work_that_ended_goes_to_the_session_abo
         assert agent.data.checkpoints["chk_1"].state == "open"
         await answer(run, "chk_1", "yes")
         assert [n.session for n in intents.data.notices.values()] == [PARENT]
-
-
-async def test_an_answer_that_background_work_never_fetched_goes_to_the_session_above() -> None:
-    async with asking() as (run, _, intents):
-        await ask(run, PHANTOM)
-        await run.command(NAME, "checkpoint.later", checkpoints=["chk_1"])
-        await answer(run, "chk_1", "yes")
-        assert intents.data.notices == {}, "it can still fetch it with wait_for"
-        await run.happened("intent.completed", intent="int_1")
-        assert [n.session for n in intents.data.notices.values()] == [PARENT]
-
-
-async def test_the_state_survives_a_restart() -> None:
-    async with asking() as (run, agent, _):
-        await permission(run)
-        await ask(run, PHANTOM)
-        kept = agent.state()
-        again = CheckpointAgent()
-        again.load(kept)
-        assert again.state() == kept
-
-
-def test_the_table_reaches_every_state() -> None:
-    reached = {"open"} | {state for row in CHECKPOINT.values() for state in row.values()}
-    assert reached == set(CHECKPOINT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +11,6 @@ from sidecar.agents.agent import Output
 from sidecar.background.gardener import NAME, ROOT, GardenerAgent
 from sidecar.background.intents.intent_effects import CREATE, PROMPT
 from sidecar.background.intents.intents import IntentAgent
-from sidecar.config import ConfigError, load_config
 from sidecar.gardener_config import GardenerConfig
 from streams.event import StreamEvent
 from tests.memory import MemoryStore
@@ -89,15 +87,6 @@ def test_an_excursion_gets_one_agent_until_the_session_was_well_again() -> None:
     assert len(garden.started) == 2
 
 
-def test_an_error_of_the_provider_counts_although_it_is_no_step() -> None:
-    garden = Garden(min_steps=3)
-    garden.created("ses_1")
-    for _ in range(3):
-        garden.happened("agent.error", session="ses_1", name="APIError")
-        garden.happened("turn.ended", session="ses_1", steps=0, outcome="failed")
-    assert garden.started[0]["title"] == "Why 3 of 3 steps failed"
-
-
 def test_a_day_has_its_limit() -> None:
     garden = Garden(per_day=2)
     for number in range(4):
@@ -108,14 +97,6 @@ def test_a_day_has_its_limit() -> None:
     garden.created("ses_9")
     garden.turn("ses_9", good=0, bad=20)
     assert len(garden.started) == 3
-
-
-def test_few_steps_and_unknown_sessions_say_nothing() -> None:
-    garden = Garden()
-    garden.created("ses_1")
-    garden.turn("ses_1", good=0, bad=9)
-    garden.turn("ses_2", good=0, bad=90)
-    assert not garden.started
 
 
 @given(st.lists(st.tuples(st.sampled_from(["turn", "child", "spawn", "boot"]), st.integers(0, 9), st.integers(0, 30))))
@@ -173,17 +154,3 @@ async def test_its_agent_runs_like_any_other_and_its_state_is_loaded_again() -> 
     again = GardenerAgent(config)
     again.load(gardener.state())
     assert again.state() == gardener.state()
-
-
-def test_calm_must_be_lower_than_threshold() -> None:
-    with pytest.raises(ConfigError):
-        load_config(None, gardener={"threshold": 0.3, "calm": 0.3})
-
-
-@pytest.mark.parametrize(("threshold", "bad"), [(0.3, 3), (0.5, 5), (1.0, 10)])
-def test_an_agent_starts_at_the_threshold_and_not_below_it(threshold: float, bad: int) -> None:
-    for failed in (bad - 1, bad):
-        garden = Garden(threshold=threshold)
-        garden.created("ses_1")
-        garden.turn("ses_1", good=10 - failed, bad=failed)
-        assert len(garden.started) == (failed == bad)

@@ -6,7 +6,6 @@ No real OpenCode: a copy of ``sleep`` with its name, or a script; both end at on
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -72,15 +71,6 @@ async def test_the_program_of_an_opencode_that_ended_is_remembered(headless: Hea
     assert await started(headless, tmp_path, one) == str(programs[1])
 
 
-async def test_another_sidecar_knows_the_program_of_the_last_headless_opencode(
-    headless: Headless, tmp_path: Path
-) -> None:
-    program = opencode(tmp_path / "one")
-    server = {"pid": 1, "started_ms": 0, "executable": str(program)}
-    (tmp_path / "headless.json").write_text(json.dumps({"servers": [server]}))
-    assert await started(headless, tmp_path, "") == str(program)
-
-
 async def test_its_environment_is_that_of_the_one_that_asked_and_never_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,21 +95,6 @@ async def test_its_environment_is_that_of_the_one_that_asked_and_never_another(
     for name in ("env_of_nobody", made(tmp_path, script).environments.name({"WHOSE": "a third's"})):
         with pytest.raises(HostAbsent):
             await headless.link(str(tmp_path), name)
-
-
-async def test_the_environment_of_an_opencode_that_has_only_just_linked_is_the_usual_one(tmp_path: Path) -> None:
-    links: list[Any] = []
-    Home(tmp_path).ensure_token(lambda: "5" * 64)
-    headless = Headless(Home(tmp_path), lambda: links, lambda: "secret", lambda: 0)
-    with subprocess.Popen([SLEEP, "600"], env={"WHOSE": "one's"}) as process:
-        while not Path(f"/proc/{process.pid}/environ").read_bytes():
-            continue
-        links = [
-            SimpleNamespace(is_open=True, pid=pid, directory="/one", identity=SimpleNamespace(service=service))
-            for pid, service in ((process.pid, None), (os.getpid(), "the service of OpenCode 2"))
-        ]
-        assert headless.usual("/one") == headless.usual("/two") == headless.environments.name({"WHOSE": "one's"})
-        process.kill()
 
 
 def test_an_environment_is_the_same_in_every_terminal_and_after_every_restart(tmp_path: Path) -> None:

@@ -42,15 +42,6 @@ def test_the_end_of_a_turn_is_only_a_reason_to_look(outcome: str) -> None:
     assert world.intent("a").result == "forty two"
 
 
-def test_the_result_is_the_answer_and_not_what_was_said_last() -> None:
-    world, intent = running()
-    world.ends(intent)
-    world.happens("execution.output", session="ses_ds2int_a", kind="text", text="something that a person asked")
-    found(world, "answered", "forty two")
-    (notice,) = world.agent.data.notices.values()
-    assert world.intent("a").result == "forty two" and "forty two" in notice.text and "person" not in notice.text
-
-
 def test_an_error_lets_the_next_model_take_over_once() -> None:
     world, intent = running(models=["x/one", "x/two"])
     for _ in range(2):
@@ -100,13 +91,3 @@ def test_an_interrupted_turn_is_not_looked_at_but_waits_for_its_service() -> Non
     assert world.happens("host.ready", sessions=["ses_ds2int_a"]) == ["intent.checked"]
     assert found(world, "busy") == ["intent.resumed"]
     assert world.done[PROMPT, "int_a"] == 1
-
-
-def test_a_fork_or_a_child_of_a_background_session_is_not_its_work() -> None:
-    world, intent = running()
-    world.happens("lifecycle.session.created", session="ses_fork")
-    world.happens("lifecycle.session.created", session="ses_child", parent="ses_ds2int_a")
-    for session in ("ses_fork", "ses_child"):
-        world.happens("execution.output", session=session, kind="text", text="other")
-        assert world.happens("turn.ended", session=session, outcome="completed") == []
-    assert (intent.state, intent.result) == ("running", "")

@@ -81,25 +81,6 @@ def test_a_result_that_a_call_returned_wakes_nobody_if_opencode_kept_it(
     assert world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_2") == []
 
 
-def test_a_result_whose_call_failed_is_told_although_the_turn_completed() -> None:
-    world = World()
-    told_by_a_call(world)
-    world.happens("execution.step", session="ses_user", call="call_1", kind="tool", status="error")
-    world.happens("turn.ended", session="ses_user", outcome="completed")
-    world.settle()
-    assert len(world.messages["ses_user"]) == 1
-    assert world.agent.data.notices["ntc_a"].state == "observed"
-
-
-def test_a_result_that_another_session_read_is_still_told() -> None:
-    world = World()
-    world.register("a")
-    world.settle()
-    world.ends(world.intent("a"))
-    assert world.happens("notice.told", notice="ntc_a", session="ses_other", call="call_1") == []
-    assert world.happens("notice.told", notice="ntc_none", session="ses_user", call="call_1") == []
-
-
 def test_three_that_end_soon_after_one_another_are_told_in_one_message_once_the_last_has_ended() -> None:
     world = World()
     for name in "abc":
@@ -126,29 +107,6 @@ def test_a_result_waits_a_few_seconds_at_most_for_work_that_goes_on() -> None:
     later(world, 1)
     assert len(set(world.messages["ses_user"])) == 1 and world.intent("c").state == "running"
     assert {notice.state for notice in world.agent.data.notices.values()} == {"observed"}
-
-
-@pytest.mark.parametrize("event", ["turn.ended", "host.ready"])
-def test_a_result_that_waits_for_others_is_sent_with_whatever_is_sent_anyway(event: str) -> None:
-    world = World()
-    for name in "ab":
-        world.register(name)
-    world.settle()
-    world.ends(world.intent("a"))
-    world.happens(event, session="ses_user", outcome="completed", sessions=["ses_user"])
-    world.settle()
-    assert len(world.messages["ses_user"]) == 1
-
-
-def test_two_that_end_together_are_told_in_one_message() -> None:
-    world = World()
-    for name in "ab":
-        world.register(name, wall_ms=1000)
-    world.settle()
-    world.happens("tick", now=world.clock.now_ms + 2_000_000)
-    wakes = [args for kind, _, args in world.effects if kind == WAKE]
-    assert len(wakes) == 1 and len(wakes[0]["texts"]) == 2
-    assert {intent.code for intent in world.agent.data.intents.values()} == {"timeout"}
 
 
 def test_one_message_at_a_time_is_on_its_way_to_a_session() -> None:

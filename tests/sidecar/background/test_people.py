@@ -87,13 +87,6 @@ async def test_an_ask_that_only_the_log_knows_is_answered(tmp_path: Path) -> Non
         assert len(host.answers) == 1
 
 
-async def test_an_answer_that_comes_too_late_is_told_so(tmp_path: Path) -> None:
-    async with people(tmp_path) as (made, host, run):
-        await asks(run)
-        host.status = "gone"
-        assert await code(made, "once") == "already-answered"
-
-
 async def test_an_answer_that_cannot_be_delivered_leaves_it_open(tmp_path: Path) -> None:
     async with people(tmp_path) as (made, host, run):
         await asks(run)
@@ -103,14 +96,6 @@ async def test_an_answer_that_cannot_be_delivered_leaves_it_open(tmp_path: Path)
         assert refusal.value.code == "not-delivered"
         host.status = "answered"
         assert (await made.answer(AnswerArgs(checkpoint="per_1", answer=["always"])))["state"] == "answered"
-
-
-async def test_each_question_gets_an_answer(tmp_path: Path) -> None:
-    async with people(tmp_path) as (made, host, run):
-        await asks(run, kind="question", questions=[{"question": "Which?"}, {"question": "How many?"}])
-        assert await code(made, "blue") == "unfit-answer"
-        await made.answer(AnswerArgs(checkpoint="chk_", answer=["blue", "two"]))
-        assert host.answers == [("per_1", ["blue", "two"])]
 
 
 async def test_a_call_gives_up_and_the_same_question_is_the_same_checkpoint(tmp_path: Path) -> None:
@@ -167,16 +152,11 @@ async def test_who_answered_is_recorded(tmp_path: Path, monkeypatch: pytest.Monk
                 made.answerers = answerers.Answerers(tuple, True, home.read_token)
             row = await made.answer(args)
             assert (row["by"], row["via"]) == (by, via)
-            logged = [record.event for record in await records(run.store, agent_stream("checkpoints"))]
-            answered = [event for event in logged if event.type == "checkpoint.answered"][-1]
-            assert (answered.payload["by"], answered.payload["via"]) == (by, via), "the log says so"
-
-
-async def test_signals_before_and_after(tmp_path: Path) -> None:
-    async with people(tmp_path) as (made, _, _run):
-        assert "Signal go has not come" in await made.wait_for_signal("go", "ses_1", "ses_1", 0)
-        assert (await made.signal(SignalArgs(name="go", payload={"n": 7})))["count"] == 1
-        assert "7" in await made.wait_for_signal("go", "ses_1", "ses_1", 0)
+            answered: list[Any] = []
+            while len(answered) <= number:  # the agent knows it a moment before the log has it
+                logged = [record.event for record in await records(run.store, agent_stream("checkpoints"))]
+                answered = [event.payload for event in logged if event.type == "checkpoint.answered"]
+            assert (answered[-1]["by"], answered[-1]["via"]) == (by, via), "the log says so"
 
 
 async def test_a_signal_that_comes_after_the_wait_is_a_message_for_each_session_that_waited(tmp_path: Path) -> None:

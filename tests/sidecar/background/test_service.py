@@ -176,24 +176,6 @@ async def test_a_result_that_a_call_returned_is_not_told_again_unless_its_turn_w
         assert await call(made, "intent_result", intent=intent.id) == notice.text
 
 
-async def test_the_end_of_an_earlier_turn_that_is_handled_late_proves_no_result(tmp_path: Path) -> None:
-    async with orchestration(tmp_path) as (made, host, run):
-        host.idle = False
-        intent = await made.register_intent(RegisterArgs(prompt="do it", directory="/p", parent=PARENT))
-        await run.settled()
-        host.answers("msg_2")
-        waits = asyncio.create_task(call(made, "wait_for", what=intent.id))
-        await asyncio.sleep(0)
-        await run.happened("turn.ended", session=f"ses_{intent.id}", outcome="completed")
-        await waits
-        (notice,) = made.data.notices
-        assert made.data.notices[notice].state == "returned"
-        await run.happened("turn.ended", session=PARENT, outcome="completed", message="msg_1")
-        assert made.data.notices[notice].state == "returned"
-        await run.happened("turn.ended", session=PARENT, outcome="completed", message="msg_2")
-        assert made.data.notices[notice].state == "observed"
-
-
 @pytest.mark.parametrize(
     ("given", "model"),
     [
@@ -313,10 +295,7 @@ async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(
     ("other", "named"),
     [
         ({"prompt": "something else"}, "prompt"),
-        ({"agent": "thinker"}, "agent"),
-        ({"models": ["mock/b"]}, "models"),
         ({"models": []}, "models"),
-        ({"directory": "/elsewhere"}, "directory"),
         ({"parent": PARENT}, "parent"),
         ({"minutes": 5, "tokens": 7, "cost": 0.5}, "minutes, tokens, cost"),
     ],
@@ -336,14 +315,6 @@ async def test_a_key_is_refused_for_other_work_and_names_what_differs(
         await run.happened("turn.ended", session=f"ses_{first.id}", outcome="failed", error="overloaded")
         assert made.data.intents[first.id].models == ["mock/b"], "the next model took over"
         assert (await made.register_intent(given.model_copy(update={"title": "a name"}))).id == first.id
-
-
-async def test_a_second_call_of_the_model_with_the_id_of_the_first_starts_nothing_in_silence(tmp_path: Path) -> None:
-    async with orchestration(tmp_path) as (made, _, _):
-        said = await call(made, "agent_spawn", prompt="do it", title="it")
-        assert await call(made, "agent_spawn", prompt="do it", title="it") == said
-        with pytest.raises(CallError, match="use a new key"):
-            await call(made, "agent_spawn", prompt="do that", title="that")
 
 
 async def test_a_start_resumes_unfinished_work_and_tells_other_agents_so(tmp_path: Path) -> None:

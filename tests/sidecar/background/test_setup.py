@@ -62,11 +62,6 @@ def project(tmp_path: Path) -> Path:
     return repository(tmp_path / "project", {"a.txt": "one\n", "lock.txt": "old\n", ".gitignore": "*.log\nout/\n"})
 
 
-@pytest.fixture
-def worktrees(tmp_path: Path) -> Worktrees:
-    return Worktrees(tmp_path / "home/worktrees")
-
-
 ENVIRONMENT = {"PATH": os.environ["PATH"], "WHOSE": "ada"}
 
 
@@ -150,26 +145,6 @@ async def test_a_command_that_takes_too_long_is_stopped_with_what_it_started(
     assert not mark_of(int(pid.read_text())) and list(worktrees.root(ID).parent.iterdir()) == []
 
 
-async def test_work_that_goes_on_is_made_ready_again_unless_its_worktree_was_kept(
-    worktrees: Worktrees, project: Path
-) -> None:
-    made = await ran(isolate(worktrees, "mkdir out; echo x > out/built; echo new > lock.txt"), project)
-    root = Path(made["root"])
-    write(root / "a.txt", "by the agent\n")
-    first = await collected(worktrees, made)
-    continues = {"session": "ses_1", "worktree": made, "commit": first["commit"], "kept": False}
-    args = {"intent": "int_ba9876543210", "directory": str(project), "continues": continues}
-    effect = Effect("worktree.add", args, run=ID)
-    again = await isolate(worktrees, "mkdir out; echo x > out/built; echo new > lock.txt").run(effect, "key")
-    assert (root / "out/built").exists() and (root / "a.txt").read_text() == "by the agent\n"
-    write(root / "out/built", "by the agent\n")
-    second = await worktrees.collect("int_ba9876543210", again["repository"], again["base"], again["folder"], ID)
-    assert [each["file"] for each in second["files"]] == ["a.txt"] and second["kept"]
-    continues |= {"commit": second["commit"], "kept": True}
-    third = await isolate(worktrees, "exit 1").run(effect, "key")
-    assert third == made and (root / "out/built").read_text() == "by the agent\n"
-
-
 async def test_cancelled_work_stops_its_command(worktrees: Worktrees, project: Path) -> None:
     asker = Asker(ENVIRONMENT)
     running = asyncio.create_task(ran(isolate(worktrees, UNTIL_KILLED, asker=asker), project))
@@ -205,8 +180,3 @@ async def test_without_the_environment_the_work_waits(worktrees: Worktrees, proj
     assert await ran(isolate(worktrees, "true", asker=absent), project) == {"absent": True}
     assert not worktrees.root(ID).exists()
     assert (await ran(isolate(worktrees, asker=absent), project))["root"], "without commands nothing is asked"
-
-
-def test_an_attempt_may_take_as_long_as_the_commands(worktrees: Worktrees) -> None:
-    assert isolate(worktrees, "true", seconds=600.0).longest_seconds > 600.0
-    assert isolate(worktrees).longest_seconds < 600.0

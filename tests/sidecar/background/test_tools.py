@@ -81,7 +81,3 @@ def test_they_can_be_switched_off(tmp_path: Path) -> None:
 def test_a_wrong_call_is_refused(name: str, given: dict[str, object]) -> None:
     with pytest.raises(BadToolCall):
         check(name, given)
-
-
-def test_null_is_left_out() -> None:
-    assert check("wait_for", {"what": "x", "seconds": None}) == WaitArgs(what="x")

@@ -126,25 +126,12 @@ async def test_while_the_process_that_hosts_a_session_reconnects_no_other_one_is
     assert host(other, back, pid=alive()).waiting_for(back) == [SESSION]
 
 
-async def test_when_the_process_that_hosted_a_session_has_ended_the_newest_one_is_asked() -> None:
-    older, newer = FakeLink("older", NOBODY), FakeLink("newer", NOBODY)
-    one = host(older, newer)
-    assert one.waiting_for(newer) == [SESSION] and one.waiting_for(older) == []
-    assert await say(one, "a") and newer.prompts
-
-
 async def test_background_work_whose_process_reconnects_is_not_taken_for_stopped() -> None:
     one = host(pid=alive(), phantom=True)
     with pytest.raises(HostError, match="not connected"):
         await one.abort(SESSION, directory="/project")
     with pytest.raises(HostError, match="not connected"):
         await one.status(SESSION)
-
-
-async def test_background_work_whose_process_has_ended_is_stopped() -> None:
-    one = host(phantom=True)
-    await one.abort(SESSION, directory="/project")
-    assert await one.status(SESSION) == "absent"
 
 
 async def test_to_stop_work_of_the_headless_opencode_its_link_is_waited_for() -> None:

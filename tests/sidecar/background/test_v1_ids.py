@@ -26,13 +26,6 @@ def test_the_same_key_has_the_same_id_also_when_its_message_is_there() -> None:
     assert message_id(SESSION, [FIRST], "other") != made
 
 
-def test_parts_keep_their_order_and_their_ids() -> None:
-    keys = ["z", "a", "m"]
-    made = part_ids(ANSWER, keys)
-    assert made == sorted(made) == part_ids(ANSWER, keys)
-    assert {each[:4] for each in made} == {"prt_"}
-
-
 def test_the_time_in_an_id_begins_again_at_its_end() -> None:
     assert (message_id(SESSION, ["msg_ffffffffffffZ7fFDeRNTkXvlC"], "key") or "")[:16] == "msg_000000000000"
     assert part_ids("msg_ffffffffffffZ7fFDeRNTkXvlC", ["a", "b"])[1][:16] == "prt_000000000000"

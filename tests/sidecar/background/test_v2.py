@@ -127,10 +127,7 @@ TAILS: dict[str, tuple[list[Json], Turn]] = {
         [launch("c"), idle(), report("c"), launch("c"), idle()],
         Turn("waiting", "", ("c",)),
     ),
-    "its report is being answered": (
-        [launch("c"), answer("started"), idle(), report("c")],
-        Turn("open", "started"),
-    ),
+    "its report is being answered": ([launch("c"), answer("started"), idle(), report("c")], Turn("open", "started")),
     "a notice while a subagent runs": (
         [launch("c"), idle(), WAKE, answer("other"), idle(), report("c"), SAID, idle()],
         DONE,

@@ -14,7 +14,7 @@ from sidecar.background.intents.state import intent_of
 from sidecar.background.intents.texts import changes_text
 from sidecar.background.worktrees import effects as worktree_effects
 from sidecar.background.worktrees.effects import Collect
-from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees
+from sidecar.background.worktrees.worktrees import Worktrees
 
 ARGS = {"intent": "int_1", "session": "ses_1", "stop": True, "work": "/work", "repository": "/r", "base": "b"}
 
@@ -68,22 +68,8 @@ async def test_a_session_that_rests_or_has_no_process_is_collected(status: Statu
     assert await collected(FakeHost(status, abort=HostError("the service is away")))
 
 
-async def test_the_worktree_of_a_session_that_cannot_be_asked_is_left() -> None:
-    assert not await collected(FakeHost(HostError("not linked")))
-
-
 async def test_the_worktree_of_a_session_that_does_not_stop_is_left() -> None:
     assert not await collected(FakeHost("busy"))
-
-
-async def test_a_worktree_that_cannot_be_used_ends_the_work_all_the_same() -> None:
-    class Changed(FakeWorktrees):
-        async def collect(self, *_: Any) -> dict[str, Any]:
-            raise WorktreeError("worktree-changed", "another .git")
-
-    effect = Effect(kind="worktree.collect", args=dict(ARGS), run="int_1")
-    found = await Collect(cast(Worktrees, Changed()), cast(Host, FakeHost("idle"))).run(effect, "key")
-    assert found == {"error": "another .git", "code": "worktree-changed"}
 
 
 def test_what_is_only_in_a_kept_worktree_is_told() -> None:

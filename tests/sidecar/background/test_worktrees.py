@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import shutil
-import subprocess
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from sidecar.background.intents.texts import file_text
 from sidecar.background.worktrees.worktrees import Before, Worktree, WorktreeError, Worktrees
-from tests.sidecar.background.projects import write
+from tests.sidecar.background.projects import ID, git, write
 
 T = TypeVar("T")
-ID, NEXT = "int_0123456789ab", "int_ba9876543210"
-
-
-def git(directory: Path, *arguments: str) -> str:
-    given = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
-    return subprocess.run(given, cwd=directory, check=True, capture_output=True, text=True).stdout
+NEXT = "int_ba9876543210"
 
 
 @pytest.fixture
@@ -40,11 +32,6 @@ def project(tmp_path: Path) -> Path:
     hook.write_text("#!/bin/sh\ntouch " + str(tmp_path / "hooked") + "\n")
     hook.chmod(0o755)
     return path
-
-
-@pytest.fixture
-def worktrees(tmp_path: Path) -> Worktrees:
-    return Worktrees(tmp_path / "home/worktrees")
 
 
 def run(awaitable: Awaitable[T]) -> T:
@@ -92,27 +79,6 @@ def test_commits_of_the_agent_are_kept(worktrees: Worktrees, project: Path) -> N
     found = run(worktrees.collect(ID, made.repository, made.base))
     assert found["count"] == 1
     assert git(project, "log", "-1", "--format=%s", found["ref"]) == "by the agent\n"
-
-
-def test_no_change_keeps_nothing(worktrees: Worktrees, project: Path) -> None:
-    made = added(worktrees, project)
-    assert run(worktrees.collect(ID, made.repository, made.base))["ref"] == ""
-    assert git(project, "for-each-ref", "refs/durable-stream") == ""
-    with pytest.raises(WorktreeError) as raised:
-        run(worktrees.apply(ID, str(project), made._asdict()))
-    assert raised.value.code == "no-changes"
-
-
-def test_changes_that_do_not_fit_change_nothing(worktrees: Worktrees, project: Path) -> None:
-    made = added(worktrees, project)
-    (Path(made.root) / "a.txt").write_text("theirs\n")
-    (Path(made.root) / "c.txt").write_text("new\n")
-    run(worktrees.collect(ID, made.repository, made.base))
-    (project / "a.txt").write_text("mine\n")
-    with pytest.raises(WorktreeError) as raised:
-        run(worktrees.apply(ID, str(project), made._asdict()))
-    assert raised.value.code == "apply-conflict"
-    assert (project / "a.txt").read_text() == "mine\n" and not (project / "c.txt").exists()
 
 
 def test_a_making_that_was_cut_off_is_made_again(worktrees: Worktrees, project: Path) -> None:
@@ -179,30 +145,6 @@ def test_work_that_goes_on_has_the_changes_of_before_in_the_same_place(worktrees
     assert (project / "sub/b.txt").read_text() == "second\n" and (project / "new.txt").exists()
 
 
-def test_work_that_goes_on_after_its_changes_were_applied_begins_with_the_users_files(
-    worktrees: Worktrees, project: Path
-) -> None:
-    made = added(worktrees, project)
-    write(Path(made.root, "a.txt"), "first\n")
-    run(worktrees.collect(ID, made.repository, made.base, made.folder))
-    write(project / "a.txt", "first, and mine\n")
-    again = run(worktrees.add(NEXT, str(project), before(made)))
-    assert again is not None and again.root == made.root
-    assert Path(again.root, "a.txt").read_text() == "first, and mine\n"
-    found = run(worktrees.collect(NEXT, again.repository, again.base, again.folder, ID))
-    assert found["ref"] == "" and not Path(made.root).exists()
-
-
-def test_work_that_goes_on_uses_the_worktree_that_was_kept(worktrees: Worktrees, project: Path) -> None:
-    made = added(worktrees, project)
-    write(Path(made.root, "report.log"), "only here\n")
-    found = run(worktrees.collect(ID, made.repository, made.base, made.folder))
-    assert found["kept"]
-    assert run(worktrees.kept(before(made, is_kept=True))) and not run(worktrees.kept(before(made)))
-    run(worktrees.discard(ID, made.root, made.repository))
-    assert not run(worktrees.kept(before(made, is_kept=True))) and not Path(made.root).exists()
-
-
 def test_what_was_written_after_the_worktree_was_gone_is_not_overwritten(worktrees: Worktrees, project: Path) -> None:
     made = added(worktrees, project)
     run(worktrees.collect(ID, made.repository, made.base, made.folder))
@@ -214,30 +156,6 @@ def test_what_was_written_after_the_worktree_was_gone_is_not_overwritten(worktre
     assert run(worktrees.add(NEXT, str(project), before(made))) is not None, "an empty directory is no loss"
     Path(made.folder, "durable-stream-copied").unlink()
     assert run(worktrees.add(NEXT, str(project), before(made))) is not None, "a making that was cut off"
-
-
-def test_what_is_discarded_leaves_nothing_in_the_repository(worktrees: Worktrees, project: Path) -> None:
-    made = added(worktrees, project)
-    write(Path(made.root, "a.txt"), "changed\n")
-    write(Path(made.root, "report.log"), "only here\n")
-    assert run(worktrees.collect(ID, made.repository, made.base, made.folder))["ref"]
-    for _ in range(2):
-        run(worktrees.discard(ID, made.root, made.repository))
-        assert git(project, "for-each-ref", "refs/durable-stream") == "" and not Path(made.root).exists()
-        assert git(project, "worktree", "list").count("\n") == 1
-
-
-def test_a_worktree_of_an_earlier_version_is_collected_and_applied(worktrees: Worktrees, project: Path) -> None:
-    (project / "AGENTS.md").write_text("be kind\n")
-    made = added(worktrees, project / "sub")
-    (Path(made.folder) / "durable-stream-index").unlink()
-    (Path(made.folder) / "durable-stream-copied").write_bytes(b"AGENTS.md\0")
-    (Path(made.root) / "a.txt").write_text("changed\n")
-    found = run(worktrees.collect(ID, made.repository, made.base))
-    assert [each["file"] for each in found["files"]] == ["a.txt"] and "kept" not in found
-    known = {name: value for name, value in made._asdict().items() if name in ("base", "repository", "root")}
-    assert run(worktrees.apply(ID, str(project / "sub"), known)) is True
-    assert (project / "a.txt").read_text() == "changed\n"
 
 
 def test_a_git_that_cannot_be_told_what_to_read_is_not_used(
@@ -253,19 +171,6 @@ def test_a_git_that_cannot_be_told_what_to_read_is_not_used(
     assert raised.value.code == "git-failed"
 
 
-def test_no_worktree_without_opencodes_own_files(
-    worktrees: Worktrees, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    (project / "opencode.json").write_text("{}")
-    monkeypatch.setattr("sidecar.background.worktrees.files.shutil.copyfileobj", full)
-    with pytest.raises(WorktreeError) as raised:
-        run(worktrees.add(ID, str(project)))
-    assert raised.value.code == "config-not-copied"
-
-
 def test_binary_files_and_odd_names(worktrees: Worktrees, project: Path) -> None:
     made = added(worktrees, project)
     (Path(made.root) / "ä b\n.bin").write_bytes(b"\x00\xff\xfe")
@@ -275,15 +180,6 @@ def test_binary_files_and_odd_names(worktrees: Worktrees, project: Path) -> None
     run(worktrees.apply(ID, str(project), made._asdict()))
     assert (project / "latin.txt").read_bytes() == b"caf\xe9\n"
     assert (project / "ä b\n.bin").read_bytes() == b"\x00\xff\xfe"
-
-
-def test_a_link_is_named_as_a_link(worktrees: Worktrees, project: Path) -> None:
-    made = added(worktrees, project)
-    (Path(made.root) / "pw").symlink_to("/etc/passwd")
-    (Path(made.root) / "a.txt").unlink()
-    (Path(made.root) / "a.txt").symlink_to("sub/b.txt")
-    found = run(worktrees.collect(ID, made.repository, made.base))
-    assert [file_text(each) for each in found["files"]] == ["a.txt (link)", "pw (link)"]
 
 
 def test_where_there_can_be_none(worktrees: Worktrees, tmp_path: Path) -> None:

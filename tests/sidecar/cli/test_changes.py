@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import Any
 
-import pyte
 import pytest
 
 from bridge.opencode.capture.translate import Translator
-from sidecar.read.changes.approvals import Approvals
 from sidecar.read.changes.changes import Changes, Edit, totals
-from sidecar.read.changes.edits import diff_stat, file_changes, new_file_diff, short_path
+from sidecar.read.changes.edits import diff_stat, file_changes, new_file_diff
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
-from streams.query import Filter
 from streams.store import Record
-from tests.sidecar.cli.helpers import RECORDINGS, append, events_of, make_home, run
-from tests.sidecar.cli.test_terminal import ANSI, on_terminal
+from tests.sidecar.cli.helpers import RECORDINGS, events_of, make_home, run
 
 DIFF = "--- a\n+++ a\n@@ -1,3 +1,3 @@\n same\n-old\n--- dashes\n+new\n+++ pluses\n"
-HOSTILE = "\x1b[31mred\x1b]0;title\x07\u202e\n\x9b2J"
 
 
 def records(events: list[StreamEvent]) -> list[Record]:
@@ -116,10 +110,6 @@ class TestEdits:
         for name in ("file", "patch", "additions", "deletions"):
             file_changes({"tool": "edit", "metadata": {"filediff": {"file": "/a", "patch": DIFF, name: odd}}})
 
-    def test_a_path_is_shown_from_the_directory_of_the_session(self) -> None:
-        assert [short_path("/p/a/b", at) for at in ("/p", "/p/a", "/q", "")] == ["a/b", "b", "/p/a/b", "/p/a/b"]
-        assert short_path("rel", "/p") == "rel"
-
 
 class TestFold:
     @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDINGS.glob("*.jsonl")))
@@ -182,31 +172,6 @@ class TestFold:
         told = [[approval.ask.request for approval in edit.approvals] for edit in turn.edits]
         assert told == [["r3"], ["r1", "r2"]] and not turn.decisions
 
-    def test_only_what_happened_in_the_time_counts_but_who_asked_is_known(self) -> None:
-        session = Session(seeded_identity(1))
-        session.add("human.input", actor="user", message="m1", parts=[{"type": "text", "text": "do it"}])
-        session.tool("edit", "c1", input={"filePath": "/a"}, metadata={"diff": DIFF})
-        later = session.tool("edit", "c2", input={"filePath": "/b"}, metadata={"diff": DIFF})
-        for changes, expected in (
-            (Changes(Filter(since_ms=later.ts)), ["/b"]),
-            (Changes(Filter(until_ms=later.ts)), ["/a"]),
-            (Changes(Filter(since_ms=later.ts + 1)), []),
-        ):
-            for record in records(session.events):
-                changes.apply(record)
-            assert [(turn.prompt, *turn.files()) for turn in changes.turns()] == [("do it", f) for f in expected]
-
-    def test_the_same_records_twice_change_no_approval(self) -> None:
-        once, twice = Approvals(), Approvals()
-        made = records(events_of("permission_once", Translator(seeded_identity(2))))
-        step = next(r.event.payload for r in made if r.event.payload.get("tool") == "bash")
-        for record in made:
-            once.apply(record)
-            twice.apply(record)
-            twice.apply(record)
-        assert once.of_step(step) == twice.of_step(step) and len(once.of_step(step)) == 1
-        assert once.waited_ms(step) > 0
-
 
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -216,46 +181,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-AT_80 = """\
-t  /home/dev/project  VhmvPSFfyq
-2026-11-22 01:14  CALL:write {"filePath":"/home/dev/project/a.txt","content":"h…
-  01:14:28 ###### build    a.txt  +2 −1  (2 edits)
-
-t  /home/dev/project  LpyxcsvWdu
-2026-11-22 01:20  CALL:bash {"command": "echo ask once", "description": "d"}
-  01:20:21 ###### build    bash echo ask once  approved once by user after 32ms
-
-child work (@general subagent)  /home/dev/project  general  8BoF7WBPy8
-2026-11-22 01:20  CALL:bash {"command": "echo ask kid", "description": "d"}
-  01:20:27 ###### general  bash echo ask kid  approved once by user after 20ms
-
-1 file changed, +2 −1 · 2 approved · in 3 turns of 3 sessions"""
-
-AT_200 = """\
-t  /home/dev/project  ses_dff2e5f95ffedQH8VhmvPSFfyq
-2026-11-22 01:14  CALL:write {"filePath":"/home/dev/project/a.txt","content":"hello"} THEN: CALL:edit \
-{"filePath":"/home/dev/project/a.txt","oldString":"hello","newString":"bye"} THEN: SAY:ok
-  01:14:28  ######  build         a.txt  +2 −1  (2 edits)
-
-t  /home/dev/project  ses_dff2906baffeAePlLpyxcsvWdu
-2026-11-22 01:20  CALL:bash {"command": "echo ask once", "description": "d"}
-  01:20:21  ######  build         bash echo ask once  approved once by user after 32ms
-
-child work (@general subagent)  /home/dev/project  general  ses_dff28e1e4ffekR8c8BoF7WBPy8
-2026-11-22 01:20  CALL:bash {"command": "echo ask kid", "description": "d"}
-  01:20:27  ######  general       bash echo ask kid  approved once by user after 20ms
-
-1 file changed, +2 −1 · 2 approved · in 3 turns of 3 sessions"""
-
-
 class TestCommand:
-    @pytest.mark.parametrize(("width", "expected"), [(80, AT_80), (200, AT_200)])
-    def test_the_screen_of_a_terminal(self, edited: Path, width: int, expected: str) -> None:
-        screen = pyte.Screen(width, 50)
-        pyte.Stream(screen).feed(on_terminal(edited, "changes", width=width).replace("\n", "\r\n"))
-        seen = "\n".join(line.rstrip() for line in screen.display).rstrip()
-        assert re.sub(r"(?m)^(  [0-9:]{8} +)\w{6}\b", r"\1######", seen) == expected
-
     def test_json_is_an_object_for_each_turn(self, edited: Path) -> None:
         found = run(edited, "changes", "--json").objects()
         assert [bool(turn["files"]) for turn in found] == [True, False, False]
@@ -297,29 +223,3 @@ class TestCommand:
         segment.write_bytes(segment.read_bytes().replace(b"pong", b"ping"))
         done = run(home, "changes", "--json")
         assert done.code == 1 and "checksum" in done.err and len(done.objects()) == 1
-
-    @pytest.mark.parametrize("width", [60, 80, 200])
-    def test_a_terminal_gets_headings_counts_and_totals(self, edited: Path, width: int) -> None:
-        said = ANSI.sub("", on_terminal(edited, "changes", width=width))
-        assert max(map(len, said.splitlines())) <= width
-        assert re.search(r"^  01:14:28 +\w{6} +build +a\.txt +\+2 −1  \(2 edits\)$", said, re.M)
-        assert re.search(r"bash echo ask once\s+approved once by user after \d+ms", said)
-        assert re.search(r"1 file changed, \+2 −1 · 2 approved · in 3\s+turns of 3\s+sessions", said)
-        assert "+bye" not in said and "+bye" in ANSI.sub("", on_terminal(edited, "changes", "--diff", width=width))
-
-    @pytest.mark.parametrize("arguments", [[], ["--diff"]])
-    def test_a_payload_cannot_drive_the_terminal(self, tmp_path: Path, arguments: list[str]) -> None:
-        session = Session(seeded_identity(3))
-        session.add("lifecycle.session.created", lineage="root", title=HOSTILE, directory=HOSTILE)
-        session.add("human.input", actor="user", message="m1", parts=[{"type": "text", "text": HOSTILE}])
-        session.ask("r1", "c0", permission=HOSTILE, metadata={"command": HOSTILE})
-        session.answer("r1", "reject", message=HOSTILE)
-        diff = f"@@ -0,0 +1 @@\n+{HOSTILE}\n"
-        session.tool("edit", "c1", input={"filePath": HOSTILE}, metadata={"diff": diff})
-        asyncio.run(append(tmp_path / "store", [session.events]))
-        for width in (60, 120):
-            said = on_terminal(tmp_path, "changes", *arguments, width=width, NO_COLOR="1")
-            bare = re.sub(r"\x1b\[[0-9;]*m", "", said)  # the styles are ours
-            assert not [c for c in bare if not c.isprintable() and c != "\n"]
-        out = run(tmp_path, "changes", *arguments).out
-        assert not [c for c in out if not c.isprintable() and c not in "\n\t"]

@@ -19,8 +19,7 @@ def changes_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_home(tmp_path_factory.mktemp("changes") / "home", DEMO, "permission_reject")
 
 
-@pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize("options", [[], ["--diff"]])
+@pytest.mark.parametrize(("options", "width"), [([], 80), (["--diff"], 200)])
 def test_the_screen_is_as_drawn(changes_home: Path, options: list[str], width: int) -> None:
     output = on_terminal(changes_home, "changes", *options, width=width, HOME="/home/ada")
     golden = SCREENS / f"{'-'.join(['changes', *(option.strip('-') for option in options)])}-{width}.txt"

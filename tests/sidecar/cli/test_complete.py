@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pty
 import shlex
-import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from typer.main import get_command
 
-from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, ROOT, append, environment, make_home, run, run_process
-from tests.streams.builders import event
+from sidecar.cli.app import app
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, environment, make_home, run
 
 HEAVY = ("rich", "websockets", "watchfiles", "nats", "aiohttp")
 
@@ -44,109 +43,64 @@ def in_bash(programs: Path, home: Path, script: str, **more: str) -> str:
     return done.stdout
 
 
-@cache
-def completion(programs: Path, home: Path) -> str:
-    """The script that bash loads."""
-    return in_bash(programs, home, "durable-stream --show-completion")
-
-
-def offered(programs: Path, home: Path, *words: str) -> list[str]:
-    """Bash's completions for the last of ``words``."""
+def offered(home: Path, *words: str) -> list[str]:
+    """What bash is offered for the last of ``words``, found in this process; two tests below ask a real bash."""
     typed = " ".join(map(shlex.quote, ("durable-stream", *words)))
-    script = (
-        f"{completion(programs, home)}\n"
-        f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}\n"
-        '_durable_stream_completion durable-stream; printf "%s\\n" "${COMPREPLY[@]}"'
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(words)), "_DURABLE_STREAM_COMPLETE": "complete_bash"}
+    done = CliRunner().invoke(
+        get_command(app), [], prog_name="durable-stream", env={**asked, "DURABLE_STREAM_HOME": str(home)}
     )
-    return in_bash(programs, home, script).split()
+    return done.stdout.split()
 
 
-def test_commands_and_options(programs: Path, recorded_home: Path) -> None:
-    assert offered(programs, recorded_home, "st") == ["streams", "state", "status", "stop"]
-    assert set(offered(programs, recorded_home, "log", "--")) >= {"--follow", "--last", "--from", "--json"}
+def test_commands_and_options(recorded_home: Path) -> None:
+    assert offered(recorded_home, "st") == ["streams", "state", "status", "stop"]
+    assert set(offered(recorded_home, "log", "--")) >= {"--follow", "--last", "--from", "--json"}
 
 
-def test_streams_and_sessions(programs: Path, recorded_home: Path) -> None:
+def test_streams_and_sessions(recorded_home: Path) -> None:
     streams = {stream["stream_id"] for stream in run(recorded_home, "streams", "--json").objects()}
     for words in (["log"], ["read"], ["tree"], ["export"], ["query", "--stream"]):
-        assert set(offered(programs, recorded_home, *words, "ses_")) >= streams
+        assert set(offered(recorded_home, *words, "ses_")) >= streams
     one = min(streams)
-    assert offered(programs, recorded_home, "log", one[:-2]) == [one]
+    assert offered(recorded_home, "log", one[:-2]) == [one]
     event = run(recorded_home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]
     child = event["payload"]["child"]
-    assert offered(programs, recorded_home, "log", child[:-2]) == [child]
-    assert offered(programs, recorded_home, "export", child[:-2]) == []
+    assert offered(recorded_home, "log", child[:-2]) == [child]
+    assert offered(recorded_home, "export", child[:-2]) == []
 
 
-def test_events_types_and_actors(programs: Path, recorded_home: Path) -> None:
+def test_events_types_and_actors(recorded_home: Path) -> None:
     event = run(recorded_home, "query", "--type", "agent.error", "--json").objects()[0]["event"]
-    assert offered(programs, recorded_home, "show", event["id"][-6:-1]) == [event["id"][-6:]]
-    assert offered(programs, recorded_home, "why", event["id"][:-1]) == [event["id"]]
+    assert offered(recorded_home, "show", event["id"][-6:-1]) == [event["id"][-6:]]
+    assert offered(recorded_home, "why", event["id"][:-1]) == [event["id"]]
     newest = run(recorded_home, "query", "--limit", "1", "--json").objects()[0]["event"]["id"]
-    assert offered(programs, recorded_home, "show", "")[0] == newest[-6:]
-    assert offered(programs, recorded_home, "query", "--type", "agent.e") == ["agent.error"]
-    assert "execution.*" in offered(programs, recorded_home, "query", "--type", "exec")
-    assert offered(programs, recorded_home, "query", "--actor", "us") == ["user"]
+    assert offered(recorded_home, "show", "")[0] == newest[-6:]
+    assert offered(recorded_home, "query", "--type", "agent.e") == ["agent.error"]
+    assert "execution.*" in offered(recorded_home, "query", "--type", "exec")
+    assert offered(recorded_home, "query", "--actor", "us") == ["user"]
 
 
-def test_background_work_and_checkpoints(programs: Path, tmp_path: Path) -> None:
-    home = make_home(tmp_path / "home", "chat")
-    made = [
-        event("i", type_="intent.created", stream="agent/intents", payload={"intent": "int_12ab", "title": "count"}),
-        event("c", type_="checkpoint.opened", stream="agent/checkpoints", payload={"checkpoint": "chk_34cd"}),
-    ]
-    asyncio.run(append(home / "store", [made]))
-    assert offered(programs, home, "intents", "int") == ["int_12ab"]
-    assert offered(programs, home, "checkpoints", "") == ["chk_34cd"]
-
-
-def test_an_event_id_is_completed_from_any_beginning_of_what_a_terminal_shows(
-    programs: Path, recorded_home: Path
-) -> None:
+def test_an_event_id_is_completed_from_any_beginning_of_what_a_terminal_shows(recorded_home: Path) -> None:
     """Also where that begins as whole ids do."""
     ids = [record["event"]["id"] for record in run(recorded_home, "query", "--json").objects()]
     for identifier in (ids[0], next(each for each in ids if each[-6:].startswith("0")), ids[-1]):
         for typed in (identifier[-6:-5], identifier[-6:-2]):
-            found = offered(programs, recorded_home, "show", typed)
+            found = offered(recorded_home, "show", typed)
             assert identifier[-6:] in found and set(found) == {each[-6:] for each in ids if each[-6:].startswith(typed)}
-    found = offered(programs, recorded_home, "why", ids[0][:16])
+    found = offered(recorded_home, "why", ids[0][:16])
     assert ids[0] in found and set(found) == {each for each in ids if each.startswith(ids[0][:16])}
 
 
-def test_the_home_that_was_typed_counts(programs: Path, recorded_home: Path, empty: Path) -> None:
-    stream = run(recorded_home, "streams", "--json").objects()[0]["stream_id"]
-    assert offered(programs, empty, "log", stream[:-1]) == []
-    assert offered(programs, empty, "--home", str(recorded_home), "log", stream[:-1]) == [stream]
-    assert not empty.exists()
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_it_reads_the_log_that_the_manifest_names(
-    programs: Path, recorded_home: Path, tmp_path: Path, kept: bool
-) -> None:
-    """This includes records made after the log moved to SQLite, whether or not the old store is kept."""
-    copy = tmp_path / "home"
-    shutil.copytree(recorded_home, copy)
-    assert run(copy, "migrate", "--to", "sqlite").code == 0
-    assert kept or run(copy, "migrate", "--discard-old").code == 0
-    assert run_process(copy, "play", str(RECORDINGS / "task_parallel.jsonl")).code == 0
-    assert run(copy, "stop").code == 0
-    streams = {stream["stream_id"] for stream in run(copy, "streams", "--json").objects()}
-    assert set(offered(programs, copy, "export", "ses_")) == {name for name in streams if name.startswith("ses_")}
-    assert len(offered(programs, copy, "export", "ses_")) > len(offered(programs, recorded_home, "export", "ses_"))
-    newest = run(copy, "query", "--limit", "1", "--json").objects()[0]["event"]["id"]
-    assert offered(programs, copy, "show", "")[0] == newest[-6:]
-
-
 @pytest.mark.parametrize("damage", [b"", b"\xff\n", b'{"event": {"payload": 3}}\n'])
-def test_what_cannot_be_read_is_left_out_quietly(programs: Path, tmp_path: Path, damage: bytes) -> None:
+def test_what_cannot_be_read_is_left_out_quietly(tmp_path: Path, damage: bytes) -> None:
     home = make_home(tmp_path / "home", "chat")
     segment = next((home / "store" / "log").iterdir())
     lines = segment.read_bytes().splitlines(keepends=True)
     segment.write_bytes(b"".join(lines[:3]) + damage + b"".join(lines[4:]))
-    assert len(offered(programs, home, "log", "ses_")) <= 1
+    assert len(offered(home, "log", "ses_")) <= 1
     (home / "store" / "store.json").write_text("{")
-    assert offered(programs, home, "log", "ses_") == []
+    assert offered(home, "log", "ses_") == []
 
 
 def test_completing_imports_no_screen_and_no_network(recorded_home: Path) -> None:

@@ -98,10 +98,12 @@ ODD: list[Any] = [None, 7, "text", [], [None], {}, {"a": [1]}, True]
 def test_no_shape_of_a_payload_is_too_odd(type_: str) -> None:
     names = (
         "parts", "kind", "state", "questions", "patterns", "answers", "tokens", "cost", "model", "metadata", "lost",
-        "input", "title", "steps", "status", "duration_ms", "text", "properties", "error",
+        "input", "title", "steps", "status", "duration_ms", "text", "properties", "error", "output", "started_ms",
+        "reason", "message", "reply", "tool",
     )  # fmt: skip
     for name, value in product(names, ODD):
         for kind in ({"kind": "tool"}, {"kind": "inference"}, {"state": "asked"}, {"state": "replied"}):
+            detail(event(type_=type_, payload={**kind, name: value}))
             said = line(type_, **{**kind, name: value})
             assert said.label and "\n" not in str(said)
 

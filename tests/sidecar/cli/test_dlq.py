@@ -53,12 +53,6 @@ def test_letters_are_listed_and_shown_without_a_sidecar(letters_home: Path) -> N
     assert run(letters_home, "stop").out.startswith("no sidecar"), "none was started"
 
 
-@pytest.mark.parametrize("command", ["show", "redrive", "drop"])
-def test_an_unknown_letter_has_its_code(letters_home: Path, command: str) -> None:
-    done = run(letters_home, "dlq", command, "01ZZZZ")
-    assert done.code == 1 and "[no-dead-letter]" in done.err
-
-
 def test_redriving_and_dropping_settle_a_letter_once(letters_home: Path) -> None:
     good, bad, text = [each["id"] for each in run(letters_home, "dlq", "list", "--json").objects()]
     done = run(letters_home, "dlq", "redrive", good, bad, text, "--json")

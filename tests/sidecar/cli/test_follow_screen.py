@@ -6,8 +6,6 @@ import asyncio
 import os
 from pathlib import Path
 
-import pytest
-
 from bridge.opencode.capture.translate import Translator
 from streams.identity import seeded_identity
 from tests.real.terminal import Terminal
@@ -15,8 +13,8 @@ from tests.sidecar.cli.helpers import ROOT, append, command, environment, events
 from tests.sidecar.cli.test_read import SCREENS
 
 
-@pytest.mark.parametrize("width", [80, 200])
-def test_the_screen_is_as_it_was_drawn(tmp_path: Path, width: int) -> None:
+def test_the_screen_is_as_it_was_drawn(tmp_path: Path) -> None:
+    width = 80
     translator = Translator(seeded_identity(2))
     chat, asking = events_of("chat", translator), events_of("permission_once", translator)
     asks = next(n for n, event in enumerate(asking, 1) if event.type == "workflow.checkpoint")

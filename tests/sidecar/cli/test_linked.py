@@ -49,9 +49,7 @@ def test_a_process_with_several_directories_is_one_line(capsys: pytest.CaptureFi
 
 def test_a_service_and_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     services = [{"registration": "r", "state": "read"}]
-    assert linked(capsys, link(5, "", service="r"), services=services) == [
-        "OpenCode 1.18.33, its service, pid 5, read",
-    ]
+    assert linked(capsys, link(5, "", service="r"), services=services) == ["OpenCode 1.18.33, its service, pid 5, read"]
     assert linked(capsys) == ["no OpenCode"]
 
 

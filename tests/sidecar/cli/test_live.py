@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
-import subprocess
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from bridge.opencode.link.frames import ShimIdentity
-from sidecar.home import Home, SidecarInfo
-from sidecar.link.client import ShimClient
-from streams.identity import seeded_identity, system_identity
-from streams.stores.jsonl.store import JsonlStore
-from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, append, command, environment, run, run_process
+from sidecar.home import Home
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, append, run
 from tests.sidecar.cli.processes import Process
-from tests.streams.builders import event, events
+from tests.streams.builders import events
 
 
 class TestFollow:
@@ -34,42 +26,11 @@ class TestFollow:
         assert follower.interrupt() == 130
         assert follower.err.empty()
 
-    def test_records_appear_while_the_writer_holds_the_log(self, tmp_path: Path, started: list[Process]) -> None:
-        async def grow() -> None:
-            log = await JsonlStore.open(tmp_path / "store", seeded_identity(1), segment_bytes=1500)
-            await log.append(events(1, prefix="first"))
-            started.append(follower := Process(tmp_path, "log", "ses_a", "--follow", "--json"))
-            for number in range(8):
-                assert (await asyncio.to_thread(follower.record))["offset"] == number
-                await log.append(events(1, prefix=f"more{number}"))
-            await log.close()
-
-        asyncio.run(grow())
-
     def test_it_waits_for_a_log_that_does_not_exist_yet(self, tmp_path: Path, started: list[Process]) -> None:
         started.append(follower := Process(tmp_path / "home", "log", "ses_a", "--follow", "--json"))
         assert "Waiting for the stream" in follower.err.get(timeout=LIMIT_SECONDS)
         asyncio.run(append(tmp_path / "home" / "store", [events(1, prefix="f")]))
         assert follower.record()["event"]["stream_id"] == "ses_a"
-
-    def test_from_an_offset(self, tmp_path: Path, started: list[Process]) -> None:
-        asyncio.run(append(tmp_path / "store", [events(5, prefix="from")]))
-        started.append(follower := Process(tmp_path, "log", "ses_a", "--follow", "--json", "--from", "3"))
-        assert [follower.record()["offset"] for _ in range(2)] == [3, 4]
-
-    def test_a_stream_joined_meanwhile_is_told_whole(self, tmp_path: Path, started: list[Process]) -> None:
-        def session(stream: str, type_: str, **payload: str) -> Any:
-            return event(stream=stream, type_=type_, payload={"session": stream, **payload})
-
-        begun = [
-            session("ses_a", "lifecycle.session.created", lineage="root"),
-            session("ses_b", "lifecycle.session.resumed", lineage="unknown"),
-        ]
-        asyncio.run(append(tmp_path / "store", [begun]))
-        started.append(follower := Process(tmp_path, "log", "ses_a", "--follow", "--json"))
-        assert follower.record()["position"] == 0
-        asyncio.run(append(tmp_path / "store", [[session("ses_b", "lineage.linked", parent="ses_a")]]))
-        assert [follower.record()["position"] for _ in range(2)] == [1, 2]
 
 
 class TestSidecar:
@@ -108,19 +69,6 @@ class TestSidecar:
         assert home.running() is None
         assert run(home.path, "status", "--json").objects()[0]["sidecar"] is None
 
-    def test_two_instances_of_the_plugin_in_one_opencode_are_one_line(self, home: Home) -> None:
-        async def look() -> str:
-            async with AsyncExitStack() as stack:
-                for instance, directory in (("a", "/one"), ("b", "/one"), ("c", "/other")):
-                    who = ShimIdentity("0.1.0", "ab" * 16, instance * 16, os.getpid(), "p", directory, "/", "1.18.3", 0)
-                    client = await ShimClient.connect(home, identity=who, nonce=system_identity().nonce)
-                    stack.push_async_callback(client.close)
-                return (await asyncio.to_thread(run, home.path, "status")).out
-
-        run_process(home.path, "play", str(RECORDINGS / "chat.jsonl"))
-        told = asyncio.run(look())
-        assert told.count(" in /one and 1 more, ") == 1, told
-
     def test_a_second_sidecar_is_refused_or_leaves_quietly(self, home: Home) -> None:
         run(home.path, "play", str(RECORDINGS / "chat.jsonl"))
         refused = run(home.path, "serve")
@@ -132,22 +80,3 @@ class TestSidecar:
         done = run(empty, "stop")
         assert (done.code, done.out) == (0, f"no sidecar is running for {empty}\n")
         assert not empty.exists()
-
-    def test_one_that_takes_no_request_is_ended_by_a_signal(self, home: Home) -> None:
-        program = (
-            "import sys, time, os; from sidecar.home import Home\n"
-            f"home = Home({str(home.path)!r}); lock = home.lock(); home.ensure_token(lambda: 'ab' * 32)\n"
-            "print(os.getpid(), flush=True); time.sleep(600)"
-        )
-        words = [command(home.path)[0], "-c", program]
-        hung = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
-        try:
-            assert hung.stdout is not None
-            pid = int(hung.stdout.readline())
-            home.write_info(SidecarInfo(pid, 1, "b" * 32, "0.1.0", 1, 0))
-            done = run(home.path, "stop")
-            assert done.code == 0 and "with SIGTERM" in done.out
-            assert hung.wait(LIMIT_SECONDS) == -signal.SIGTERM
-        finally:
-            hung.kill()
-            hung.communicate()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from sidecar.cli.shared.project import project_here
 from sidecar.read.catalog import Catalog
 from sidecar.read.projects import Project, short_directory
 from sidecar.read.select import LogReader, catalog_of
-from sidecar.read.wording import rough_span
 from streams.event import StreamEvent
-from streams.store import Record
 from tests.sidecar.cli.helpers import append, run, run_and_stop
 from tests.sidecar.cli.processes import Process
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
@@ -75,12 +72,6 @@ class TestProjects:
         assert {one["stream_id"]: one["directory"] for one in found}["ses_blog"] == str(places / "blog")
         assert found[1]["project"] == "abc"
 
-    def test_elsewhere_the_newest_comes_first(
-        self, projects_home: Path, places: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(places / "empty")
-        assert run(projects_home, "streams", "--json").objects()[0]["stream_id"] == "ses_blog"
-
     def test_a_named_project_with_what_is_below_it_and_other_worktrees(self, projects_home: Path, places: Path) -> None:
         shop = {"ses_web", "ses_shop", "ses_tree"}
         for verb in ("streams", "tree"):
@@ -104,12 +95,6 @@ class TestProjects:
             found = run(projects_home, "log", "--project", given, "--json").objects()
             assert {r["event"]["stream_id"] for r in found} == {stream}
 
-    def test_where_nothing_ran_log_shows_the_newest_of_all(
-        self, projects_home: Path, places: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(places / "empty")
-        assert {r["event"]["stream_id"] for r in run(projects_home, "log", "--json").objects()} == {"ses_blog"}
-
     @pytest.mark.parametrize("verb", ["log", "read", "export"])
     def test_a_stream_of_an_agent_is_never_the_newest_session(
         self, projects_home: Path, places: Path, monkeypatch: pytest.MonkeyPatch, verb: str
@@ -117,16 +102,6 @@ class TestProjects:
         asyncio.run(append(projects_home / "store", [[agent_record("agent/intents", "ses_x")]]))
         monkeypatch.chdir(places / "empty")
         assert f"The newest session in {places}/blog: ses_blog" in run(projects_home, verb).err
-
-    def test_a_log_of_agents_alone_has_no_newest_session(self, places: Path) -> None:
-        home = places / "agents"
-        home.mkdir(mode=0o700)
-        asyncio.run(append(home / "store", [[agent_record("agent/intents", "ses_x")]]))
-        done = run(home, "log")
-        assert done.code == 1 and "only streams of agents" in done.err
-
-    def test_a_stream_and_a_project_exclude_each_other(self, projects_home: Path) -> None:
-        assert run(projects_home, "log", "ses_web", "--project", "all").code == 2
 
     def test_the_project_is_the_repository_around(self, places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert project_here() == Project(str(places / "shop"))
@@ -142,32 +117,6 @@ class TestProjects:
         assert short_directory("/home/ada/shop", "/home/ada") == "~/shop"
         assert short_directory("/home/ada", "/home/ada") == "~"
         assert short_directory("/home/adam", "/home/ada") == "/home/adam"
-
-    def test_short_directories_of_background_work(self) -> None:
-        """Its worktree has a long path that says less than the intent, whose project ``intents`` shows."""
-        worktree = "/home/ada/.local/share/durable-stream/worktrees/int_56516e4e564a"
-        assert short_directory(worktree, "/home/ada") == "the worktree of int_56516e4e564a"
-        assert short_directory(f"{worktree}/sub", "/home/ada") == "the worktree of int_56516e4e564a/sub"
-        assert short_directory("/home/ada/worktrees/shop", "/home/ada") == "~/worktrees/shop"
-
-
-class TestFilters:
-    @pytest.mark.parametrize(
-        ("options", "types"),
-        [
-            (["--type", "human.*"], ["human.input"]),
-            (["--actor", "build"], ["lifecycle.session.created"]),
-            (["--since", "1970-01-01T00:00:00.006Z"], ["lifecycle.session.created", "human.input"]),
-            (["--until", "1970-01-01T00:00:00.006Z"], []),
-        ],
-    )
-    def test_log_filters_as_query_does(self, projects_home: Path, options: list[str], types: list[str]) -> None:
-        assert [
-            r["event"]["type"] for r in run(projects_home, "log", "ses_blog", *options, "--json").objects()
-        ] == types
-
-    def test_a_moment_that_cannot_be_read_is_refused(self, projects_home: Path) -> None:
-        assert run(projects_home, "log", "ses_blog", "--since", "yesterday-ish").code == 2
 
 
 class TestWaiting:
@@ -209,35 +158,6 @@ class TestWaiting:
         assert again.asks() == catalog.asks() and again.asks({"ses_web"}) == []
         assert [ask.text for ask in again.asks({"ses_blog"})] == ["Which one?; And<U+001B>[2J why?"]
 
-    def test_how_long_it_waits(self) -> None:
-        assert [rough_span(ms) for ms in (-5, 12_000, 125_000, 3 * 3_600_000, 50 * 3_600_000)] == [
-            "0 s",
-            "12 s",
-            "2 min",
-            "3 h",
-            "2 d",
-        ]
-
-
-class TestDead:
-    def test_a_turn_of_a_dead_process_is_not_active_though_no_sidecar_runs(self, projects_home: Path) -> None:
-        process = subprocess.Popen(["sleep", "60"])
-        started = event(
-            stream="ses_web",
-            type_="turn.started",
-            ts=int(time.time() * 1000),
-            payload={"session": "ses_web", "message": "m_ses_web"},
-            metadata={"pid": process.pid},
-        )
-        asyncio.run(append(projects_home / "store", [[started, asked("ses_web", "per_1", permission="bash")]]))
-        try:
-            assert run(projects_home, "streams", "--json").objects()[0]["status"] == "waiting"
-        finally:
-            process.kill()
-            process.wait()
-        assert run(projects_home, "streams", "--json").objects()[0]["status"] == "idle"
-        assert "waiting for you" not in run(projects_home, "status").out
-
 
 class TestTitles:
     def test_a_resumed_session_keeps_its_title(self, projects_home: Path) -> None:
@@ -262,29 +182,6 @@ class TestFollowAll:
         told = [follower.record()["event"]["stream_id"] for _ in made]
         assert told == ["ses_web", "ses_new", "ses_new", "ses_blog"]
         assert follower.interrupt() == 130
-
-    def test_only_of_a_project_and_only_what_fits(
-        self, projects_home: Path, places: Path, started: list[Process]
-    ) -> None:
-        options = ["--project", str(places / "shop"), "--type", "turn.*", "--last", "0"]
-        started.append(follower := Process(projects_home, "log", "--follow", "--json", *options))
-        follower.err.get(timeout=30)  # it follows now
-        made = [
-            happened("ses_blog", "turn.started"),
-            *session("ses_new", places / "shop" / "new", 8),
-            happened("ses_new", "turn.started"),
-        ]
-        asyncio.run(append(projects_home / "store", [made]))
-        assert follower.record()["event"]["stream_id"] == "ses_new"
-
-    def test_it_begins_before_anything_was_recorded(self, tmp_path: Path, started: list[Process]) -> None:
-        started.append(follower := Process(tmp_path / "later", "log", "--follow", "--json"))
-        follower.err.get(timeout=30)
-        asyncio.run(append(tmp_path / "later" / "store", [session("ses_a", "/tmp/x", 8)]))
-        assert follower.record()["event"]["stream_id"] == "ses_a"
-
-    def test_an_offset_needs_a_stream(self, projects_home: Path) -> None:
-        assert run(projects_home, "log", "--follow", "--from", "3").code == 2
 
 
 def test_install_warns_of_what_git_would_commit(places: Path, projects_home: Path) -> None:
@@ -338,25 +235,6 @@ def test_what_a_command_says_of_its_choice_cannot_drive_a_terminal(projects_home
         assert "evil" in told and not any(not c.isprintable() for c in told.replace("\n", ""))
 
 
-def test_ids_by_the_beginning_that_a_terminal_shows(places: Path) -> None:
-    home = places / "other-home"
-    home.mkdir(mode=0o700)
-    name = "ses_dff0a5b68ffegK4yUQGH09hey7"
-    asyncio.run(append(home / "store", [session(name, places / "shop", 4)]))
-    [first, *_] = run(home, "log", "UQG", "--json").objects()
-    assert first["event"]["stream_id"] == name
-    shown = first["event"]["id"][-6:]
-    assert run(home, "show", shown[:4], "--json").objects()[0]["event"]["id"] == first["event"]["id"]
-
-
-@pytest.mark.parametrize("day", ["today", "yesterday"])
-def test_days(projects_home: Path, day: str) -> None:
-    now = int(time.time() * 1000)
-    asyncio.run(append(projects_home / "store", [session("ses_now", "/tmp/x", now)]))
-    told = run(projects_home, "query", "--since", day, "--json").objects()
-    assert {one["event"]["stream_id"] for one in told} == {"ses_now"}
-
-
 def test_an_ask_is_worded_alike_everywhere_and_a_long_one_is_shown_whole(tmp_path: Path) -> None:
     words = [f"word{number}" for number in range(30)]
     told = {"permission": "bash", "patterns": ["echo *"], "metadata": {"command": " ".join(["echo", *words])}}
@@ -366,27 +244,6 @@ def test_an_ask_is_worded_alike_everywhere_and_a_long_one_is_shown_whole(tmp_pat
     shown.append(run(tmp_path, "status").out)
     for screen in shown:
         assert f"bash echo {' '.join(words)}" in " ".join(ANSI.sub("", screen).split())
-
-
-def test_a_session_that_an_agent_names_first_belongs_to_its_own_stream() -> None:
-    catalog = Catalog()
-    named = agent_record("agent/intents", "ses_a")
-    for position, made in enumerate([named, happened("ses_a", "turn.started", message="m")]):
-        catalog.apply(Record(made, position, position, ""))
-    assert catalog.sessions["ses_a"].stream == "ses_a"
-    assert {stream.id: stream.sessions for stream in catalog.streams.values()} == {
-        "agent/intents": [],
-        "ses_a": ["ses_a"],
-    }
-
-
-def test_an_ask_that_is_too_long_to_keep_says_that_it_goes_on() -> None:
-    catalog = Catalog()
-    told = {"permission": "bash", "metadata": {"command": "x" * 1000}}
-    for position, made in enumerate([happened("ses_a", "turn.started", message="m"), asked("ses_a", "p", **told)]):
-        catalog.apply(Record(made, position, position, ""))
-    (ask,) = catalog.asks()
-    assert len(ask.text) <= 300 and "characters left out" in ask.text and ask.text.endswith("xxx")
 
 
 def test_nothing_says_that_what_agents_alone_recorded_was_pruned(tmp_path: Path) -> None:

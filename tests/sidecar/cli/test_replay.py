@@ -28,11 +28,6 @@ class Changed(Counter):
         return [{**output, "type": "counter.other"} for output in super().receive(event)]
 
 
-@pytest.fixture(params=["jsonl", "sqlite"])
-def backend(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def test_an_agent_that_is_as_it_was_replays(counted_home: Home) -> None:
     before = snapshot(counted_home.store_path)
     done = run(counted_home.path, "replay", "agent/counter", "--agent", SPEC, "--json")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
 import re
 import shlex
@@ -12,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from typer.core import TyperGroup
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from sidecar.cli.app import app, build
 from sidecar.cli.shared import command
@@ -23,6 +21,7 @@ from sidecar.version import VERSION
 from streams.errors import StoreUnavailable
 from tests.sidecar.cli.helpers import ROOT, environment, run, run_process
 
+GROUP = get_command(app)
 COMMANDS = sorted(info.name or "" for info in app.registered_commands)
 GROUPED = sorted(
     f"{group.name} {info.name}"
@@ -34,27 +33,19 @@ GROUPED = sorted(
 HEAVY = ("asyncio", "pydantic", "rich", "websockets", "orjson", "msgspec", "watchfiles", "ulid", "streams", "bridge")
 
 
-def test_all_commands_of_the_design_are_there() -> None:
-    assert set(COMMANDS) >= {
-        *("serve", "stop", "install", "uninstall", "doctor", "status", "demo", "play"),
-        *("streams", "log", "show", "query", "why", "tree", "verify", "export", "listen"),
-    }
-    assert set(GROUPED) >= {"mirror status", "mirror verify", "mirror rebuild"}
-
-
 @pytest.mark.parametrize("name", [*COMMANDS, *GROUPED])
 def test_every_command_has_help_with_an_example(name: str) -> None:
-    done = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="durable-stream")
+    done = CliRunner().invoke(GROUP, [*name.split(), "--help"], prog_name="durable-stream")
     assert done.exit_code == 0
     assert f"Example:\n    durable-stream {name}" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS, *GROUPED])
 def test_every_example_of_the_help_can_be_parsed(name: str) -> None:
-    out = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="durable-stream").stdout
+    out = CliRunner().invoke(GROUP, [*name.split(), "--help"], prog_name="durable-stream").stdout
     examples = re.findall(r"^    durable-stream (.*?)(?:  .*)?$", out.partition("Example:")[2], re.M)
     assert examples
-    group = get_command(app)
+    group = GROUP
     for example in examples:
         root = group.make_context("durable-stream", shlex.split(example))
         assert isinstance(group, TyperGroup)
@@ -68,13 +59,15 @@ def test_every_example_of_the_help_can_be_parsed(name: str) -> None:
 
 
 def test_help_lists_every_command_and_an_example() -> None:
-    out = CliRunner().invoke(app, ["-h"], prog_name="durable-stream").stdout
+    out = CliRunner().invoke(GROUP, ["-h"], prog_name="durable-stream").stdout
     assert all(f"\n  {name} " in out for name in COMMANDS)
     assert "Example:" in out and all(len(line) <= 80 for line in out.splitlines())
 
 
 def test_the_list_of_commands_alone_looks_the_same() -> None:
-    full, listed = (CliRunner().invoke(each, ["-h"], prog_name="durable-stream") for each in (app, build(listing=True)))
+    full, listed = (
+        CliRunner().invoke(get_command(each), ["-h"], prog_name="durable-stream") for each in (app, build(listing=True))
+    )
     assert full.exit_code == listed.exit_code == 0 and full.stdout == listed.stdout
 
 
@@ -107,20 +100,6 @@ def test_what_a_short_command_reads_with_is_light(recorded_home: Path, verb: str
     assert not loaded & {"websockets", "rich", "pydantic", "nats", "platformdirs"}
 
 
-async def test_the_garbage_collector_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def until_it_is_back() -> None:
-        async with asyncio.timeout(30):
-            while not gc.isenabled():
-                await asyncio.sleep(0)
-
-    monkeypatch.setattr(command, "UNCOLLECTED_SECONDS", 0.001)
-    gc.disable()
-    try:
-        await command._to_its_end(until_it_is_back())
-    finally:
-        gc.enable()
-
-
 def test_version(empty: Path) -> None:
     assert run_process(empty, "--version").out == f"durable-stream {VERSION}\n"
 
@@ -131,12 +110,6 @@ def test_version(empty: Path) -> None:
 def test_wrong_usage_is_2(empty: Path, arguments: list[str]) -> None:
     done = run(empty, *arguments)
     assert done.code == 2 and "Usage:" in done.err
-
-
-def test_a_home_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = run_process(tmp_path / "file", "streams")
-    assert done.code == 1 and done.err.startswith("durable-stream: ") and done.err.count("\n") == 1
 
 
 def test_an_unexpected_error_is_one_line_too(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,12 +126,6 @@ def test_our_errors_and_the_systems_are_explained() -> None:
     assert explain(StoreUnavailable("the disk is full", "make room")) == "the disk is full; make room"
     assert explain(command.Failure("no-log", "what; do that")) == "what; do that"
     assert explain(PermissionError(13, "Permission denied", "/x")).startswith("/x: Permission denied; ")
-
-
-def test_bad_configuration_stops_serve_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text("[store]\nsegment_bytes = 'many'\n")
-    done = run(tmp_path, "serve")
-    assert done.code == 1 and "segment_bytes" in done.err and done.err.count("\n") == 1
 
 
 def test_play_of_a_missing_or_broken_file(tmp_path: Path) -> None:
@@ -191,14 +158,6 @@ class TestInstall:
         done = run(tmp_path / "home", "install", "--project", str(tmp_path / "project"), **place)
         assert done.code == 0 and "both copies" in done.err and "uninstall --global" in done.err
 
-    def test_a_foreign_file_is_refused(self, tmp_path: Path) -> None:
-        plugin = tmp_path / "config" / "opencode" / "plugin" / "durable-stream.js"
-        plugin.parent.mkdir(parents=True)
-        plugin.write_text("// mine")
-        done = run(tmp_path / "home", "install", XDG_CONFIG_HOME=str(tmp_path / "config"), HOME=str(tmp_path))
-        assert done.code == 1 and "was not written by durable-stream" in done.err
-        assert plugin.read_text() == "// mine"
-
     def test_a_project_that_is_not_there(self, tmp_path: Path) -> None:
         done = run(tmp_path, "install", "--project", str(tmp_path / "none"))
         assert done.code == 1 and "not-found" in done.err
@@ -213,10 +172,3 @@ def test_doctor_exits_with_1_for_a_problem(tmp_path: Path) -> None:
     assert (done.code, levels["plugin"], levels["config"]) == (1, "problem", "ok")
     plain = run(tmp_path, "doctor", XDG_CONFIG_HOME=str(tmp_path / "config"))
     assert "problem  plugin: not installed" in plain.out
-
-
-def test_verify_prints_findings_and_a_summary(recorded_home: Path) -> None:
-    done = run(recorded_home, "verify")
-    assert done.code == 0 and done.out.startswith("all ") and done.out.endswith(" verified\n")
-    summary = run(recorded_home, "verify", "--json").objects()[-1]["summary"]
-    assert summary["findings"] == 0 and summary["records"] == summary["head"] + 1

@@ -42,15 +42,7 @@ def test_only_the_text_is_cut(width: int) -> None:
     assert cell_len(line) <= width and line.split("  ")[-1].rstrip().endswith("…")
 
 
-def test_a_wide_terminal_shows_everything() -> None:
-    assert all(text in drawn(140, ROW)[2] for text in ROW)
-
-
 def test_a_column_is_left_out_only_where_the_text_would_have_no_room() -> None:
     assert drawn(75, ROW)[0].split() == ["id", "state", "started", "ran", "cost", "title"]
     assert drawn(50, ROW)[0].split() == ["id", "state", "title"]
     assert drawn(64, (*ROW[:-1], "-"))[0].split() == ["id", "state", "started", "ran", "cost", "title"]
-
-
-def test_a_heading_alone_is_a_table() -> None:
-    assert drawn(40)[0].split()[0] == "id"

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from sidecar.read.catalog import Catalog
 from sidecar.read.changes.approvals import LEAST_PERSON_MS, Ask
 from sidecar.read.transcript.conversation import MOST_DEPTH
 from sidecar.read.transcript.model import Call, Notice, Prompt, Reading, Said, Session, Turn
-from sidecar.read.transcript.session_fold import diffs_of
-from sidecar.read.transcript.wording import answer_text, asked_text, call_facts, facts_of, turn_end
+from sidecar.read.transcript.wording import answer_text, asked_text, call_facts, turn_end
 from streams.event import StreamEvent
-from streams.store import Record
 from tests.sidecar.read.conversations import DEMO, NAMES, folded, happened, recorded, written
 
 FORMS = ("text", "markdown", "html", "json")
@@ -161,40 +158,6 @@ def test_an_answer_to_an_unknown_ask_has_no_duration() -> None:
     assert (ask.by, ask.waited_ms, answer_text(ask)) == ("user", None, "rejected by user")
 
 
-@pytest.mark.parametrize("name", [*NAMES, DEMO], ids=lambda name: name.rpartition("/")[2])
-def test_turns_and_sessions_are_counted_as_streams_does(name: str) -> None:
-    catalog, events = Catalog(), recorded(name)
-    for position, event in enumerate(events):
-        catalog.apply(Record(event, position, position, ""))
-    for root in folded(events):
-        stream = catalog.stream_json(root.stream)
-        counts = [int(number) for number in re.findall(r"(\d+) (?:turn|session)", facts_of(root))]
-        assert counts == [stream["turns"], stream["sessions"]][: len(counts)]
-
-
-def test_twin_commands_each_have_their_own_ask() -> None:
-    def asks(request: str, call: str, **more: Any) -> StreamEvent:
-        told = {"request": request, "call": call, "turn": "m", "kind": "permission", "permission": "bash"}
-        return happened("workflow.checkpoint", state="asked", **told, **more)
-
-    def ran(command: str, **more: Any) -> StreamEvent:
-        return happened("execution.step", turn="m", call="c", **step("bash", {"command": command}), **more)
-
-    events = [
-        asks("r1", "c", metadata={"command": "rm -rf build"}),
-        asks("r2", "c", patterns=["git add .", "git push"]),
-        asks("r3", "other", metadata={"command": "ls"}),
-        ran("git add . && git push"),
-        ran("ls"),
-        ran("rm -rf b", executed_input={"command": "rm -rf build"}),
-        ran("rm -rf build"),
-    ]
-    (root,) = folded(events)
-    calls = [item for item in root.turns[0].items if isinstance(item, Call)]
-    assert [[ask.request for ask in call.asks] for call in calls] == [["r2"], [], ["r1"], []]
-    assert [item.request for item in root.turns[0].items if isinstance(item, Ask)] == ["r3"]
-
-
 def test_what_nobody_answered_waits_and_is_told_at_the_top() -> None:
     events = recorded("permission_once")
     until = next(number for number, event in enumerate(events) if event.payload.get("state") == "asked")
@@ -296,36 +259,6 @@ TWO_FILES = "Index: /p/c\n--- c\n+++ c\n@@ -1 +1 @@\n-a\n+b\nIndex: /p/d\n--- d\
 
 def step(tool: str, given: object, **more: object) -> dict[str, Any]:
     return {"tool": tool, "status": "completed", "input": given, **more}
-
-
-@pytest.mark.parametrize(
-    ("payload", "files"),
-    [
-        (step("write", {"filePath": "/p/a", "content": "x\ny"}, metadata={"exists": False}), [("a", 2, 0, "new")]),
-        (step("write", {"filePath": "/p/a", "content": "x"}, metadata={"exists": True}), [("a", 1, 0, "replace")]),
-        (step("edit", {"filePath": "/p/b", "oldString": "1\n2", "newString": "1\n3"}), [("b", 1, 1, "edit")]),
-        (step("edit", {"filePath": "/q/b", "oldString": "--- a", "newString": ""}), [("/q/b", 0, 1, "edit")]),
-        (
-            step("multiedit", {"filePath": "/p/b", "edits": [{"oldString": "1", "newString": "2"}, None]}),
-            [("b", 1, 1, "edit")],
-        ),
-        (
-            step(
-                "apply_patch",
-                {"patchText": "*** Begin Patch"},
-                metadata={"diff": TWO_FILES},
-            ),
-            [("c", 1, 1, "edit"), ("d", 1, 1, "edit")],
-        ),
-        (step("patch", {"patchText": "*** Update File: a\n+x"}), [("", 1, 0, "edit")]),
-        (step("bash", {"command": "rm a"}), []),
-        (step("edit", 7, metadata=[]), []),
-        ({**step("write", {"filePath": "/p/a", "content": "x"}), "status": "error"}, []),
-    ],
-)
-def test_what_a_call_changed(payload: dict[str, Any], files: list[tuple[Any, ...]]) -> None:
-    found = diffs_of(payload, "/p")
-    assert [(diff.file, diff.additions, diff.deletions, diff.how) for diff in found] == files
 
 
 @pytest.mark.parametrize("name", [DEMO, "permission_child", "question_replied", "revert", "write_edit", "command"])

@@ -13,7 +13,6 @@ from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import told
 from sidecar.read.describe import describe
 from sidecar.read.detail import detail
-from sidecar.read.wording import one_line, printable
 from tests.sidecar.read.conversations import folded, happened, written
 
 SPELLED = ("می\u200cخواهم", "क्\u200dष", "\U0001f468\u200d\U0001f4bb")
@@ -30,11 +29,6 @@ def test_joiners_stay_where_text_is_spelled_with_them(form: str) -> None:
     shown = written(folded(events), form)
     for each in SPELLED:
         assert shown.count(each) >= 2
-
-
-def test_what_drives_a_terminal_goes() -> None:
-    assert printable("a\u200cb\x1b[31m\u202e\u2066\u200e\u200b\x07") == "a\u200cb"
-    assert one_line("क्\u200dष\r\n\u202e") == "क्\u200dष"
 
 
 FORMS = ("text", "markdown", "html")
@@ -65,11 +59,7 @@ def test_a_text_that_was_too_long_to_keep_is_announced_where_it_stands(form: str
 
 @pytest.mark.parametrize(
     ("tool", "given"),
-    [
-        ("write", {"filePath": "a.txt", "content": LONG}),
-        ("bash", {"command": LONG}),
-        ("odd", {"odd": [LONG]}),
-    ],
+    [("write", {"filePath": "a.txt", "content": LONG}), ("bash", {"command": LONG}), ("odd", {"odd": [LONG]})],
 )
 def test_an_input_that_was_too_long_to_keep_is_announced_by_read_log_and_show(tool: str, given: dict[str, Any]) -> None:
     turn = {"turn": "m", "message": "a"}
@@ -79,19 +69,6 @@ def test_an_input_that_was_too_long_to_keep_is_announced_by_read_log_and_show(to
     shown += ["".join(part.text for part in found.parts) + json.dumps(found.rest), describe(step).text]
     for each in shown:
         assert "8.0 MiB" in each and "$sha256" not in each
-
-
-@pytest.mark.parametrize("type_", ["execution.output", "execution.step"])
-def test_a_line_and_a_record_announce_it_too(type_: str) -> None:
-    payload = (
-        {"kind": "text", "text": LONG}
-        if type_ == "execution.output"
-        else {"kind": "tool", "tool": "bash", "output": LONG}
-    )
-    event = happened(type_, turn="m", message="a", **payload)
-    if type_ == "execution.output":
-        assert "8.0 MiB" in describe(event).text and "$sha256" not in describe(event).text
-    assert any("8.0 MiB" in part.text and "word word" in part.text for part in detail(event).parts)
 
 
 RESULT = {"result": "There are **42** lines.\n\n- all counted"}
