@@ -173,7 +173,7 @@ class Data:
         begin = max(first - 1, 0)
         rows = [
             row_of(record) | {"number": number}
-            for number, record in enumerate(past.records[begin : min(begin + MOST_ROWS, upto)], begin + 1)
+            for number, record in enumerate(past.records.between(begin, min(begin + MOST_ROWS, upto)), begin + 1)
         ]
         return {"rows": rows, "count": upto}
 
@@ -209,7 +209,8 @@ class Data:
         if is_agents(root):
             return None
         past = await self.past(root)
-        return next((n for n, each in enumerate(past.records, 1) if each.position == record.position), None)
+        found = past.records.index(record.position)
+        return None if found is None else found + 1
 
     # --- background work, costs, health ---
 

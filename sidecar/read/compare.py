@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ SHOWN: Final = 40
 """How many records after the first difference are shown."""
 
 
-def same_until(left: Sequence[Record], right: Sequence[Record]) -> int | None:
+def same_until(left: Iterable[Record], right: Iterable[Record]) -> int | None:
     """How many records at the beginning have the same type and content; ``None`` if both runs are the same.
 
     Ids, times and directories do not count.
@@ -56,11 +56,11 @@ def compared(left: Past, right: Past) -> dict[str, Any]:
     """
     same = same_until(left.records, right.records)
     begin = same or 0
-    rows = zip_longest(*([row_of(each) for each in past.records[begin : begin + SHOWN]] for past in (left, right)))
+    shown = ([row_of(each) for each in past.records.between(begin, begin + SHOWN)] for past in (left, right))
     return {
         "sides": [figures(past.session, past.records) for past in (left, right)],
         "same": same,
-        "rows": [] if same is None else list(rows),
+        "rows": [] if same is None else list(zip_longest(*shown)),
         "fault": str(left.fault or right.fault or ""),
     }
 

@@ -19,7 +19,7 @@ from sidecar.read.transcript.wording import prompt_text
 def head(past: Past, at: int | None) -> dict[str, Any]:
     """A session after its first ``at`` records: who, where, how long, what it cost and what it waits for."""
     upto = past.upto(at)
-    catalog, spans = past.catalog(at), past.spans(at).found
+    catalog, spans = past.catalog(at), past.spans(at)
     own = catalog.sessions.get(past.session)
     last = past.records[upto - 1] if upto else None
     now = last.event.ts if last is not None else 0
@@ -35,7 +35,7 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
         "ts": now,
         **catalog.figures(catalog.sessions),
         "working_ms": sum(session.worked_ms(now) for session in catalog.sessions.values()),
-        "waiting_ms": sum(max((span.end or now) - span.start, 0) for span in spans if span.kind == "wait"),
+        "waiting_ms": sum(max((span.end or now) - span.start, 0) for span in spans.waits),
         "counts": counted(past.marks, upto),
         "asks": [msgspec.structs.asdict(ask) for ask in catalog.asks()],
         "sessions": tree(catalog),
@@ -106,15 +106,15 @@ def files(turns: list[TurnChanges]) -> list[dict[str, Any]]:
 
 def between(past: Past, since: int, upto: int) -> dict[str, Any]:
     """What happened in the records after number ``since``, up to number ``upto``: the form of ``diff --json``."""
-    records = past.records[since:upto]
     turns = past.changes(upto, since).turns()
-    did = figures(past.session, records)
+    did = figures(past.session, past.records.between(since, upto))
+    times = [past.records[index].event.ts for index in (since, upto - 1)] if upto > since else [0, 0]
     return {
         "stream_id": past.stream,
         "from": since,
         "to": upto,
-        "ms": records[-1].event.ts - records[0].event.ts if records else 0,
-        "types": dict(Counter(record.event.type for record in records).most_common()),
+        "ms": times[1] - times[0],
+        "types": dict(Counter(record.event.type for record in past.records.between(since, upto)).most_common()),
         **{name: did[name] for name in ("turns", "tools", "tokens", "cost")},
         "changes": [turn.as_json() for turn in turns],
         "totals": totals(turns),

@@ -5,14 +5,16 @@ Nothing here reads a clock or runs an effect, so the same N always gives the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal
 
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.changes import Changes
 from sidecar.read.changes.edits import file_changes
+from sidecar.read.journal import Journal
+from sidecar.read.packed import Packed
 from sidecar.read.select import Family, family_of, find_session, records_of
 from sidecar.read.spans import Spans
 from sidecar.read.transcript.conversation import Conversation
@@ -20,25 +22,54 @@ from streams.errors import CorruptLog
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
 
+MARK: Final = 64
+"""A step back repeats at most so many records for a conversation and the spans."""
+
+WHOLE: Final = 256
+"""A catalog is kept whole at every so many records."""
+
 Mark = Literal["turn", "ask", "error", "edit"]
 
 
-class Fold(Protocol):
-    """What a fold has in common."""
-
-    def apply(self, record: Record) -> None:
-        """Apply one record."""
-
-
-F = TypeVar("F", bound=Fold)
-
-
 @dataclass(slots=True)
-class _Kept:
-    """A fold that has seen the first ``seen`` records."""
+class _Walk:
+    """A fold that has seen the first ``seen`` records, and the way back."""
 
     fold: Any
     seen: int = 0
+    journal: Journal = field(default_factory=Journal)
+
+    def go(self, records: Packed, wanted: int) -> None:
+        """Make the fold that of the first ``wanted`` records."""
+        while self.seen > wanted:
+            self.seen = self.journal.back()
+        with self.journal:
+            for record in records.between(self.seen, wanted):
+                if self.seen % MARK == 0:
+                    self.journal.mark(self.seen)
+                self.fold.apply(record)
+                self.seen += 1
+
+
+@dataclass(slots=True)
+class _Counts:
+    """A catalog that has seen the first ``seen`` records, and what it was before: it is small, so it is kept whole."""
+
+    fold: Catalog = field(default_factory=Catalog)
+    seen: int = 0
+    kept: list[bytes] = field(default_factory=list)
+    """The catalog at every so many records, the first of them before any."""
+
+    def go(self, records: Packed, wanted: int) -> None:
+        """Make the catalog that of the first ``wanted`` records."""
+        if self.seen > wanted:
+            del self.kept[wanted // WHOLE + 1 :]
+            self.fold, self.seen = Catalog.load(self.kept[-1]), (len(self.kept) - 1) * WHOLE
+        for record in records.between(self.seen, wanted):
+            if self.seen == len(self.kept) * WHOLE:
+                self.kept.append(self.fold.dump())
+            self.fold.apply(record)
+            self.seen += 1
 
 
 @dataclass(slots=True)
@@ -52,11 +83,13 @@ class Past:
     stream: str
     session: str
     family: Family
-    records: list[Record] = field(default_factory=list)
+    records: Packed = field(default_factory=Packed)
     marks: list[tuple[int, Mark]] = field(default_factory=list)
     """The number of each record that a person may want to jump to, and what it is."""
     fault: CorruptLog | None = None
-    _folds: dict[str, _Kept] = field(default_factory=dict)
+    _conversation: _Walk = field(default_factory=lambda: _Walk(Conversation()))
+    _spans: _Walk = field(default_factory=lambda: _Walk(Spans()))
+    _catalog: _Counts = field(default_factory=_Counts)
 
     async def catch_up(self, reader: LogReader) -> None:
         """Read what was recorded since the last call."""
@@ -77,39 +110,31 @@ class Past:
         """How many records count: all without ``at``, never more than there are."""
         return len(self.records) if at is None else max(0, min(at, len(self.records)))
 
-    def fold(self, name: str, make: Callable[[], F], at: int | None) -> F:
-        """A fold of the first ``at`` records. It is the caller's until the next call of this method.
-
-        A step forward continues the fold that is there; a step back starts again.
-        """
-        wanted = self.upto(at)
-        kept = self._folds.get(name)
-        if kept is None or kept.seen > wanted:
-            kept = self._folds[name] = _Kept(make())
-        for record in self.records[kept.seen : wanted]:
-            kept.fold.apply(record)
-        kept.seen = wanted
-        found: F = kept.fold
-        return found
+    # What these methods return is the caller's until the next call of the same method.
 
     def conversation(self, at: int | None = None) -> Conversation:
         """The conversation after ``at`` records."""
-        return self.fold("conversation", Conversation, at)
+        self._conversation.go(self.records, self.upto(at))
+        found: Conversation = self._conversation.fold
+        return found
 
     def spans(self, at: int | None = None) -> Spans:
         """Where the time went until then."""
-        return self.fold("spans", Spans, at)
+        self._spans.go(self.records, self.upto(at))
+        found: Spans = self._spans.fold
+        return found
 
     def catalog(self, at: int | None = None) -> Catalog:
         """The counts, costs and open asks at that moment."""
-        return self.fold("catalog", Catalog, at)
+        self._catalog.go(self.records, self.upto(at))
+        return self._catalog.fold
 
     def changes(self, at: int | None = None, since: int = 0) -> Changes:
         """The files that agents changed in the records after ``since``, up to ``at``."""
         # A turn may have begun before: its prompt is needed, its earlier edits are not.
         found = Changes(with_diffs=True)
         upto = self.upto(at)
-        for number, record in enumerate(self.records[:upto], 1):
+        for number, record in enumerate(self.records.between(0, upto), 1):
             if number > since or record.event.type != "execution.step":
                 found.apply(record)
         return found

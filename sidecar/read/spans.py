@@ -7,11 +7,14 @@ ended is ``None``. Payloads come from other programs, so any field may be missin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, Final, Literal
 
+from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.asked import CHECKPOINT, what_is_asked
 from sidecar.read.catalog import add_cost
 from sidecar.read.fields import as_int, as_mapping, as_text, is_forgotten
+from sidecar.read.journal import Items, Kept, Map
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
 
@@ -21,7 +24,7 @@ INFERENCE: Final = "inference"
 
 
 @dataclass(slots=True)
-class Span:
+class Span(Kept):
     """One stretch of time. ``event`` is the record that tells most about it, and ``parent`` the ``id`` of the span
     around it; a session's parent is the tool call, or else the session, that started it.
 
@@ -38,11 +41,11 @@ class Span:
     state: str = "running"
     event: str = ""
     trace: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=Map)
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Lane(Kept):
     """What is open in one session."""
 
     span: Span
@@ -51,17 +54,20 @@ class _Lane:
     """Since when the model may have been at work: the start of the turn, or the end of the step before."""
     busy: int | None = None
     """When the first tool of this step started, so that the model was at work no longer."""
-    waits: dict[str, Span] = field(default_factory=dict)
-    calls: dict[str, Span] = field(default_factory=dict)
+    waits: dict[str, Span] = field(default_factory=Map)
+    calls: dict[str, Span] = field(default_factory=Map)
 
 
 class Spans:
     """A fold over the records of a root session and its descendants, in position order; ``found`` is the result."""
 
     def __init__(self) -> None:
-        self.found: list[Span] = []
-        self._lanes: dict[str, _Lane] = {}
-        self._parents: dict[str, Span] = {}
+        self.found: list[Span] = Items()
+        self.waits: list[Span] = Items()
+        """Those of ``found`` in which a person was asked."""
+        self._models: dict[str, dict[str, Any]] = {}
+        self._lanes: dict[str, _Lane] = Map()
+        self._parents: dict[str, Span] = Map()
         """The span of the call that started a session, by the session."""
 
     def apply(self, record: Record) -> None:
@@ -101,9 +107,15 @@ class Spans:
                 if event.type == ENDED:
                     self._close(lane, event.ts, "completed")
 
+    def _same(self, model: dict[str, Any]) -> dict[str, Any]:
+        """An equal model that is there already: a long session has thousands of steps, and few models."""
+        return self._models.setdefault(repr(model), model)
+
     def _open(self, identifier: str, kind: SpanKind, name: str, start: int, session: str, parent: str) -> Span:
-        span = Span(identifier, kind, name, start, session, parent)
+        span = Span(identifier, kind, intern(name), start, session, parent)
         self.found.append(span)
+        if kind == "wait":
+            self.waits.append(span)
         return span
 
     def _turn(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
@@ -113,7 +125,7 @@ class Spans:
         name = "/".join(filter(None, (as_text(model.get(each)) for each in ("provider", "model"))))
         turn = self._open(f"turn:{event.id}", "turn", name, event.ts, lane.span.session, lane.span.id)
         turn.event, turn.trace = event.id, event.traceparent or ""
-        turn.facts = {"agent": as_text(payload.get("agent")) or event.actor, "model": model, "cost": 0.0, "steps": 0}
+        turn.facts |= {"agent": as_text(payload.get("agent")) or event.actor, "model": model, "cost": 0.0, "steps": 0}
         lane.turn, lane.free, lane.busy = turn, event.ts, None
 
     def _turn_ended(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
@@ -143,8 +155,10 @@ class Spans:
             span = self._open(
                 f"step:{event.id}", "model", as_text(model.get("model")), start, lane.span.session, parent
             )
-            span.facts = {"model": model, "tokens": as_mapping(payload.get("tokens")), "cost": add_cost(0.0, payload)}
-            span.facts["finish"] = as_text(payload.get("finish"))
+            tokens: dict[str, int | float] = {}
+            add_tokens(tokens, payload.get("tokens"))
+            facts = {"model": self._same(model), "tokens": tokens, "cost": add_cost(0.0, payload)}
+            span.facts = Map({**facts, "finish": intern(as_text(payload.get("finish")))})
             if lane.turn is not None:
                 lane.turn.facts["cost"] = add_cost(lane.turn.facts["cost"], payload)
                 lane.turn.facts["steps"] += 1
@@ -154,7 +168,7 @@ class Spans:
             start = max(end - (as_int(payload.get("duration_ms")) or 0), 0)
             tool = as_text(payload.get("tool")) or "tool"
             span = known or self._open(f"step:{event.id}", "tool", tool, start, lane.span.session, parent)
-            span.name = tool
+            span.name = intern(tool)
             span.facts |= {"call": call, "title": as_text(payload.get("title")) or span.facts.get("title", "")}
             lane.busy = min(lane.busy or span.start, span.start)
         span.end, span.event = end, event.id
@@ -165,7 +179,8 @@ class Spans:
         parent = lane.turn.id if lane.turn is not None else lane.span.id
         tool = as_text(payload.get("tool")) or "tool"
         span = lane.calls[call] = self._open(f"call:{event.id}", "tool", tool, event.ts, lane.span.session, parent)
-        span.event, span.facts = event.id, {"call": call, "title": as_text(payload.get("title"))}
+        span.event = event.id
+        span.facts |= {"call": call, "title": as_text(payload.get("title"))}
 
     def _spawned(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
         if as_text(payload.get("call")) not in lane.calls:
@@ -184,4 +199,4 @@ class Spans:
             lane.waits[request] = span
         elif (known := lane.waits.pop(request, None)) is not None:
             known.end, known.state = max(event.ts, known.start), "completed"
-            known.facts = {"reply": as_text(payload.get("reply")) or as_text(payload.get("state")), "by": event.actor}
+            known.facts |= {"reply": as_text(payload.get("reply")) or as_text(payload.get("state")), "by": event.actor}

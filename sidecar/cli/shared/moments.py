@@ -29,8 +29,7 @@ async def moment_of(reader: LogReader, past: Past, given: str | None) -> int:
         if int(given) > len(past.records):
             raise typer.BadParameter(f"{past.session} has only {len(past.records)} records, so there is no {given}")
         return int(given)
-    position = (await find_event(reader, given)).position
-    for number, record in enumerate(past.records, 1):
-        if record.position == position:
-            return number
+    found = past.records.index((await find_event(reader, given)).position)
+    if found is not None:
+        return found + 1
     raise Failure("not-found", f"the event {given} is not in {past.session}; `durable-stream show {given}` shows where")

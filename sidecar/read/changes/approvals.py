@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from sidecar.read.asked import CHECKPOINT, what_is_asked
 from sidecar.read.fields import as_list, as_mapping, as_strings, as_text, first_text
+from sidecar.read.journal import Items, Kept, Map
 from sidecar.read.wording import lasted, one_line
 from streams.store import Record
 
@@ -32,7 +33,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Ask:
+class Ask(Kept):
     """A permission or a question: exactly what was asked, who answered, what the answer was, and how long it took.
 
     ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``. ``by`` is
@@ -59,7 +60,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Approval:
+class Approval(Kept):
     """An ask, the record that asks, and, once there is one, the record that answers."""
 
     ask: Ask
@@ -142,8 +143,8 @@ class Approvals:
     """A fold over ``workflow.checkpoint`` records, in position order; records of other types change nothing."""
 
     def __init__(self) -> None:
-        self._requests: dict[tuple[str, str], Approval] = {}
-        self._calls: dict[tuple[str, str, str], list[Approval]] = {}
+        self._requests: dict[tuple[str, str], Approval] = Map()
+        self._calls: dict[tuple[str, str, str], list[Approval]] = Map()
 
     def __iter__(self) -> Iterator[Approval]:
         """Every ask, oldest first."""
@@ -167,7 +168,7 @@ class Approvals:
         if known is None or known.asked.event.id != event.id:
             known = self._requests[key] = Approval(ask_of(record), record)
             if known.ask.call:
-                self._calls.setdefault((key[0], known.ask.turn, known.ask.call), []).append(known)
+                self._calls.setdefault((key[0], known.ask.turn, known.ask.call), Items()).append(known)
         return known
 
     def of_step(self, payload: dict[str, Any]) -> list[Approval]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from sidecar.read.fields import as_text, is_forgotten
+from sidecar.read.journal import Items, Map
 from sidecar.read.transcript.model import Branch, Call, Session
 from sidecar.read.transcript.session_fold import SessionFold
 from streams.lineage import CREATED, LINKED, RESUMED
@@ -20,8 +21,8 @@ class Conversation:
     """A fold over records in position order; ``roots`` is the result so far."""
 
     def __init__(self) -> None:
-        self._folds: dict[str, SessionFold] = {}
-        self._parents: set[str] = set()
+        self._folds: dict[str, SessionFold] = Map()
+        self._parents: dict[str, bool] = Map()
 
     @property
     def roots(self) -> list[Session]:
@@ -91,9 +92,9 @@ class Conversation:
             return False
         branch = Branch(session.id, call.title or session.title, session.agent)
         if fold.branch is None:
-            branch.turns, session.turns = session.turns, []
+            branch.turns, session.turns = session.turns, Items()
             fold.parent = above.session.id
-            self._parents.add(fold.parent)
+            self._parents[fold.parent] = True
         session.directory = session.directory or above.session.directory
         call.child = fold.branch = branch
         return True

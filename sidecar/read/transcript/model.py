@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from sidecar.read.changes.approvals import Ask
 from sidecar.read.changes.edits import Diff
+from sidecar.read.journal import Items, Kept, Map
 
 NoticeKind = Literal[
     "error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "redone", "background", "other"
@@ -18,7 +19,7 @@ NoticeKind = Literal[
 
 
 @dataclass(slots=True)
-class Prompt:
+class Prompt(Kept):
     """The input of a person, or of the parent of a child session. ``files`` are names; ``images`` are ``data:`` URLs.
 
     ``command`` is the slash command from which the text was made (``/init now``); ``shell`` is a command that the
@@ -38,7 +39,7 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Said:
+class Said(Kept):
     """What a model said: an answer in Markdown, its reasoning, or the summary that a compaction made."""
 
     event: str
@@ -49,17 +50,17 @@ class Said:
 
 
 @dataclass(slots=True)
-class Branch:
+class Branch(Kept):
     """What a child session did for one ``task`` call."""
 
     session: str
     title: str
     agent: str
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=Items)
 
 
 @dataclass(slots=True)
-class Call:
+class Call(Kept):
     """A tool call. ``status`` is ``running``, ``completed`` or ``error``; ``exit`` is a command's exit code."""
 
     event: str
@@ -83,7 +84,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Notice:
+class Notice(Kept):
     """An occurrence that is not an agent's action: an error, a gap, a compaction, an end.
 
     ``count`` is how many records the notice stands for. The kind ``other`` is shown only with ``full``.
@@ -101,7 +102,7 @@ Item = Prompt | Said | Ask | Call | Notice
 
 
 @dataclass(slots=True)
-class Turn:
+class Turn(Kept):
     """The answer to one message. ``outcome`` is empty while the turn is open, and ``started_ms`` is ``None`` until the
     turn begins. ``asked`` is the message on one line, and ``spawned`` are the child sessions that the turn started.
     """
@@ -116,10 +117,10 @@ class Turn:
     error: str = ""
     steps: int = 0
     cost: float = 0.0
-    tokens: dict[str, int | float] = field(default_factory=dict)
+    tokens: dict[str, int | float] = field(default_factory=Map)
     asked: str = ""
-    spawned: list[str] = field(default_factory=list)
-    items: list[Item] = field(default_factory=list)
+    spawned: list[str] = field(default_factory=Items)
+    items: list[Item] = field(default_factory=Items)
 
     @property
     def duration_ms(self) -> int | None:
@@ -128,7 +129,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Session:
+class Session(Kept):
     """A root session, or a child session without a known ``task`` call."""
 
     id: str
@@ -139,7 +140,7 @@ class Session:
     first_ms: int = 0
     last_ms: int = 0
     ended: str = ""
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=Items)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from sidecar.read.changes.approvals import Approvals, add_answer, ask_of
 from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
 from sidecar.read.describe import describe, short_type
 from sidecar.read.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
+from sidecar.read.journal import Items, Map
 from sidecar.read.markup import unwrapped
 from sidecar.read.transcript.attached import attached
 from sidecar.read.transcript.model import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
@@ -37,13 +38,13 @@ class SessionFold(TurnFold):
     session: Session
     parent: str = ""
     branch: Branch | None = None
-    prompts: dict[str, Prompt] = field(default_factory=dict)
-    removed: set[str] = field(default_factory=set)
+    prompts: dict[str, Prompt] = field(default_factory=Map)
+    removed: dict[str, bool] = field(default_factory=Map)
     """The messages that OpenCode removed after they were undone."""
-    answered: dict[str, str] = field(default_factory=dict)
+    answered: dict[str, str] = field(default_factory=Map)
     """The user message that each assistant message answers."""
     approvals: Approvals = field(default_factory=Approvals)
-    running: dict[tuple[str, str], Call] = field(default_factory=dict)
+    running: dict[tuple[str, str], Call] = field(default_factory=Map)
     """The ``task`` calls whose child session was announced, by turn and call id."""
 
     def apply(self, record: Record) -> None:
@@ -151,7 +152,7 @@ class SessionFold(TurnFold):
         # An ask that belongs to an earlier call with the same id is no longer an item of the turn.
         asks = [each.ask for each in self.approvals.of_step(payload)]
         call.asks = [ask for ask in asks if any(item is ask for item in turn.items)]
-        turn.items = [item for item in turn.items if not any(item is ask for ask in asks)]
+        turn.items = Items(item for item in turn.items if not any(item is ask for ask in asks))
 
     def _checkpoint(self, record: Record, payload: dict[str, Any]) -> None:
         known = self.approvals.apply(record)
@@ -193,7 +194,7 @@ class SessionFold(TurnFold):
     def _removed(self, record: Record, payload: dict[str, Any]) -> None:
         message = as_text(as_mapping(payload.get("properties")).get("messageID"))
         prompt, was_known = self.prompts.get(message), message in self.removed
-        self.removed.add(message)
+        self.removed[message] = True
         if prompt is not None:
             was_known, prompt.undone = prompt.undone, True
         if not was_known and not self._undone(record, "undone", prompt, payload) and message not in self.answered:

@@ -11,16 +11,17 @@ from typing import Any
 from sidecar.read.catalog import TURN_ENDED, add_step
 from sidecar.read.describe import input_text
 from sidecar.read.fields import as_mapping, as_text
+from sidecar.read.journal import Kept, Map
 from sidecar.read.transcript.model import Turn
 from streams.lineage import TURN_STARTED
 from streams.store import Record
 
 
 @dataclass(slots=True)
-class TurnFold:
+class TurnFold(Kept):
     """The turns of a session by their messages, in order, without what was said and done in them."""
 
-    turns: dict[str, Turn] = field(default_factory=dict)
+    turns: dict[str, Turn] = field(default_factory=Map)
     current: Turn | None = None
 
     def apply(self, record: Record) -> None:

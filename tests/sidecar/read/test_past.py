@@ -7,6 +7,8 @@ import random
 import pytest
 
 from bridge.opencode.capture.translate import Translator
+from sidecar.read import journal, packed
+from sidecar.read import past as past_module
 from sidecar.read.catalog import Catalog
 from sidecar.read.past import Past
 from sidecar.read.select import Family
@@ -19,6 +21,15 @@ from tests.bridge.opencode.playing2 import names as names2
 from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import events_of
 from tests.sidecar.read.conversations import NAMES, happened
+
+
+@pytest.fixture(autouse=True)
+def near_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks so near that even a short recording has many."""
+    monkeypatch.setattr(past_module, "MARK", 3)
+    monkeypatch.setattr(past_module, "WHOLE", 4)
+    monkeypatch.setattr(journal, "SMALL", 1)
+    monkeypatch.setattr(packed, "PACK", 5)
 
 
 def past_of(events: list[StreamEvent]) -> Past:
@@ -48,6 +59,15 @@ def walk(events: list[StreamEvent], steps: int, seed: str) -> None:
         far = chance.random() < 0.15
         at = chance.randint(0, len(events)) if far else at + chance.choice((-2, -1, -1, -1, 1, 2))
         at = max(0, min(at, len(events)))
+
+
+def test_records_are_the_same_when_they_are_read_again() -> None:
+    events = events_of("task_nested", Translator(seeded_identity(2)))
+    records = past_of(events).records
+    assert [record.event for record in records] == events and len(records) == len(events) > 3 * packed.PACK
+    assert [record.event for record in records.between(4, 11)] == events[4:11]
+    assert records[-1].event == events[-1] and list(records.between(3, 3)) == []
+    assert [records.index(position) for position in (0, 7, len(events))] == [0, 7, None]
 
 
 @pytest.mark.parametrize("name", NAMES)
