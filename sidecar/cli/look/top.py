@@ -254,7 +254,7 @@ def _screen(out: Output, state: dict[str, Any]) -> Group:
     # On a narrow terminal, a sentence stands below its row.
     most = max((out.console.height - 2) // (3 if out.width >= WIDE else 6), 3)
     clock = local_time(state["at"], "%H:%M:%S")
-    parts: list[Any] = [Text(fitted(f"{clock} · {_summary(state)} · q ends", out.width), "bold")]
+    parts: list[Any] = [Text(fitted(f"{clock} · q ends · {_summary(state)}", out.width), "bold")]
     for heading, columns, rows in _tables(out.width, state):
         parts += [Text(), Text(heading, "bold cyan"), out.drawn(columns, rows[-most:])]
     return Group(*parts)
