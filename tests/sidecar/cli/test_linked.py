@@ -13,7 +13,8 @@ from sidecar.cli.printing.output import Output
 from sidecar.cli.shared.state import print_status
 from sidecar.home import Home
 
-NONE: dict[str, Any] = {"problems": [], "notes": [], "asks": [], "work": [], "home": "/home/x/.durable-stream", "running": True}
+NOTHING: dict[str, Any] = {"problems": [], "notes": [], "asks": [], "work": []}
+NONE: dict[str, Any] = NOTHING | {"home": "/home/x/.durable-stream", "running": True}
 LOG = {"head": -1, "pruned": 0, "streams": 0, "damaged": False}
 SIDECAR = {"pid": 1, "port": 2, "version": "0.1.0", "uptime_ms": 3}
 
