@@ -95,13 +95,3 @@ class TestLife:
     def test_a_session_first_seen_resumed_may_be_unknown(self) -> None:
         lineage = told(("ses_9", RESUMED, {"session": "ses_9", "lineage": "unknown"}))
         assert list(lineage.sessions) == ["ses_9"] and not lineage.sessions["ses_9"].known
-
-
-def test_a_tree_from_its_snapshot_is_the_tree() -> None:
-    story = [created("r"), created("u", stream="u", lineage="unknown"), created("k", "u", stream="u", title="é")]
-    story += [linked("u", "r"), ("r", ENDED, {"session": "r"}), ("r", RESUMED, {"session": "r"}), created("g", "k")]
-    for cut in range(len(story) + 1):
-        resumed = Lineage.load(told(*story[:cut]).dump())
-        for position, (stream, type_, payload) in enumerate(story[cut:], cut):
-            resumed.apply(Record(event(stream=stream, type_=type_, payload=payload), 0, position, ""))
-        assert resumed.dump() == told(*story).dump() and resumed.streams_of("g") == told(*story).streams_of("g")
