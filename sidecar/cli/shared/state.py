@@ -59,6 +59,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     """
     problems: list[str] = []
     notes: list[str] = []
+    reader = LogReader(home.store_path)
     info = home.running()
     found: dict[str, Any] | None = None
     if info is not None:
@@ -91,13 +92,13 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes += ["; ".join(each) for each in agent_notes(found)]
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
-        read, catalog = await _read_stopped(home, problems, notes)
+        read, catalog = await _read_stopped(home, reader, problems, notes)
         found |= read
         # Do not wait again for a store that could not be opened.
         found["nats"] = _nats_stopped(home) if found["log"]["head"] is not None else None
     else:
         known = len(problems)
-        found["log"]["pruned"], catalog = await _look(home, problems)
+        found["log"]["pruned"], catalog = await _look(reader, problems)
         found["log"]["damaged"] = len(problems) > known
     if found["log"].get("damaged") and (kept := kept_hint(home.store_path)) is not None:
         notes.append(f"the log is damaged, but {kept}")
@@ -120,18 +121,18 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found["sidecar"] is None and found["spool"]["files"]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be recorded at the next start of the sidecar")
-    found["asks"] = await waiting_lines(LogReader(home.store_path)) if catalog is not None else []
-    found["work"] = await _work(home) if catalog is not None and WORKING in catalog.streams else []
+    found["asks"] = await waiting_lines(reader) if catalog is not None else []
+    found["work"] = await _work(reader) if catalog is not None and WORKING in catalog.streams else []
     found["cut"] = catalog.cut if catalog is not None else 0
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
 
 
-async def _work(home: Home) -> list[str]:
+async def _work(reader: LogReader) -> list[str]:
     """What background work runs and waits, what failed in the last day, and what nobody has seen, in words."""
     from sidecar.background.people import teller
     from sidecar.background.reading import read_intents
 
-    data = await read_intents(LogReader(home.store_path))
+    data = await read_intents(reader)
     since = own_identity().now_ms() - RECENT_MS
     counts = Counter(teller.state_of(each) for each in data.unfinished())
     lines = [", ".join(f"{count} {state}" for state, count in counts.items())] if counts else []
@@ -142,10 +143,9 @@ async def _work(home: Home) -> list[str]:
     return lines
 
 
-async def _look(home: Home, problems: list[str]) -> tuple[int, Catalog | None]:
+async def _look(reader: LogReader, problems: list[str]) -> tuple[int, Catalog | None]:
     """How many records were pruned, and the catalog, read from the files of a log that a running sidecar reports on."""
     try:
-        reader = LogReader(home.store_path)
         await reader.glance()
         gone = await reader.removed()
         return sum(each.first_offset for each in gone.values()), (await catalog_of(reader))[0]
@@ -165,13 +165,14 @@ def _nats_stopped(home: Home) -> dict[str, Any] | None:
         return None  # the reason is already among the problems
 
 
-async def _read_stopped(home: Home, problems: list[str], notes: list[str]) -> tuple[dict[str, Any], Catalog | None]:
+async def _read_stopped(
+    home: Home, reader: LogReader, problems: list[str], notes: list[str]
+) -> tuple[dict[str, Any], Catalog | None]:
     """The state and the catalog of the log. If it cannot be opened, nothing is counted and nothing else is tried."""
     torn = torn_files(home.store_path)
     log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
     migration, catalog = None, None
     try:
-        reader = LogReader(home.store_path)
         log |= {"head": reader.head}
         sizes = reader.file_sizes()
         catalog, fault = await catalog_of(reader)
