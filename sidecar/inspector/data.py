@@ -40,6 +40,8 @@ MOST_TURNS: Final = 40
 """How many turns one answer has; the page asks for more as the reader scrolls."""
 
 MOST_ROWS: Final = 500
+MOST_SPANS: Final = 1500
+AT_REST: Final = ("idle", "ended")
 LINES: Final = 4
 """How many of its last events a running piece of work shows."""
 AROUND: Final = 60
@@ -84,6 +86,8 @@ class Data:
                 continue
             row = catalog.stream_json(stream.id)
             own = catalog.own_session(stream.id)
+            if row["status"] in AT_REST and own is not None and own.outcome == "failed":
+                row["status"] = "failed"
             row["agent"] = own.agent if own is not None else ""
             row["place"] = short_directory(row["directory"], str(Path.home()))
             row["background"] = work.get(own.id if own is not None else stream.id, 0)
@@ -117,9 +121,11 @@ class Data:
 
     async def past(self, given: str) -> Past:
         """The session that ``given`` names, with all that it started. Raises ``SelectError``."""
-        stream, session = await find_session(self.reader, given)
-        key = session or stream
-        past = self._pasts.get(key)
+        past, key = self._pasts.get(given), given
+        if past is None:
+            stream, session = await find_session(self.reader, given)
+            key = session or stream
+            past = self._pasts.get(key)
         if past is None:
             past = self._pasts[key] = Past(stream, key, await family_of(self.reader, stream, session=session))
         self._pasts.move_to_end(key)
@@ -152,11 +158,14 @@ class Data:
         return self._now_ms() if upto == len(past.records) else past.records[upto - 1].event.ts if upto else 0
 
     async def timeline(self, given: str, at: int | None) -> dict[str, Any]:
-        """The spans of a session and its descendants until ``at``."""
+        """The last spans of a session and its descendants until ``at``, and how many earlier ones are left out."""
         past = await self.past(given)
         upto = past.upto(at)
+        found = [span for span in past.spans(at).found if span.kind != "session"]
         return {
-            "spans": [asdict(span) for span in past.spans(at).found],
+            "spans": [asdict(span) for span in past.spans(at).found if span.kind == "session"]
+            + [asdict(span) for span in found[-MOST_SPANS:]],
+            "left_out": max(len(found) - MOST_SPANS, 0),
             "now": past.records[upto - 1].event.ts if upto else 0,
         }
 

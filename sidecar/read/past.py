@@ -15,7 +15,7 @@ from sidecar.read.changes.changes import Changes
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.journal import Journal
 from sidecar.read.packed import Packed
-from sidecar.read.select import Family, family_of, find_session, records_of
+from sidecar.read.select import Family, catalog_of, family_of, find_session, records_of
 from sidecar.read.spans import Spans
 from sidecar.read.transcript.conversation import Conversation
 from streams.errors import CorruptLog
@@ -87,18 +87,33 @@ class Past:
     marks: list[tuple[int, Mark]] = field(default_factory=list)
     """The number of each record that a person may want to jump to, and what it is."""
     fault: CorruptLog | None = None
+    _seen: int = NOTHING
+    """The position up to which the log was read."""
     _conversation: _Walk = field(default_factory=lambda: _Walk(Conversation()))
     _spans: _Walk = field(default_factory=lambda: _Walk(Spans()))
     _catalog: _Counts = field(default_factory=_Counts)
 
     async def catch_up(self, reader: LogReader) -> None:
         """Read what was recorded since the last call."""
-        after = self.records[-1].position if self.records else NOTHING
+        await catalog_of(reader)  # it is the family's, and now knows the new sessions
+        before = self.family.streams
+        self.family.refresh()
+        if self.family.streams != before and len(self.records):
+            # What a stream that joined had recorded before belongs between the records that are here.
+            self.records, self.marks, self._seen = Packed(), [], NOTHING
+            self._conversation, self._spans, self._catalog = _Walk(Conversation()), _Walk(Spans()), _Counts()
+        head = reader.head
+        # Only a session that is opened is read from its beginning.
+        records = reader.read_all(after=self._seen) if self._seen > NOTHING else records_of(reader, self.family)
         try:
-            async for record in records_of(reader, self.family, after=after):
-                self.add(record)
+            async for record in records:
+                if record in self.family:
+                    self.add(record)
+                self._seen = record.position
         except CorruptLog as error:
             self.fault = error
+        else:
+            self._seen = max(self._seen, head)
 
     def add(self, record: Record) -> None:
         """Take the next record."""

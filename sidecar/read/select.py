@@ -204,17 +204,18 @@ class Family:
     ) -> None:
         self.stream, self.catalog, self._only, self._session = stream, catalog or Catalog(), only, session
         self.streams: set[str] = set()
-        self._refresh()
+        self.refresh()
 
     def apply(self, record: Record) -> set[str]:
         """Take the next record in position order; return the streams that this record joined to the family."""
         before = self.streams
         self.catalog.apply(record)
         if record.event.type.startswith(("lifecycle.", "lineage.")):
-            self._refresh()
+            self.refresh()
         return self.streams - before
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Take the streams from the catalog, which somebody else has continued."""
         own = None if self._only else self.catalog.own_session(self.stream)
         self.streams = {self.stream, *(self.catalog.streams_of(own.id) if own is not None else ())}
 

@@ -54,7 +54,7 @@ function scaleOf(spans, now, width) {
   return { at, pieces, width: x - FOLD };
 }
 
-export function timeline({ spans, now }, select) {
+export function timeline({ spans, now, left_out: left }, select) {
   if (!spans.some((each) => each.kind !== "session")) return h("p", { class: "empty" }, "Nothing ran until then.");
   const width = Math.max(Math.min(document.getElementById("main").clientWidth - 320, 1400), 320);
   const { at, pieces } = scaleOf(spans, now, width - LABEL - 16);
@@ -109,7 +109,7 @@ export function timeline({ spans, now }, select) {
   );
   const picture = s("svg", { class: "lanes", viewBox: `0 0 ${width} ${y + 34}`, preserveAspectRatio: "xMinYMin", height: y + 34, width, role: "img", "aria-label": "Timeline" }, hatch, gaps, marks, ends);
   const names = [["turn", "turn"], ["model", "model call"], ["tool", "tool"], ["wait-bar", "waits for a person"], ["error", "failed"]];
-  return h("div", {}, h("div", { class: "legend" }, names.map(([kind, label]) => h("span", {}, h("i", { class: kind }), label))), picture);
+  return h("div", {}, left ? h("p", { class: "faint" }, `${left} earlier spans are left out; the slider shows them.`) : null, h("div", { class: "legend" }, names.map(([kind, label]) => h("span", {}, h("i", { class: kind }), label))), picture);
 }
 
 function bar(each, x, y, width, height, kind, select, now) {
