@@ -30,9 +30,16 @@ LATE_SECONDS: Final = 0.3
 """
 
 
-class _Kind:
+class Repeatable:
+    """An ``EffectKind`` whose effect may simply be carried out again after an attempt that was cut off."""
+
     effect_class: EffectClass = "idempotent"
 
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        return NotDone()
+
+
+class _Kind(Repeatable):
     def __init__(self, host: Host) -> None:
         self._host = host
 
@@ -52,7 +59,6 @@ class Create(_Kind):
                 title=args["title"],
                 directory=args["directory"],
                 parent=args.get("parent"),
-                pid=args.get("pid"),
                 agent=args.get("agent"),
                 rights=Rights.of(args["rights"]) if args.get("rights") else None,
             )
@@ -64,9 +70,8 @@ class Create(_Kind):
         args = effect.args
         if args.get("session"):
             return NotDone()
-        about = {name: args.get(name) for name in ("parent", "pid")}
         try:
-            found = await self._host.find(args["intent"], directory=args["directory"], **about)
+            found = await self._host.find(args["intent"], directory=args["directory"], parent=args.get("parent"))
         except HostAbsent:
             return NotDone()
         return NotDone() if found is None else Done({"session": found})
@@ -93,7 +98,6 @@ class Prompt(_Kind):
                 directory=args["directory"],
                 agent=args.get("agent"),
                 model=args.get("model"),
-                pid=args.get("pid"),
             )
         except HostAbsent:
             if not args.get("waits"):
@@ -103,7 +107,7 @@ class Prompt(_Kind):
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         args = effect.args
-        held = await self._host.holds(args["session"], key, directory=args["directory"], pid=args.get("pid"))
+        held = await self._host.holds(args["session"], key, directory=args["directory"])
         return Done({"held": True}) if held else NotDone()
 
 
@@ -119,9 +123,6 @@ class Abort(_Kind):
             if await self._host.status(session) == "busy":
                 await self._host.abort(session, directory=directory)
         return {}
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return NotDone()
 
 
 class Wake(_Kind):
@@ -163,10 +164,6 @@ class Wake(_Kind):
             await asyncio.sleep(pause)
         return False
 
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``: the next attempt finds any message that was sent."""
-        return NotDone()
-
 
 class Check(_Kind):
     """``opencode.check``: asks what a phantom's session did, if the log does not show it. Result: a ``Look``."""
@@ -178,11 +175,7 @@ class Check(_Kind):
         look = await self._host.look(args["session"], directory=args["directory"])
         return {**look._asdict(), **{name: args[name] for name in CHECKED if name in args}}
 
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return NotDone()
-
 
 def effect_kinds(host: Host, said: Said) -> Mapping[str, EffectKind]:
-    """Every effect of the orchestration, carried out on ``host`` with the words of ``said``."""
     one, other = Prompt(host, said), Wake(host, said)
     return {CREATE: Create(host), PROMPT: one, ABORT: Abort(host), WAKE: other, CHECK: Check(host)}

@@ -59,8 +59,6 @@ class Watched:
 
 @dataclass(slots=True)
 class State:
-    """Everything that the agent remembers."""
-
     sessions: dict[str, Watched] = field(default_factory=dict)
     own: list[str] = field(default_factory=list)
     """The gardener's own intents, the intents that these intents started, and the sessions of all these intents."""
@@ -69,8 +67,6 @@ class State:
 
 
 class GardenerAgent(OwnAgent[State]):
-    """See ``Agent``."""
-
     begins_anywhere = False
     """See ``Agent``. Sessions that failed before the gardener was switched on get no agent."""
 

@@ -139,12 +139,10 @@ class DurableStream:
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        """Every agent of the orchestration."""
         return (self.agent, *self.people.agents, *self._gardener)
 
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
-        """Every effect of the orchestration."""
         setup = Setup(self._config.setup, self._config.setup_minutes * 60)
         own = worktree_kinds(self.worktrees, self.host, self, setup)
         return {**effect_kinds(self.host, self._said), **own, **self.people.kinds}
@@ -369,9 +367,8 @@ class DurableStream:
     # --- requests ---
 
     def register(self, requests: Requests) -> None:
-        """Add the requests of this class to the table."""
         requests.register("spawn", RegisterArgs, self._request_spawn, "the intent: `id`, `state`, …")
-        requests.register("intents", NoArgs, self._request_intents, "`intents`, oldest first; `notices`")
+        requests.register("intents", NoArgs, lambda _: self.status(), "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", IntentArgs, self._request_cancel, "the intent")
         requests.register(
             "intent_apply",
@@ -425,9 +422,6 @@ class DurableStream:
         if before.session is None:
             raise RequestError("no-session", f"{before.id} has no session that could go on; start new work")
         return before
-
-    async def _request_intents(self, args: NoArgs) -> dict[str, Any]:
-        return self.status()
 
     def _session(self, given: str) -> str:
         """The id of a recorded session; ``given`` is the id, or a unique beginning or end of it."""

@@ -56,8 +56,6 @@ class _Call(NamedTuple):
 
 
 class ToolCalls:
-    """Answers the calls of one home's plugins."""
-
     def __init__(self, durable: DurableStream, state: CaptureState, identity: Identity) -> None:
         self._durable, self._state, self._identity = durable, state, identity
         self._waits: Counter[str] = Counter()

@@ -69,7 +69,6 @@ class Target(NamedTuple):
 
     @property
     def plugin(self) -> Path:
-        """The path of the plugin file."""
         return self.config / "plugin" / PLUGIN_NAME
 
 
@@ -81,7 +80,6 @@ class Outcome:
     changed: bool = False
 
     def did(self, line: str) -> None:
-        """Note a change."""
         self.lines.append(line)
         self.changed = True
 
@@ -333,7 +331,6 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        """The path of the ledger's file."""
         return self.user / LEDGER_NAME
 
     @classmethod

@@ -103,7 +103,7 @@ class HostContract:
 
     async def test_one_intent_has_one_session_however_often_it_is_created(self) -> None:
         session = await self.new("int_once")
-        again = await self.host.create("int_once", title="t", directory=self.directory, parent=None, pid=None)
+        again = await self.host.create("int_once", title="t", directory=self.directory, parent=None)
         assert again == session
 
     async def test_a_session_is_a_child_of_the_one_that_started_it_unless_that_is_lacked(self) -> None:

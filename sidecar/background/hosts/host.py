@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from bridge.opencode.capture.state import CaptureState
 from sidecar.background.hosts.rights import Rights
 
 Status = Literal["idle", "busy", "absent"]
@@ -76,7 +77,6 @@ class Host(Protocol):
         title: str,
         directory: str,
         parent: str | None,
-        pid: int | None,
         agent: str | None = None,
         rights: Rights | None = None,
     ) -> str:
@@ -88,7 +88,7 @@ class Host(Protocol):
         """
         ...
 
-    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
+    async def find(self, intent: str, *, directory: str, parent: str | None) -> str | None:
         """The session that carries an intent's id, or ``None``."""
         ...
 
@@ -101,7 +101,6 @@ class Host(Protocol):
         agent: str | None = None,
         model: str | None = None,
         reply: bool = True,
-        pid: int | None = None,
     ) -> bool:
         """Give a session a message. With ``reply``, the model answers the message.
 
@@ -110,7 +109,7 @@ class Host(Protocol):
         """
         ...
 
-    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+    async def holds(self, session: str, key: str, *, directory: str) -> bool:
         """Whether a message with this key is in a session's history."""
         ...
 
@@ -148,3 +147,18 @@ class Host(Protocol):
     def about(self, session: str) -> dict[str, Any]:
         """What is known about a session: ``directory``, ``agent``, ``model``; empty if nothing is known."""
         ...
+
+
+def about_session(state: CaptureState, session: str) -> dict[str, Any]:
+    """See ``Host.about``: what capture knows."""
+    known = state.sessions.get(session)
+    if known is None:
+        return {}
+    turn = known.turn or known.last_turn
+    about: dict[str, Any] = {"directory": known.directory or ""}
+    if turn is not None:
+        about["agent"] = turn.agent
+        model = turn.model or {}
+        if model.get("provider") and model.get("model"):
+            about["model"] = f"{model['provider']}/{model['model']}"
+    return about

@@ -41,17 +41,14 @@ class Hosts:
         title: str,
         directory: str,
         parent: str | None,
-        pid: int | None,
         agent: str | None = None,
         rights: Rights | None = None,
     ) -> str:
         host = self._new(parent)
-        return await host.create(
-            intent, title=title, directory=directory, parent=parent, pid=pid, agent=agent, rights=rights
-        )
+        return await host.create(intent, title=title, directory=directory, parent=parent, agent=agent, rights=rights)
 
-    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
-        return await self._new(parent).find(intent, directory=directory, parent=parent, pid=pid)
+    async def find(self, intent: str, *, directory: str, parent: str | None) -> str | None:
+        return await self._new(parent).find(intent, directory=directory, parent=parent)
 
     async def prompt(
         self,
@@ -62,13 +59,12 @@ class Hosts:
         agent: str | None = None,
         model: str | None = None,
         reply: bool = True,
-        pid: int | None = None,
     ) -> bool:
         host = self._of(session)
-        return await host.prompt(session, parts, directory=directory, agent=agent, model=model, reply=reply, pid=pid)
+        return await host.prompt(session, parts, directory=directory, agent=agent, model=model, reply=reply)
 
-    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
-        return await self._of(session).holds(session, key, directory=directory, pid=pid)
+    async def holds(self, session: str, key: str, *, directory: str) -> bool:
+        return await self._of(session).holds(session, key, directory=directory)
 
     async def abort(self, session: str, *, directory: str) -> None:
         await self._of(session).abort(session, directory=directory)

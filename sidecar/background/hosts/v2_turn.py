@@ -38,7 +38,6 @@ class Turn(NamedTuple):
 
 
 def is_prompt(message: dict[str, Any]) -> bool:
-    """Whether a message is a prompt for background work."""
     return bool(mapping(mapping(message.get("metadata")).get("durable_stream")).get(MARK))
 
 
@@ -73,7 +72,6 @@ def turn_of(messages: Sequence[dict[str, Any]]) -> Turn | None:
 
 
 def said_in(message: dict[str, Any]) -> str:
-    """The texts of an answer."""
     return "\n".join(filter(None, (text(part.get("text")) for part in _parts(message) if part.get("type") == "text")))
 
 

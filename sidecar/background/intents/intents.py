@@ -219,7 +219,6 @@ class IntentAgent(OwnAgent[State]):
         return self._stop(intent, event.ts, Doom("intent.cancelled", reason, "cancelled"))
 
     def _applied(self, event: StreamEvent) -> list[Output]:
-        """React when a person has applied the changes in an intent's worktree."""
         intent = self.data.intents.get(event.payload.get("intent", ""))
         if intent is None or intent.applied is not None:
             return []

@@ -77,8 +77,6 @@ class Limits:
 
 @dataclass(slots=True)
 class Spent:
-    """What a root has used so far."""
-
     sessions: int = 0
     tokens: int = 0
     cost: float = 0.0
@@ -218,8 +216,6 @@ class Intent:
 
 @dataclass(slots=True)
 class Notice:
-    """One message for a session."""
-
     id: str
     session: str
     text: str
@@ -248,8 +244,6 @@ class Notice:
 
 @dataclass(slots=True)
 class State:
-    """Everything that the agent remembers."""
-
     intents: dict[str, Intent] = field(default_factory=dict)
     notices: dict[str, Notice] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
@@ -455,7 +449,6 @@ class State:
 
 
 def intent_of(payload: Mapping[str, Any]) -> Intent:
-    """The intent that an ``intent.created`` or ``intent.refused`` describes."""
     return Intent(
         id=payload["intent"],
         prompt=payload["prompt"],
@@ -484,7 +477,6 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
 
 
 def notice_of(payload: Mapping[str, Any]) -> Notice:
-    """The notice that a ``notice.queued`` describes."""
     return Notice(
         payload["notice"],
         payload["session"],

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import EffectKind, NotDone, Reconciled, Unknown
+from sidecar.agents.effects.runner import EffectKind, Reconciled, Unknown
+from sidecar.background.effects import Repeatable
 from sidecar.background.hosts.host import Host
 from sidecar.background.messages import for_person
 from sidecar.background.people import teller
@@ -58,10 +59,11 @@ class Toast:
         return Unknown("a toast leaves no trace that could be checked")
 
 
-class Answer:
-    """``opencode.answer``: answers an ask of OpenCode. Result: ``{"status": "answered" | "gone"}``."""
+class Answer(Repeatable):
+    """``opencode.answer``: answers an ask of OpenCode. Result: ``{"status": "answered" | "gone"}``.
 
-    effect_class: EffectClass = "idempotent"
+    OpenCode refuses a second answer, and the captured events then show how the request was answered.
+    """
 
     def __init__(self, host: Answering, said: Said) -> None:
         self._host, self._said = host, said
@@ -70,12 +72,6 @@ class Answer:
         args = effect.args
         answer = [self._said.restore(args.get("said", ""), each) for each in args["answer"]]
         return {"status": await self._host.answer(args["session"], args["request"], args["kind"], answer)}
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``. OpenCode refuses a second answer, and the captured events then show how the request was
-        answered.
-        """
-        return NotDone()
 
 
 class Send:
@@ -103,19 +99,14 @@ class Send:
         return Unknown("a channel cannot be asked whether the message arrived")
 
 
-class Look:
+class Look(Repeatable):
     """``opencode.look``: whether a terminal of OpenCode shows a session now. Result: ``{"looks": bool}``."""
-
-    effect_class: EffectClass = "idempotent"
 
     def __init__(self, shown: Callable[[], Iterable[str]]) -> None:
         self._shown = shown
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         return {"looks": effect.args["session"] in self._shown()}
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return NotDone()
 
 
 def notify_kinds(

@@ -62,8 +62,6 @@ _LOOK_SECONDS: Final = 0.05
 
 
 class AnswerArgs(Args):
-    """See ``People.answer``."""
-
     checkpoint: str = Field(min_length=1, max_length=200, description="its id, or a unique prefix of it")
     answer: list[str] = Field(
         min_length=1,
@@ -78,8 +76,6 @@ class AnswerArgs(Args):
 
 
 class SignalArgs(Args):
-    """See ``People.signal``."""
-
     name: str = Field(pattern=signals.SIGNAL, description="its name")
     payload: Any = Field(default=None, description="what everyone who waits for it gets")
     key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
@@ -127,7 +123,6 @@ class People:
 
     @property
     def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
-        """The agents for the runtime."""
         return self.checkpoints, self.alerts, self.signals
 
     def attach(self, runtime: Runtime) -> None:
@@ -309,7 +304,6 @@ class People:
     # --- requests ---
 
     def register(self, requests: Requests) -> None:
-        """Add the requests of this class to the table."""
         requests.register("checkpoints", NoArgs, self._listed, "`checkpoints`, oldest first")
         requests.register("checkpoint_answer", AnswerArgs, self.answer, "the checkpoint")
         requests.register("signal", SignalArgs, self.signal, "`name`, `count`")
@@ -420,7 +414,6 @@ def _late(known: Checkpoint) -> RequestError:
 
 
 def _check_answer(known: Checkpoint, answer: list[str]) -> None:
-    """Reject an answer that OpenCode would not understand."""
     if known.kind == "permission":
         if answer[0] not in PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
             raise RequestError(

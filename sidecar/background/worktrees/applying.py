@@ -98,7 +98,6 @@ def _version(mode: str, content: str) -> Version:
 
 
 async def _current(git: Git, top: Path, changes: Mapping[str, Change]) -> dict[str, Version]:
-    """The user's version of each file."""
     kinds = await asyncio.to_thread(lambda: {name: kind(top, name) for name in changes})
     removed = {name for name, change in changes.items() if change.after == _NONE}
     for name, found in kinds.items():

@@ -45,7 +45,7 @@ def host(fake: FakeReleased, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def create(host: V2Host, directory: str = PROJECT, parent: str | None = USER) -> str:
-    return await host.create("int_1", title="count", directory=directory, parent=parent, pid=None)
+    return await host.create("int_1", title="count", directory=directory, parent=parent)
 
 
 async def phantom(host: V2Host, fake: FakeReleased, *messages: dict[str, Any]) -> str:
@@ -69,8 +69,8 @@ async def test_a_session_is_created_once_with_its_title_and_without_metadata(hos
     assert (made["title"], made["location"]) == ("count", {"directory": "/worktree"})
     assert "metadata" not in made, "its forks and children would get it"
     assert fake.requests == ["POST /api/session"] * 2
-    assert await host.find("int_1", directory=PROJECT, parent=USER, pid=None) == session
-    assert await host.find("int_2", directory=PROJECT, parent=USER, pid=None) is None
+    assert await host.find("int_1", directory=PROJECT, parent=USER) == session
+    assert await host.find("int_2", directory=PROJECT, parent=USER) is None
 
 
 # --- messages ---
