@@ -56,11 +56,6 @@ class Look(NamedTuple):
 class Host(Protocol):
     """Creates sessions, and acts on existing sessions. Every method raises ``HostError`` if it fails."""
 
-    @property
-    def lacks(self) -> frozenset[str]:
-        """What this version of OpenCode cannot do, in the words of ``lacks.py``; shown by ``doctor``."""
-        ...
-
     async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
         """What a session may do while it runs an agent, or else the agent of its last turn. ``link`` is the link on
         which a tool call of the session came.
@@ -142,6 +137,13 @@ class Host(Protocol):
 
     async def toast(self, session: str, title: str, text: str) -> bool:
         """Show a short message where the session is open; false if nobody could see it."""
+        ...
+
+    async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
+        """Answer a ``permission`` (``once``, ``always``, or ``reject`` and a message) or a ``question``.
+
+        Returns ``answered``, or ``gone`` if nothing is waiting for the answer.
+        """
         ...
 
     def about(self, session: str) -> dict[str, Any]:

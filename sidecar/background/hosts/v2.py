@@ -230,7 +230,7 @@ class V2Host:
         return False
 
     async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
-        """See ``Answering``. The model of OpenCode 2 does not read why a permission was refused, so the reason becomes
+        """See ``Host``. The model of OpenCode 2 does not read why a permission was refused, so the reason becomes
         a message of its own, which is there before the model continues.
         """
         client = await self._client(session)

@@ -19,6 +19,7 @@ from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.engine import Handled
 from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
+from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.people import alerts, checkpoints, signals
 from sidecar.background.people.alerts import AlertAgent
 from sidecar.background.people.answer_page import AnswerPage
@@ -33,7 +34,7 @@ from sidecar.background.people.checkpoints import (
     checkpoint_id,
 )
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
-from sidecar.background.people.notify_effects import Answering, notify_kinds
+from sidecar.background.people.notify_effects import Answer, Look, Send, Toast
 from sidecar.background.people.rings import Rules
 from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.terminals import read_focus
@@ -90,7 +91,7 @@ class People:
         home: Home,
         config: NotifyConfig,
         identity: Identity,
-        host: Answering,
+        hosts: Hosts,
         said: Said,
         linked: Callable[[], Iterable[int]] = tuple,
         agents_may_answer: bool = False,
@@ -99,7 +100,8 @@ class People:
         self.answerers = Answerers(linked, agents_may_answer, home.read_token)
         self.channels, self._turns = Channels(config), config.turns
         self.checkpoints = CheckpointAgent(
-            everywhere=bool(self.channels.names), place=lambda session: str(host.about(session).get("directory") or "")
+            everywhere=bool(self.channels.names),
+            place=lambda session: str(hosts.of(session).about(session).get("directory") or ""),
         )
         self.signals = SignalAgent()
         self.alerts = AlertAgent(
@@ -112,9 +114,12 @@ class People:
         )
         self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
         self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
-        self.kinds: Mapping[str, EffectKind] = notify_kinds(
-            host, self.channels, self.page.link, self.toasts.append, said, lambda: read_focus(home.path)
-        )
+        self.kinds: Mapping[str, EffectKind] = {
+            alerts.LOOK: Look(lambda: read_focus(home.path)),
+            alerts.TOAST: Toast(hosts, self.toasts.append),
+            alerts.SEND: Send(self.channels, self.page.link),
+            checkpoints.ANSWER: Answer(hosts, said),
+        }
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
         """The checkpoints for which a call in this process is waiting, and how many calls are waiting for each."""

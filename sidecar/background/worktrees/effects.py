@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sidecar.agents.effects.policy import Effect
-from sidecar.agents.effects.runner import EffectKind
 from sidecar.background.effects import Repeatable
-from sidecar.background.hosts.host import Host, HostAbsent, HostError
-from sidecar.background.intents.intent_effects import COLLECT, ISOLATE
+from sidecar.background.hosts.host import HostAbsent, HostError
+from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.worktrees.setup import Setup, end
 from sidecar.background.worktrees.worktrees import Before, WorktreeError, Worktrees
 
@@ -76,8 +75,8 @@ class Collect(Repeatable):
     """``worktree.collect``: saves the changes. Result: see ``Worktrees.collect``, or ``{"error": text,
     "code": code}`` if the worktree was left in place."""
 
-    def __init__(self, worktrees: Worktrees, host: Host) -> None:
-        self._worktrees, self._host = worktrees, host
+    def __init__(self, worktrees: Worktrees, hosts: Hosts) -> None:
+        self._worktrees, self._hosts = worktrees, hosts
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         args = effect.args
@@ -96,12 +95,13 @@ class Collect(Repeatable):
         Raises:
             HostError: the session may still be working.
         """
+        host = self._hosts.of(session)
         try:
-            await self._host.abort(session, directory=directory)
+            await host.abort(session, directory=directory)
         except HostError as error:
             log.info("session %s was not stopped (%s)", session, error)
         for _ in range(REST_LOOKS):
-            if await self._host.status(session) != "busy":
+            if await host.status(session) != "busy":
                 return
             await asyncio.sleep(_POLL_SECONDS)
         raise HostError("the session did not stop, so its worktree was left in place")
@@ -114,7 +114,3 @@ def continued(continues: Mapping[str, Any]) -> Before | None:
         return None
     known = {"name": Path(worktree["root"]).name, "base": worktree["base"], "folder": worktree.get("folder") or ""}
     return Before(**known, commit=continues["commit"], is_kept=continues["kept"])
-
-
-def worktree_kinds(worktrees: Worktrees, host: Host, asker: Asker, setup: Setup) -> Mapping[str, EffectKind]:
-    return {ISOLATE: Isolate(worktrees, asker, setup), COLLECT: Collect(worktrees, host)}

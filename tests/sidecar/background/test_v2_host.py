@@ -21,7 +21,7 @@ from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.hosts.v2_ids import session_id
 from sidecar.record.opencode2.registration import place_of
 from tests.sidecar.background.released2 import FakeReleased, registered
-from tests.sidecar.background.support import PLAIN
+from tests.sidecar.background.support import PLAIN, Only
 from tests.sidecar.background.test_v2 import BROKEN_OFF, CONTINUED, REFUSED, SAID, STEP, answer, idle, launch, user
 
 USER, PROJECT = "ses_user", "/project"
@@ -193,7 +193,7 @@ async def test_an_interrupted_session_is_prompted_only_if_it_is_not_over_and_nob
     session = await phantom(host, fake, PROMPT, *tail)
     fake.active = {session} if is_active else set()
     effect = Effect(kind="opencode.prompt", args={"session": session, **WAITS}, run="int_1")
-    assert await Prompt(host, PLAIN).run(effect, "key") == sent
+    assert await Prompt(Only(host), PLAIN).run(effect, "key") == sent
     assert len(fake.inbox[session]) == (not sent)
 
 
@@ -249,6 +249,6 @@ async def test_a_request_that_a_version_does_not_know_is_an_error_that_names_it(
 async def test_without_a_service_the_work_waits_for_one(host: V2Host) -> None:
     away = V2Host(list, CaptureState(), lambda: 0)
     effect = Effect(kind="opencode.prompt", args={"session": "ses_ds2x", **WAITS}, run="int_1")
-    assert await Prompt(away, PLAIN).run(effect, "key") == {"absent": True}
+    assert await Prompt(Only(away), PLAIN).run(effect, "key") == {"absent": True}
     with pytest.raises(HostAbsent):
         await away.look("ses_ds2x", directory=PROJECT)
