@@ -249,7 +249,8 @@ def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Out
             kinds.remove(PLUGIN)
             if _remove_empty(directory / PLUGIN):
                 outcome.did(f"removed {directory / PLUGIN}")
-        only_ours = CONFIG in kinds and directory == target.config and _holds_only(directory, kinds)
+        only_ours = CONFIG in kinds and directory == target.config and directory.is_dir()
+        only_ours = only_ours and {path.name for path in directory.iterdir()} <= {k.partition(" ")[0] for k in kinds}
         if _is_needed(directory, ledger, home) and not only_ours:
             continue
         del ledger.made[directory]
@@ -296,12 +297,6 @@ def _is_needed(directory: Path, ledger: Ledger, home: Path) -> bool:
     # In a subdirectory, OpenCode also loads the project's plugin, and reads every config directory in between.
     place, roots = directory.parent, [config.parent for config in configs]
     return any(root.is_relative_to(place) or place.is_relative_to(root) for root in roots)
-
-
-def _holds_only(directory: Path, kinds: Sequence[str]) -> bool:
-    return directory.is_dir() and {path.name for path in directory.iterdir()} <= {
-        kind.partition(" ")[0] for kind in kinds
-    }
 
 
 def _remove_empty(path: Path) -> bool:

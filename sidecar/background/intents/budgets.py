@@ -47,10 +47,6 @@ def refusal(state: State, limits: Limits, intent: Intent) -> dict[str, str] | No
     return {"code": "budget", "reason": over.removeprefix("budget: ")} if over else None
 
 
-def has_room(state: State, limits: Limits, intent: Intent) -> bool:
-    return not intent.waits and not full(state, limits, intent)
-
-
 def full(state: State, limits: Limits, intent: Intent) -> str:
     """The key of ``[phantom]`` whose limit keeps a queued intent from starting; empty if the intent may start now."""
     active = [each for each in state.intents.values() if each.state in ACTIVE]

@@ -266,10 +266,6 @@ class State:
         tool."""
         return self.intents.get(self.sessions.get(session) or self.children.get(session, ""))
 
-    def sharing(self, file: str) -> list[Intent]:
-        """The unfinished intents that edited this file, which is one of the user's files."""
-        return [intent for intent in self.unfinished() if file in intent.edited]
-
     def line(self, intent: Intent) -> list[Intent]:
         """An intent, the intent that started it, and so on, up to the first intent."""
         found: list[Intent] = []
